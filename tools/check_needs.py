@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +25,16 @@ class Need:
     """Which tests use it."""
     install: str
     """What to run to get it."""
+    place: str = ""
+    """Where it is beside PATH: a pattern below the root folder."""
 
     def found(self) -> bool:
-        """Whether the variable or PATH leads to it."""
+        """Whether the variable, PATH or place leads to it."""
         named = os.environ.get(self.variable, "")
         if named:
             return os.access(named, os.X_OK)
+        if self.place and any(Path("/").glob(self.place)):
+            return True
         return any(shutil.which(name) for name in self.names)
 
 
@@ -69,6 +74,13 @@ NEEDS = (
         variable="GAZETTE_OPENSSL",
         why="tests of TLS, which make certificates",
         install="apt-get install --no-install-recommends openssl",
+    ),
+    Need(
+        names=("initdb",),
+        variable="GAZETTE_POSTGRES",
+        why="tests of typed tables in other catalogs than a metastore, for which it is PostgreSQL",
+        install="apt-get install --no-install-recommends postgresql",
+        place="usr/lib/postgresql/*/bin/initdb",
     ),
     Need(
         names=("ps",),

@@ -260,18 +260,13 @@ def environment_of(
     return {name: value for name, value in variables.items() if value}
 
 
-def _typed_catalog(options: PlatformOptions, warehouse: str) -> trino.ExtraCatalog | None:
+def _typed_catalogs(options: PlatformOptions, warehouse: str) -> list[trino.ExtraCatalog]:
     """What Trino is told of a catalog of typed tables, if that is not the metastore."""
     catalog = options.iceberg_catalog
     if catalog.kind == "hive":
-        return None
+        return []
     login = CatalogLogin.from_environment(catalog, os.environ)
-    found, variables = login.trino(catalog)
-    return trino.ExtraCatalog(
-        name=catalog.name.lower(),
-        properties=catalog.trino(warehouse) | found,
-        environment=variables,
-    )
+    return [trino.ExtraCatalog.of(catalog, login, warehouse)]
 
 
 def _warehouse(layout: PlatformDir, endpoints: Endpoints) -> str:
@@ -367,7 +362,7 @@ def components_of(
             metastore=urlsplit(endpoints.metastore).netloc,
             uses=(*stores, *lake),
             s3=access,
-            typed=_typed_catalog(options, _warehouse(layout, endpoints)),
+            extra=_typed_catalogs(options, _warehouse(layout, endpoints)),
             environment=keys,
         )
     if options.has("dagster"):

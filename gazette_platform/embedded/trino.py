@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Self, final
 
 from gazette_platform.embedded import tools
 from gazette_platform.embedded.component import Component, answers_tcp
@@ -17,9 +17,10 @@ from gazette_platform.embedded.ports import HOST, hidden_address
 from gazette_platform.errors import SetupError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
     from gazette_platform.lake.s3 import S3Access
 
 __all__ = [
@@ -114,6 +115,22 @@ class ExtraCatalog:
     environment: Mapping[str, str] = field(repr=False)
     """Variables with these secrets."""
 
+    @classmethod
+    def of(cls, catalog: IcebergCatalog, login: CatalogLogin, warehouse: str) -> Self:
+        """The catalog with whom it is asked by.
+
+        Args:
+            warehouse: location of new tables.
+
+        Raises: ValidationError: Trino has no such catalogs.
+        """
+        properties, variables = login.trino(catalog)
+        return cls(
+            name=catalog.name.lower(),
+            properties=catalog.trino(warehouse) | properties,
+            environment=variables,
+        )
+
 
 def write_configuration(
     etc: Path,
@@ -123,7 +140,7 @@ def write_configuration(
     data_dir: Path,
     metastore: str,
     s3: S3Access | None = None,
-    typed: ExtraCatalog | None = None,
+    extra: Sequence[ExtraCatalog] = (),
 ) -> None:
     """Write Trino's configuration folder, over what is there; other users cannot read it.
 
@@ -132,7 +149,7 @@ def write_configuration(
         port: of HTTP.
         metastore: ``host:port``; empty for no catalogs of the lake.
         s3: the store that locations may be in, besides folders.
-        typed: one catalog more.
+        extra: catalogs besides.
     """
     catalogs = etc / "catalog"
     catalogs.mkdir(parents=True, exist_ok=True)
@@ -152,8 +169,8 @@ def write_configuration(
         files["catalog/iceberg.properties"] = (
             _ICEBERG.format(metastore=metastore) + _ICEBERG_FILES + more
         )
-    if typed is not None:
-        files[f"catalog/{typed.name}.properties"] = _lines(typed.properties) + _ICEBERG_FILES + more
+    for one in extra:
+        files[f"catalog/{one.name}.properties"] = _lines(one.properties) + _ICEBERG_FILES + more
     for name, text in files.items():
         (etc / name).write_text(text, "utf-8")
 
@@ -169,7 +186,7 @@ def trino_components(
     metastore: str,
     uses: tuple[str, ...],
     s3: S3Access | None = None,
-    typed: ExtraCatalog | None = None,
+    extra: Sequence[ExtraCatalog] = (),
     environment: Mapping[str, str] | None = None,
 ) -> list[Component]:
     """The guard, and Trino with its state in `folder`; its tools are installed, its configuration written.
@@ -179,7 +196,7 @@ def trino_components(
         metastore: ``host:port``, or empty.
         uses: what Trino calls.
         s3: the store that locations may be in, besides folders.
-        typed: one catalog more.
+        extra: catalogs besides.
         environment: variables with its credentials, if not those of this process.
     """
     home = tools.trino()
@@ -194,7 +211,7 @@ def trino_components(
         data_dir=data_dir,
         metastore=metastore,
         s3=s3,
-        typed=typed,
+        extra=extra,
     )
     command = (
         str(home / "bin" / "launcher"),
@@ -211,11 +228,14 @@ def trino_components(
     query = "SELECT count(*) FROM tpch.tiny.region"
     if metastore:
         query += ", hive.information_schema.schemata"
+    variables = dict(environment or {})
+    for one in extra:
+        variables |= one.environment
     server = Component(
         name=NAME,
         command=command,
         uses=(GUARD, *uses),
-        environment={**(environment or {}), **(typed.environment if typed is not None else {})},
+        environment=variables,
         folder=folder,
         ready=lambda: _answers(port, query),
         start_timeout_s=300.0,

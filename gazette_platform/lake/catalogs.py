@@ -35,10 +35,11 @@ class TrinoCatalogs:
     """Of the Hive connector: raw tables."""
     iceberg: str = ICEBERG
     """Of the Iceberg connector: rollups."""
-    typed: str = ICEBERG
-    """Of the Iceberg connector: typed tables. The same, unless these are in a catalog of their own."""
+    typed: str = ""
+    """Of the Iceberg connector: typed tables. That of rollups, unless these are in a catalog of their own."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "typed", self.typed or self.iceberg)
         for variable, name in (
             ("GAZETTE_TRINO_CATALOG", self.hive),
             ("GAZETTE_TRINO_ICEBERG_CATALOG", self.iceberg),

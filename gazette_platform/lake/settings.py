@@ -185,11 +185,10 @@ def _endpoints(path: str) -> dict[str, str]:
 
 
 def _trino_catalogs(environment: Mapping[str, str], catalog: IcebergCatalog) -> TrinoCatalogs:
-    iceberg = environment.get("GAZETTE_TRINO_ICEBERG_CATALOG") or ICEBERG
-    typed = iceberg if catalog.kind == "hive" else catalog.name.lower()
+    typed = "" if catalog.kind == "hive" else catalog.name.lower()
     return TrinoCatalogs(
         hive=environment.get("GAZETTE_TRINO_CATALOG") or HIVE,
-        iceberg=iceberg,
+        iceberg=environment.get("GAZETTE_TRINO_ICEBERG_CATALOG") or ICEBERG,
         typed=environment.get("GAZETTE_TRINO_TYPED_CATALOG") or typed,
     )
 

@@ -34,8 +34,8 @@ PROVIDED = "provided"
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _HOST = "127.0.0.1"
 _CATALOGS = "spark.sql.catalog."
-# Property of ours: the catalog whose secrets a session is given when it starts.
-_TYPED = "spark.gazette.catalog"
+# Properties of ours: catalogs whose secrets a session is given when it starts, by their names.
+_TYPED = "spark.gazette.catalog."
 
 
 def is_local(master: str) -> bool:
@@ -108,42 +108,51 @@ def _typed_catalog(settings: LakeSettings) -> dict[str, str]:
     return {
         prefix: "org.apache.iceberg.spark.SparkCatalog",
         **{f"{prefix}.{name}": value for name, value in catalog.spark(location).items()},
-        _TYPED: str(catalog),
+        f"{_TYPED}{catalog.name}": str(catalog),
         # What Spark shows of itself, with one word more than by default.
         "spark.redaction.regex": "(?i)secret|password|token|credential|access[.]?key",
     }
 
 
 def _secrets(configuration: Mapping[str, str]) -> dict[str, str]:
-    """What `configuration` lacks of the catalog of typed tables, from the environment. It is to be shown nowhere."""
-    catalog = IcebergCatalog.parse(configuration.get(_TYPED, ""))
-    login = CatalogLogin.from_environment(catalog, os.environ)
-    prefix = f"{_CATALOGS}{catalog.name}"
-    return {f"{prefix}.{name}": value for name, value in login.spark(catalog).items()}
+    """What `configuration` lacks of catalogs, from the environment. It is to be shown nowhere."""
+    found = {}
+    for property_name, address in configuration.items():
+        if property_name.startswith(_TYPED):
+            catalog = IcebergCatalog.parse(address)
+            login = CatalogLogin.from_environment(catalog, os.environ)
+            for name, value in login.spark(catalog).items():
+                found[f"{_CATALOGS}{catalog.name}.{name}"] = value
+    return found
 
 
 def _jars(settings: LakeSettings) -> dict[str, str]:
     """How driver and executors get the jars that they lack."""
     folder = settings.s3_jars if settings.store.startswith("s3:") else ""
-    files = [settings.iceberg_jar] if settings.iceberg_jar != PROVIDED else []
-    files += [settings.jdbc_jar] if settings.iceberg_catalog.kind == "sql" else []
-    files = [file for file in files if file]
-    for file in files:
-        if not Path(file).is_file():
-            of_iceberg = file == settings.iceberg_jar
-            what, name = ("Iceberg runtime", "ICEBERG") if of_iceberg else ("driver", "JDBC")
-            mend = f"set it to `{PROVIDED}`" if of_iceberg else "leave it unset"
-            raise SetupError(
-                f"there is no {what} at GAZETTE_{name}_JAR={file} ({mend} if your Spark has it already)"
-            )
+    iceberg = settings.iceberg_jar if settings.iceberg_jar != PROVIDED else ""
+    if iceberg and not Path(iceberg).is_file():
+        raise SetupError(
+            f"there is no Iceberg runtime at GAZETTE_ICEBERG_JAR={iceberg} (set it to `{PROVIDED}` "
+            "if your Spark has it already)"
+        )
+    jdbc = settings.jdbc_jar
+    if jdbc and not Path(jdbc).is_file():
+        raise SetupError(
+            f"there is no driver of a database at GAZETTE_JDBC_JAR={jdbc} (leave it unset if your Spark has it already)"
+        )
+    # Where Java looks for drivers of databases; no executor asks one.
+    asks = [jdbc] if jdbc else []
     if is_local(settings.spark_master):
-        path = os.pathsep.join(([f"{folder}/*"] if folder else []) + files)
-        sides = ("driver", "executor") if path else ()
-        return {f"spark.{side}.extraClassPath": path for side in sides}
+        files = ([f"{folder}/*"] if folder else []) + ([iceberg] if iceberg else [])
+        return _class_path("driver", files + asks) | _class_path("executor", files)
     # Machines of executors have no such files: they get them from the driver.
     jars = sorted(map(str, Path(folder).glob("*.jar"))) if folder else []
-    jars += files
-    return {"spark.jars": ",".join(jars)} if jars else {}
+    jars += [iceberg] if iceberg else []
+    return _class_path("driver", asks) | ({"spark.jars": ",".join(jars)} if jars else {})
+
+
+def _class_path(side: str, files: list[str]) -> dict[str, str]:
+    return {f"spark.{side}.extraClassPath": os.pathsep.join(files)} if files else {}
 
 
 def prepare_environment() -> None:

@@ -67,7 +67,9 @@ class TrinoResource(ConfigurableResource["TrinoResource"]):
     )
     catalog: str = Field(default=HIVE, description="Name of its catalog of raw tables.")
     iceberg_catalog: str = Field(default=ICEBERG, description="Name of that of Iceberg tables.")
-    typed_catalog: str = Field(default=ICEBERG, description="Name of that of typed tables.")
+    typed_catalog: str = Field(
+        default="", description="Name of that of typed tables; empty: the same."
+    )
 
     @property
     def catalogs(self) -> TrinoCatalogs:

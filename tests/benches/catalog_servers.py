@@ -230,10 +230,12 @@ def _jars() -> list[Path]:
     found = []
     for artifact in _ARTIFACTS:
         target = tools.cache_dir() / "jars" / artifact.file_name
+        found.append(target)
+        if target.exists():
+            continue
         with show_step(f"downloading {artifact.file_name}", artifact.size_bytes) as step:
             repository = os.environ.get("GAZETTE_MAVEN_REPOSITORY", "")
             fetch_maven(
                 artifact, target, java_home=tools.java(21), step=step, repository=repository
             )
-        found.append(target)
     return found

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gazette_platform.embedded.component import Component
 
 __all__ = [
-    "RestartableMetastore",
+    "configured_spark_session",
     "lake_servers",
     "plain_spark_session",
     "running",
@@ -125,6 +125,10 @@ def lake_servers(
             s3=access,
             environment=keys,
         )
+        # So that tests can have it look at catalogs of theirs: it takes long to start.
+        config = folder / "trino" / "etc" / "config.properties"
+        told = config.read_text("utf-8").replace("management=static", "management=dynamic")
+        config.write_text(told, "utf-8")
         with running(guard, folder / "guard.log"), running(server, folder / "trino.log"):
             yield settings
 
@@ -174,9 +178,16 @@ def spark_session(settings: LakeSettings) -> Iterator[SparkSession]:
 
 
 @contextmanager
+def configured_spark_session(configuration: Mapping[str, str]) -> Iterator[SparkSession]:
+    """A Spark session of just this configuration; its JVM ends with the scope."""
+    os.environ["JAVA_HOME"] = str(tools.java(21))
+    with _ending(open_session(configuration)) as session:
+        yield session
+
+
+@contextmanager
 def plain_spark_session(**properties: str) -> Iterator[SparkSession]:
     """A Spark session of two threads that knows of no lake; its JVM ends with the scope."""
-    os.environ["JAVA_HOME"] = str(tools.java(21))
     logging = Path(lake.__file__).with_name("log4j2.properties")
     configuration = {
         "spark.master": "local[2]",
@@ -189,7 +200,7 @@ def plain_spark_session(**properties: str) -> Iterator[SparkSession]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "1",
     }
-    with _ending(open_session(configuration | properties)) as session:
+    with configured_spark_session(configuration | properties) as session:
         yield session
 
 

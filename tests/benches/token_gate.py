@@ -28,19 +28,24 @@ class TokenGate:
     """What the gate knows.
 
     Attributes:
-        uri: its address.
+        port: of loopback.
         credential: ``ID:SECRET`` for which it gives tokens.
         page: what it answers in place of the catalog; empty: it asks that.
         given: tokens so far.
     """
 
     def __init__(self, upstream: str) -> None:
-        self.uri = ""
+        self.port = 0
         self.credential = f"a-client:{secrets.token_hex(8)}"
         self.page = ""
         self.given: list[str] = []
         self._upstream = upstream
         self._valid: set[str] = set()
+
+    @property
+    def uri(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
 
     def expire(self) -> None:
         """Take none of the tokens any more that were given."""
@@ -99,7 +104,7 @@ def token_gate(upstream: str) -> Iterator[TokenGate]:
             if self.command != "HEAD":
                 self.wfile.write(told)
 
-        do_GET = do_HEAD = do_POST = do_DELETE = _handle  # noqa: N815  names of http.server
+        do_GET = do_HEAD = do_POST = do_DELETE = _handle  # noqa: N815  named by the library
 
         @override
         def log_message(self, format: str, *args: object) -> None:
@@ -107,7 +112,7 @@ def token_gate(upstream: str) -> Iterator[TokenGate]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    gate.uri = f"http://127.0.0.1:{server.server_address[1]}"
+    gate.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import uuid
 
 import pytest
 from catalog_servers import postgres as postgres_server, rest_server
 from lake_servers import lake_servers, spark_session
 from object_servers import s3_server
+from token_gate import token_gate
+from typed_places import places_of
 
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake.trino import TrinoSession
@@ -95,6 +98,20 @@ def rest_catalog_server(postgres, tmp_path_factory):
     """A live Iceberg REST catalog, over a database of that."""
     with rest_server(postgres, tmp_path_factory.mktemp("rest-catalog")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def gate(rest_catalog_server):
+    """A gate before that, which asks for tokens."""
+    with token_gate(rest_catalog_server.uri) as gate:
+        yield gate
+
+
+@pytest.fixture(scope="module")
+def places(postgres, gate, tmp_path_factory):
+    """By ``sql`` and ``rest``: catalogs for typed tables, empty but for what the module puts there."""
+    database = f"places_{uuid.uuid4().hex[:8]}"
+    return places_of(postgres, gate, database, tmp_path_factory.mktemp("warehouse"))
 
 
 @pytest.fixture(scope="module")

@@ -9,84 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cut_wire import cut_wire
-from token_gate import token_gate
+from typed_places import Place, Table
 from typed_world import JOURNAL, Held, numbers, publish, spec
 
 from gazette_platform.errors import LakeError, TypedFenced
-from gazette_platform.lake import LakeSettings
-from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
-from gazette_platform.lake.typed.catalogs import typed_catalog
 from gazette_platform.lake.typed.doors import CatalogDoor
-from gazette_platform.lake.typed.rest_catalog import rest_catalog
-from gazette_platform.lake.typed.sql_catalog import sql_catalog
-from gazette_platform.lake.typed.table import open_table
-
-
-class Place:
-    """A catalog, and doors of their own for each who asks."""
-
-    def __init__(self, kind, uri, folder, environment, port):
-        self.kind = kind
-        self.uri = uri
-        self.environment = environment
-        self.port = port
-        self._folder = folder
-
-    def at(self, port):
-        """The same catalog by another port."""
-        uri = self.uri.replace(f":{self.port}", f":{port}")
-        return Place(self.kind, uri, self._folder, self.environment, port)
-
-    def catalog(self):
-        settings = LakeSettings(
-            iceberg_catalog=IcebergCatalog.parse(self.uri), warehouse=self._folder.as_uri()
-        )
-        return typed_catalog(settings, environment=self.environment)
-
-    def patient_for(self, answer_s):
-        """A client of PyIceberg's that waits no longer."""
-        catalog = IcebergCatalog.parse(self.uri)
-        login = CatalogLogin.from_environment(catalog, self.environment)
-        if self.kind == "rest":
-            return rest_catalog(catalog, login, {}, answer_s=answer_s)
-        return sql_catalog(catalog, login, self._folder.as_uri(), {}, answer_s=answer_s)
-
-    def table(self):
-        return Table(self, f"typed.t{uuid.uuid4().hex[:8]}")
-
-
-class Table:
-    """A typed table of a catalog."""
-
-    def __init__(self, place, name):
-        self.place = place
-        self.name = name
-
-    def door(self, place=None):
-        return (place or self.place).catalog().door(self.name)
-
-    def open(self, wanted=None):
-        catalog = self.place.catalog()
-        door = catalog.door(self.name)
-        return open_table(door, wanted or spec(), catalog.new_location(self.name))
-
-
-@pytest.fixture(scope="module")
-def gate(rest_catalog_server):
-    with token_gate(rest_catalog_server.uri) as gate:
-        yield gate
-
-
-@pytest.fixture(scope="module")
-def places(postgres, gate, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("warehouse")
-    postgres.sql("CREATE DATABASE doors")
-    login = {"GAZETTE_ICEBERG_PASSWORD": postgres.password}
-    found = {"sql": Place("sql", postgres.uri("doors"), folder, login, postgres.port)}
-    login = {"GAZETTE_ICEBERG_CREDENTIAL": gate.credential}
-    port = int(gate.uri.rpartition(":")[2])
-    found["rest"] = Place("rest", gate.uri, folder, login, port)
-    return found
 
 
 @pytest.fixture(params=["rest", "sql"])
@@ -264,7 +191,7 @@ def test_token_that_has_expired_is_renewed(places, gate):
 def test_who_is_not_let_in_is_told_what_to_set(places, kind, login, message):
     known = places[kind]
     with pytest.raises(LakeError, match=message) as refused:
-        Place(kind, known.uri, known._folder, login, known.port).catalog()
+        Place(kind, known.uri, known.folder, login, known.port).catalog()
     assert "wrong" not in str(refused.value)
 
 
