@@ -116,6 +116,15 @@ class LakeResource(ConfigurableResource["LakeResource"]):
             iceberg_catalog=IcebergCatalog.parse(self.iceberg_catalog),
         )
 
+    def typed_catalog(self, metastore: Metastore) -> "TypedCatalog":
+        """Where typed tables are.
+
+        Raises: SetupError: it is not known where they are. ValidationError: nor how to reach them.
+        """
+        from gazette_platform.lake.typed.catalogs import HiveTables  # noqa: PLC0415  slow to import
+
+        return HiveTables(self.iceberg_tables(metastore))
+
     def table_page(self, table: str) -> dict[str, MetadataValue]:
         """A link to the page of ``catalog.schema.table``, as metadata; none if there are no pages."""
         if not self.table_url:

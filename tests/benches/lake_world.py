@@ -28,7 +28,7 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.sensors.audits import TableAudits
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.fragments import TickPorts, run_tick
-from gazette_platform.sensors.keys import time_partition
+from gazette_platform.assets.partition_keys import time_partition
 from gazette_platform.sensors.retention import Retention
 from gazette_platform.sensors.told import InstanceTold
 from gazette_platform.sensors.versions import data_version

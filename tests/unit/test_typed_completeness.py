@@ -5,9 +5,9 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 from typed_files import write_rows
-from typed_world import JOURNAL, World, publish, row
+from typed_world import JOURNAL, World, row
 
-from gazette_platform.lake.typed.completeness import account, check_counts, has_right_total
+from gazette_platform.lake.typed.completeness import account, check_counts
 from gazette_platform.lake.typed.publishing import publish_files
 from gazette_platform.lake.typed.quarantined import (
     begins_at,
@@ -104,18 +104,6 @@ def test_counts_that_contradict_each_other_are_told():
     (finding,) = account("typed.flights", TypedState({JOURNAL: JournalState(counts=counts)}))
     assert (finding.journal, finding.lost, finding.doubled) == (JOURNAL, 1, 0)
     assert account("typed.flights", TypedState()) == ()
-
-
-def test_the_total_of_a_snapshot_tells_whether_to_count(world):
-    door, table = world.open()
-    assert has_right_total(table.metadata, table.state)
-    publish(door, table, [1, 2])
-    _, table = world.open()
-    assert has_right_total(table.metadata, table.state)
-    table_of = door.load().token
-    table_of.append(table_of.scan().to_arrow())
-    _, table = world.open()
-    assert not has_right_total(table.metadata, table.state)
 
 
 def test_offsets_of_a_span_are_those_of_rows_and_of_records_that_are_not_settled(world):

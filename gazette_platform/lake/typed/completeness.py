@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.lake.typed.publishing import head_of
 from gazette_platform.lake.typed.quarantined import moment_of, rows_at
 from gazette_platform.lake.typed.state import Counts
 from gazette_platform.lake.typed.table import typed_table
@@ -24,8 +23,6 @@ from gazette_platform.ops.counted import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from pyiceberg.table.metadata import TableMetadata
 
     from gazette_platform.lake.typed.doors import Door
     from gazette_platform.lake.typed.quarantined import RowCounts
@@ -38,7 +35,6 @@ __all__ = [
     "account",
     "check_counts",
     "compared",
-    "has_right_total",
 ]
 
 HEAL: Final = "a backfill of the journal makes its rows anew, which adds what is lost and removes what is there twice"
@@ -179,24 +175,6 @@ def compared(
         findings=tuple(findings),
         notes=tuple(notes),
     )
-
-
-def has_right_total(metadata: TableMetadata, state: TypedState) -> bool | None:
-    """Whether a table has as many rows as its state says, by what its newest snapshot says of itself.
-
-    It opens no file, so it may be asked all the time; `check_counts` tells which journals are concerned.
-
-    Returns: None: that cannot be told, as rows were deleted beside their files.
-    """
-    head = head_of(metadata)
-    snapshot = metadata.snapshot_by_id(head) if head is not None else None
-    if snapshot is None or snapshot.summary is None:
-        return state.counts.typed == 0
-    told = snapshot.summary.additional_properties
-    deleted = told.get("total-position-deletes", "0"), told.get("total-equality-deletes", "0")
-    if "total-records" not in told or deleted != ("0", "0"):
-        return None
-    return int(told["total-records"]) == state.counts.typed
 
 
 def _missing(state: TypedState, journal: str) -> int:
