@@ -14,7 +14,7 @@ from gazette_platform.assets.raw import table_key
 from gazette_platform.lake.typed.names import SUFFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from gazette_platform.lake import TableSpec
     from gazette_platform.lake.typed import TypedSpec
@@ -28,6 +28,7 @@ __all__ = [
     "maintenance_key",
     "quarantine_key",
     "typed_key",
+    "typed_pairs",
 ]
 
 # What is not a row after that is late, where runs go on without end; three runs may have passed by then.
@@ -57,6 +58,11 @@ class TypedSources:
             code_version=hashlib.sha256(encoded).hexdigest()[:16],
             retention=spec.retention,
         )
+
+
+def typed_pairs(raws: Iterable[TableSpec]) -> list[tuple[TableSpec, TypedSpec]]:
+    """Raw tables that have a typed one, each with that."""
+    return [(raw, raw.typed) for raw in raws if raw.typed is not None]
 
 
 def typed_key(spec: TypedSpec) -> AssetKey:

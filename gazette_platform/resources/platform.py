@@ -38,6 +38,7 @@ def platform_resources(
             store_roots=dict(settings.store_roots),
             table_url=settings.table_url,
             trino_catalog=settings.trino_catalogs.hive,
+            trino_iceberg_catalog=settings.trino_catalogs.iceberg,
             dagster_ui=settings.dagster,
             rollups=settings.rollups,
             warehouse=settings.warehouse,

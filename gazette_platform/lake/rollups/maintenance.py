@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.lake.catalogs import TrinoCatalogs
+from gazette_platform.lake.catalogs import ICEBERG, TrinoCatalogs
 from gazette_platform.lake.rollups.iceberg import COVERS
 from gazette_platform.lake.rollups.statements import iceberg_catalog
 
@@ -51,7 +51,7 @@ def maintenance_statements(
     now_s: float,
     snapshots_s: float = RETAINED_S,
     orphans_s: float = RETAINED_S,
-    catalogs: TrinoCatalogs = _NAMED,
+    catalog: str = ICEBERG,
 ) -> list[str]:
     """Statements that optimize an Iceberg table, expire snapshots and remove orphans, in this order.
 
@@ -62,9 +62,8 @@ def maintenance_statements(
         snapshots_s: seconds for which snapshots are kept; Trino refuses less than seven days unless its session
             says otherwise.
         orphans_s: seconds for which files are kept that no snapshot names, likewise; Spark refuses less than a day.
-        catalogs: what Trino calls its catalogs.
+        catalog: what the engine calls the catalog of the table.
     """
-    catalog = iceberg_catalog(dialect, catalogs)
     if dialect == "trino":
         schema, _, name = table.partition(".")
         altered = f'ALTER TABLE "{catalog}"."{schema}"."{name}" EXECUTE'
@@ -121,7 +120,7 @@ def maintain(
         now_s=now_s,
         snapshots_s=retained_s,
         orphans_s=retained_s,
-        catalogs=catalogs,
+        catalog=iceberg_catalog(dialect, catalogs),
     ):
         execute(statement)
     after = tables.load(spec.schema, spec.table)

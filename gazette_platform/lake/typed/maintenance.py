@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import LakeError, TypedFenced
+from gazette_platform.lake.catalogs import ICEBERG
 from gazette_platform.lake.rollups.iceberg import deleting
 from gazette_platform.lake.rollups.maintenance import RETAINED_S, maintenance_statements
 from gazette_platform.lake.typed.publishing import (
@@ -95,6 +96,7 @@ def maintain_typed(
     engine: RollupEngine,
     *,
     now_s: float,
+    catalog: str = ICEBERG,
     orphans_s: float = ORPHANS_S,
     snapshots_max: int = _SNAPSHOTS_MAX,
 ) -> TypedMaintenance | None:
@@ -103,8 +105,9 @@ def maintain_typed(
     Args:
         door: of the typed table.
         quarantine: of its quarantine table, which need not be there.
-        engine: that has both in its Iceberg catalog.
+        engine: that has both in a catalog.
         now_s: unix seconds.
+        catalog: what the engine calls that.
         orphans_s: as `ORPHANS_S`.
         snapshots_max: how many snapshots are kept, if they are old enough.
 
@@ -122,7 +125,14 @@ def maintain_typed(
     is_fenced = fence_before(door, loaded, now_s - orphans_s + _CLOCKS_S)
     names = [door, quarantine] if has_quarantine else [door]
     done = [
-        _kept_up(one, engine, now_s=now_s, orphans_s=orphans_s, snapshots_max=snapshots_max)
+        _kept_up(
+            one,
+            engine,
+            catalog,
+            now_s=now_s,
+            orphans_s=orphans_s,
+            snapshots_s=keeping_s(_metadata(one), now_s, snapshots_max),
+        )
         for one in names
     ]
     stale = unnamed_files(door, now_s=now_s, older_than_s=orphans_s)
@@ -171,10 +181,15 @@ def keeping_s(metadata: TableMetadata, now_s: float, snapshots_max: int = _SNAPS
 
 
 def _kept_up(
-    door: Door, engine: RollupEngine, *, now_s: float, orphans_s: float, snapshots_max: int
+    door: Door,
+    engine: RollupEngine,
+    catalog: str,
+    *,
+    now_s: float,
+    orphans_s: float,
+    snapshots_s: float,
 ) -> Upkeep:
     before = _metadata(door)
-    snapshots_s = keeping_s(before, now_s, snapshots_max)
     if engine.dialect == "trino":
         snapshots_s = orphans_s = RETAINED_S  # the least that it allows
     rows: Sequence[object] = ()
@@ -184,7 +199,7 @@ def _kept_up(
         now_s=now_s,
         snapshots_s=snapshots_s,
         orphans_s=orphans_s,
-        catalogs=engine.catalogs,
+        catalog=catalog,
     ):
         rows = engine.execute(statement)
     after = _metadata(door)
