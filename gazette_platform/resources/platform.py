@@ -31,7 +31,7 @@ def platform_resources(
     """
     settings = settings or LakeSettings.from_environment(os.environ)
     found: dict[str, object] = {
-        "broker": BrokerResource(address=settings.broker),
+        "broker": BrokerResource(address=settings.broker, file_root=settings.file_root),
         "metastore": MetastoreResource(uri=settings.metastore),
         "lake": LakeResource(
             tables=settings.tables,
