@@ -93,7 +93,7 @@ def lake_definitions(
         ),
         typed_definitions(
             typed_pairs(specs),
-            catalog=settings.trino_catalogs.iceberg,
+            catalog=settings.trino_catalogs.typed,
             spark=own.get("spark", "spark") if "spark" in configured else "",
             upkeep=next(
                 (

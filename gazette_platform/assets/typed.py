@@ -35,8 +35,7 @@ from gazette_platform.assets.typed_keys import (
 from gazette_platform.assets.typed_runs import look_at_table, run_table
 from gazette_platform.lake import TableSpec
 from gazette_platform.lake.catalogs import ICEBERG
-from gazette_platform.lake.typed import TypedSpec
-from gazette_platform.lake.typed.names import SUFFIX
+from gazette_platform.lake.typed_spec import TypedSpec
 
 __all__ = ["TypedConfig", "pool_of", "quarantine_asset_spec", "typed_asset"]
 
@@ -139,7 +138,7 @@ def quarantine_asset_spec(raw: TableSpec, spec: TypedSpec, *, catalog: str = ICE
         kinds={"iceberg"},
         owners=raw.owners,
         tags=raw.tags,
-        metadata={"dagster/table_name": f"{catalog}.{spec.name}{SUFFIX}"},
+        metadata={"dagster/table_name": f"{catalog}.{spec.quarantine}"},
     )
 
 

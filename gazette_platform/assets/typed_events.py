@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from dagster import AssetKey, DagsterInstance, RawMetadataValue
 
     from gazette_platform.lake import TableSpec
-    from gazette_platform.lake.typed import TypedSpec
     from gazette_platform.lake.typed.behind import Behind
     from gazette_platform.lake.typed.completeness import Completeness
     from gazette_platform.lake.typed.progress import TypedProgress
     from gazette_platform.lake.typed.ranges import Hole
     from gazette_platform.lake.typed.state import Counts, TypedState
+    from gazette_platform.lake.typed_spec import TypedSpec
 
 __all__ = [
     "COMPLETE_CHECK",
@@ -202,8 +202,8 @@ def quarantine_evaluation(spec: TypedSpec, counts: Counts) -> AssetCheckEvaluati
     """Yellow, if there are bad records; red, if they are not just some."""
     count, share = counts.quarantined, counts.quarantined / max(1, counts.committed)
     text = (
-        f"{counted(count, 'record is', 'records are')} no rows of {spec.name}: `gazctl lake quarantine list` shows "
-        "why; correct the spec, or who writes them, and then reprocess them"
+        f"{counted(count, 'record is', 'records are')} no rows of {spec.name}: `gazctl lake quarantine --list {spec.name}` "
+        "shows why; correct the spec, or who writes them, and then reprocess them"
         if count
         else ""
     )
@@ -271,7 +271,7 @@ def _who_runs(spec: TypedSpec) -> str:
 def _hole_text(hole: Hole) -> str:
     return (
         f"{hole.journal} stands still before offset {hole.begin}: {hole.kind} up to {hole.end}; it goes on when the "
-        f"bytes are there, or when a run is given `given_up: {{{hole.journal}: {hole.end}}}`"
+        f"bytes are there, or by `--give-up {hole.journal}={hole.end}` of `gazctl lake run`, or `given_up` of a run here"
     )
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
-import msgspec
 from dagster import AssetKey, TableColumn, TableColumnDep, TableColumnLineage, TableSchema
 
 from gazette_platform.assets.automation import EACH_MINUTE
 from gazette_platform.assets.raw import table_key
-from gazette_platform.lake.typed.names import SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from gazette_platform.lake import TableSpec
-    from gazette_platform.lake.typed import TypedSpec
+    from gazette_platform.lake.typed_spec import TypedSpec
 
 __all__ = [
     "TypedSources",
@@ -50,12 +47,11 @@ class TypedSources:
     @classmethod
     def of(cls, spec: TypedSpec) -> TypedSources:
         """Those of a spec."""
-        encoded = msgspec.json.encode(spec)
         return cls(
             name=spec.name,
             sources={"raw": spec.source},
             cron=spec.cron or EACH_MINUTE,
-            code_version=hashlib.sha256(encoded).hexdigest()[:16],
+            code_version=spec.digest,
             retention=spec.retention,
         )
 
@@ -72,7 +68,7 @@ def typed_key(spec: TypedSpec) -> AssetKey:
 
 def quarantine_key(spec: TypedSpec) -> AssetKey:
     """Asset key of its quarantine."""
-    return table_key(spec.name + SUFFIX)
+    return table_key(spec.quarantine)
 
 
 def backfill_key(spec: TypedSpec) -> AssetKey:

@@ -19,8 +19,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from gazette_platform.assets.maintenance import MAINTENANCE_POOL
 from gazette_platform.assets.typed_keys import maintenance_key, typed_key
 from gazette_platform.lake.spark import prepare_environment
-from gazette_platform.lake.typed import TypedSpec
-from gazette_platform.lake.typed.names import SUFFIX
+from gazette_platform.lake.typed_spec import TypedSpec
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -71,11 +70,13 @@ def maintenance_asset(spec: TypedSpec, engine: UpkeepEngine) -> AssetsDefinition
         from gazette_platform.lake.typed.maintenance import maintain_typed  # noqa: PLC0415
 
         tables = context.resources.lake.typed_catalog(context.resources.metastore.client())
+        used = _engine_of(context.resources, engine)
         done = maintain_typed(
             tables.door(spec.name),
-            tables.door(spec.name + SUFFIX),
-            _engine_of(context.resources, engine),
+            tables.door(spec.quarantine),
+            used,
             now_s=SystemClock().unix_s(),
+            catalog=tables.name if used.dialect == "spark" else used.catalogs.typed,
         )
         if done is None:
             context.log.info("%s: nothing was published to it yet", spec.name)

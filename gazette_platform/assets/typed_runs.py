@@ -1,5 +1,6 @@
 """What runs of Dagster's do with a typed table: bring it up to date, look at it, and tell of it."""
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,7 @@ from gazette_platform.assets.typed_keys import TypedSources, quarantine_key, typ
 from gazette_platform.errors import TypedFenced, TypedProgressGone, TypedRolledBack
 from gazette_platform.lake import TableSpec
 from gazette_platform.lake.spark import prepare_environment
-from gazette_platform.lake.typed import TypedSpec
-from gazette_platform.lake.typed.names import SUFFIX
+from gazette_platform.lake.typed_spec import TypedSpec
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 __all__ = ["behind_now", "completeness_of", "look_at_table", "run_table", "workers_of"]
 
+# That read and write where there is no Spark.
+_THREADS_MAX = 4
 # Of one run of Dagster's. Each publishes, and the next one reads what it has left.
 _RUNS_MAX = 1000
 
@@ -132,7 +134,7 @@ def workers_of(resources: Any, spark: str) -> "Workers":
     if not spark:
         from gazette_platform.lake.typed.working import LocalWorkers  # noqa: PLC0415
 
-        return LocalWorkers()
+        return LocalWorkers(min(_THREADS_MAX, os.cpu_count() or 1))
     from gazette_platform.spark.typed_workers import SparkWorkers  # noqa: PLC0415
 
     prepare_environment()
@@ -165,7 +167,7 @@ def completeness_of(tables: "TypedCatalog", spec: TypedSpec) -> "Completeness":
     """
     from gazette_platform.lake.typed.completeness import Completeness, check_counts  # noqa: PLC0415
 
-    door, quarantine = tables.door(spec.name), tables.door(spec.name + SUFFIX)
+    door, quarantine = tables.door(spec.name), tables.door(spec.quarantine)
     if door.load() is None:
         return Completeness(table=spec.name, notes=(f"{spec.name} is not made yet",))
     has_quarantine = quarantine.load() is not None

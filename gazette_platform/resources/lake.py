@@ -69,8 +69,8 @@ class LakeResource(ConfigurableResource["LakeResource"]):
         default="", description="Page of a table: with {catalog}, {schema} and {table} in it."
     )
     trino_catalog: str = Field(default=HIVE, description="Trino's name of the raw tables' catalog.")
-    trino_iceberg_catalog: str = Field(
-        default=ICEBERG, description="Trino's name of the catalog of Iceberg tables."
+    trino_typed_catalog: str = Field(
+        default=ICEBERG, description="Trino's name of the catalog of typed tables."
     )
     dagster_ui: str = Field(default="", description="Address of Dagster's web server.")
     loaded: str = Field(default="", description="Digest of the folder when definitions loaded.")
@@ -118,15 +118,6 @@ class LakeResource(ConfigurableResource["LakeResource"]):
             store=self.store,
             iceberg_catalog=IcebergCatalog.parse(self.iceberg_catalog),
         )
-
-    def typed_catalog(self, metastore: Metastore) -> "TypedCatalog":
-        """Where typed tables are.
-
-        Raises: SetupError: it is not known where they are. ValidationError: nor how to reach them.
-        """
-        from gazette_platform.lake.typed.catalogs import HiveTables  # noqa: PLC0415  slow to import
-
-        return HiveTables(self.iceberg_tables(metastore))
 
     def table_page(self, table: str) -> dict[str, MetadataValue]:
         """A link to the page of ``catalog.schema.table``, as metadata; none if there are no pages."""

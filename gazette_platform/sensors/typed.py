@@ -41,7 +41,7 @@ from gazette_platform.assets.typed_keys import quarantine_key, typed_key, typed_
 from gazette_platform.assets.typed_runs import behind_now, completeness_of
 from gazette_platform.errors import GazetteError, TypedProgressGone, TypedRolledBack
 from gazette_platform.lake import TableSpec
-from gazette_platform.lake.typed import TypedSpec
+from gazette_platform.lake.typed_spec import TypedSpec
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
 from gazette_platform.sensors.turns import following, in_turn
@@ -121,7 +121,7 @@ def typed_sensor(
             instance=context.instance,
             tables=tables,
             behind=behind,
-            trino_catalog=lake.trino_iceberg_catalog,
+            trino_catalog=lake.trino_typed_catalog,
             table_page=lake.table_page,
             is_over=lambda: clock.monotonic() >= ends_at,
             now_s=clock.unix_s,

@@ -45,7 +45,6 @@ from pyiceberg.types import BinaryType, LongType, NestedField, StringType, UUIDT
 
 from gazette_platform.errors import LakeError, TypedFenced
 from gazette_platform.lake.typed.doors import NewTable
-from gazette_platform.lake.typed.names import SUFFIX
 from gazette_platform.lake.typed.publishing import (
     MANIFESTS,
     RUN,

@@ -21,7 +21,7 @@ from gazette_platform.errors import OffsetJump
 from gazette_platform.lake.typed.completeness import HEAL, Completeness, Incomplete
 from gazette_platform.lake.typed.journals import journals_now
 from gazette_platform.lake.typed.publishing import summary_of
-from gazette_platform.lake.typed.quarantined import SUFFIX, begins_at, moment_of
+from gazette_platform.lake.typed.quarantined import begins_at, moment_of
 from gazette_platform.lake.typed.ranges import held_ranges, plan_backfill, tasks_between
 from gazette_platform.lake.typed.rounds import Kind, Order
 from gazette_platform.lake.typed.running import job_of
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.jobs import Workers
     from gazette_platform.lake.typed.ranges import BackfillRange, JournalNow, Task
     from gazette_platform.lake.typed.rounds import Done
-    from gazette_platform.lake.typed.spec import TypedSpec
+    from gazette_platform.lake.typed_spec.spec import TypedSpec
     from gazette_platform.ops.clock import Clock
 
 __all__ = ["CommittedSpan", "Recounter", "committed_spans"]
@@ -146,7 +146,7 @@ class Recounter:
         Raises: LakeError: there is no such table, or a file of it cannot be read. TransportError, StatusError,
             DataError: a journal cannot be read.
         """
-        doors = self._catalog.door(spec.name), self._catalog.door(spec.name + SUFFIX)
+        doors = self._catalog.door(spec.name), self._catalog.door(spec.quarantine)
         moment = moment_of(*doors)
         table = typed_table(moment.typed, spec.name)
         asked = self._client.asynchronous
