@@ -21,13 +21,16 @@ from gazette_platform.assets import (
     rollups_check,
     specs_asset_spec,
     specs_check,
+    typed_definitions,
 )
 from gazette_platform.assets.rollups import ENGINE_RESOURCES
+from gazette_platform.assets.typed_keys import typed_pairs
+from gazette_platform.assets.typed_maintenance import UpkeepEngine
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import LakeSettings, SpecFolder, read_spec_folder
 from gazette_platform.lake.rollups import PythonRollup, read_rollup_folder
 from gazette_platform.resources import platform_resources
-from gazette_platform.sensors import catalog_sensor, fragments_sensors
+from gazette_platform.sensors import catalog_sensor, fragments_sensors, typed_sensor
 
 __all__ = ["build_definitions", "defs", "lake_definitions"]
 
@@ -38,10 +41,11 @@ def lake_definitions(
     functions: Sequence[PythonRollup] = (),
     engines: Mapping[str, str] | None = None,
 ) -> Definitions:
-    """All of a lake, to be merged once with what else a project has: raw tables, their checks, sensors and rollups.
+    """All of a lake, to be merged once with what else a project has: raw and typed tables, checks, sensors and rollups.
 
     Table specs and rollups are read for the assets. Of table specs that are refused there are assets as
-    well, with a check that is red; so has the folder of rollups. Rollups are there if their engine is configured.
+    well, with a check that is red; so has the folder of rollups. Rollups are there if their engine is configured; typed
+    tables are in any case, and are run by Spark if that is.
 
     Args:
         settings: where all is; None: as the environment says.
@@ -79,13 +83,26 @@ def lake_definitions(
                 *refused_checks(refused),
                 *([rollups_check()] if settings.rollups else []),
             ],
-            sensors=[*fragments_sensors(settings.sensor_shards), catalog_sensor],
+            sensors=[*fragments_sensors(settings.sensor_shards), typed_sensor, catalog_sensor],
             resources={key: value for key, value in resources.items() if key not in own},
         ),
         rollup_definitions(
             [*runnable, *(functions if "spark" in configured else [])],
             catalog=settings.trino_catalogs.iceberg,
             engines={name: own.get(key, key) for name, key in ENGINE_RESOURCES.items()},
+        ),
+        typed_definitions(
+            typed_pairs(specs),
+            catalog=settings.trino_catalogs.typed,
+            spark=own.get("spark", "spark") if "spark" in configured else "",
+            upkeep=next(
+                (
+                    UpkeepEngine(name, own.get(name, name))
+                    for name in ("spark", "trino")
+                    if name in configured
+                ),
+                None,
+            ),
         ),
     )
 

@@ -1,6 +1,7 @@
-"""Dagster assets: raw tables and their journals (external), and rollups.
+"""Dagster assets: raw tables and their journals (external), typed tables, and rollups.
 
 A *raw table* is materialised by the sensor, one dynamic partition per time, without a run.
+A *typed table* is run by Dagster or beside it, and told by what it says of itself; its *backfills* are partitions.
 A *rollup* is materialised by runs that make those of its slices anew whose sources have changed, so
 that running one twice changes nothing; automation asks for those whose sources have changed.
 """
@@ -21,12 +22,15 @@ from gazette_platform.assets.raw import (
 from gazette_platform.assets.rollup_folder import rollups_asset_spec, rollups_check
 from gazette_platform.assets.rollup_jobs import job_name, rollup_definitions
 from gazette_platform.assets.rollups import RollupConfig, rollup_asset, rollup_key
+from gazette_platform.assets.typed import TypedConfig
+from gazette_platform.assets.typed_jobs import typed_definitions
 
 __all__ = [
     "SOURCES_KEY",
     "SPECS_KEY",
     "DepsRed",
     "RollupConfig",
+    "TypedConfig",
     "job_name",
     "journals_key",
     "journals_partitions",
@@ -43,4 +47,5 @@ __all__ = [
     "specs_check",
     "table_key",
     "table_partitions",
+    "typed_definitions",
 ]

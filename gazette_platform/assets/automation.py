@@ -1,5 +1,8 @@
 """When a rollup is made: as soon as its sources have changed, and none of them is known to be wrong.
 
+And when a typed table is run: as soon as its raw table has changed. It reads journals, and not that table, so checks of
+that are in nobody's way: bad records, say, are what quarantine is there for.
+
 Dagster evaluates these conditions in the code server. Its own conditions would not do, for three reasons. They
 forget what happened before they were first evaluated, or while their cursor was lost; a mark that the rollup
 noted forgets nothing (see `gazette_platform.assets.freshness`). They take a warning for a failure, so that a hole in
@@ -34,18 +37,28 @@ from gazette_platform.assets.raw import table_key
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
-    from gazette_platform.lake.rollups import RollupSpec
+    from gazette_platform.assets.freshness import Sourced
 
-__all__ = ["DepsRed", "SourcesChanged", "automation_sensor", "red_checks", "rollup_condition"]
+__all__ = [
+    "EACH_MINUTE",
+    "DepsRed",
+    "SourcesChanged",
+    "automation_sensor",
+    "red_checks",
+    "rollup_condition",
+    "typed_condition",
+]
 
-_EACH_MINUTE = "* * * * *"
+EACH_MINUTE = "* * * * *"
+"""`cron` of what is made as soon as its sources have changed."""
+
 _INTERVAL_S = 30
 
 
 class SourcesChanged(AutomationCondition[AssetKey]):
     """True if a rollup has not seen all that its sources hold, or was made by other code."""
 
-    def __init__(self, spec: "RollupSpec") -> None:
+    def __init__(self, spec: "Sourced") -> None:
         self.spec = spec
 
     @property
@@ -126,32 +139,49 @@ class DepsRed(AutomationCondition[AssetKey]):
         return {key for key in own | raw if key.name not in self._ignored}
 
 
-def rollup_condition(spec: "RollupSpec") -> AutomationCondition[AssetKey]:
+def rollup_condition(spec: "Sourced") -> AutomationCondition[AssetKey]:
     """When a rollup is to be made.
 
     With the default for `cron` whenever its sources have changed, at most once a minute, however often it fails.
     With another one if they have when one of its ticks passes, though perhaps later: once nothing is in the way.
     """
-    changed = SourcesChanged(spec)
     # A red `no_overlap` is in no rollup's way: it reads each row once, from the exact view. If it was made before
     # that left a file out, it has to be made again for the very reason that the check is red.
     red = DepsRed(reads_exact_view=True)
+    return (_due(spec) & ~red & ~AutomationCondition.in_progress()).with_label(_label(spec))
+
+
+def typed_condition(spec: "Sourced") -> AutomationCondition[AssetKey]:
+    """When a typed table is to be run: as a rollup, whatever checks of its raw table say."""
+    return (_due(spec) & ~AutomationCondition.in_progress()).with_label(_label(spec))
+
+
+def _due(spec: "Sourced") -> AutomationCondition[AssetKey]:
+    """Whether sources have changed, and it is time."""
+    changed = SourcesChanged(spec)
     tick: AutomationCondition[Any] = AutomationCondition.cron_tick_passed(spec.cron)
-    if spec.cron == _EACH_MINUTE:
+    if spec.cron == EACH_MINUTE:
         # A new rollup need not wait for the minute to end.
         due: AutomationCondition[Any] = tick | AutomationCondition.initial_evaluation()
     else:
         due = tick & changed
-    return (
-        due.since(AutomationCondition.newly_requested()).with_label("due")
-        & changed
-        & ~red
-        & ~AutomationCondition.in_progress()
-    ).with_label(f"sources changed, {_pace(spec)}")
+    return due.since(AutomationCondition.newly_requested()).with_label("due") & changed
 
 
-def automation_sensor(spec: "RollupSpec") -> AutomationConditionSensorDefinition:
-    """The sensor, running unless somebody stops it, that has a rollup made when its condition is true."""
+def _label(spec: "Sourced") -> str:
+    return f"sources changed, {_pace(spec)}"
+
+
+def automation_sensor(
+    spec: "Sourced", *, heeds_checks: bool = True
+) -> AutomationConditionSensorDefinition:
+    """The sensor, running unless somebody stops it, that has a table made when its condition is true.
+
+    Args:
+        spec: of the table.
+        heeds_checks: whether its condition is about checks of its sources, too.
+    """
+    unless = ", unless a blocking check of them is red" if heeds_checks else ""
     with warnings.catch_warnings():
         # Conditions of one's own are evaluated in the code server only.
         warnings.simplefilter("ignore", BetaWarning)
@@ -160,8 +190,7 @@ def automation_sensor(spec: "RollupSpec") -> AutomationConditionSensorDefinition
             target=AssetSelection.assets(table_key(spec.name)),
             default_status=DefaultSensorStatus.RUNNING,
             minimum_interval_seconds=_INTERVAL_S,
-            description=f"Has {spec.name} made when {_sources(spec)} changed, unless a blocking check of "
-            "them is red.",
+            description=f"Has {spec.name} made when {_sources(spec)} changed{unless}.",
             use_user_code_server=True,
         )
 
@@ -178,9 +207,9 @@ def _result(context: AutomationContext[AssetKey], *, is_true: bool) -> Automatio
     )
 
 
-def _pace(spec: "RollupSpec") -> str:
-    return "at most once a minute" if spec.cron == _EACH_MINUTE else f"when {spec.cron} has passed"
+def _pace(spec: "Sourced") -> str:
+    return "at most once a minute" if spec.cron == EACH_MINUTE else f"when {spec.cron} has passed"
 
 
-def _sources(spec: "RollupSpec") -> str:
+def _sources(spec: "Sourced") -> str:
     return ", ".join(sorted(spec.sources.values()))

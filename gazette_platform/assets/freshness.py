@@ -1,4 +1,4 @@
-"""Has a source of a rollup changed since the rollup last looked?
+"""Has a source of a rollup, or of a typed table, changed since it last looked?
 
 The *mark* of a rollup is a digest over the newest materialization of each of its sources, over what their
 checks ``no_overlap`` say, and over its own code. A run notes the mark *before* it reads, so what arrives
@@ -9,7 +9,7 @@ decided by offsets. No time is compared.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dagster import (
     AssetCheckEvaluation,
@@ -21,13 +21,18 @@ from dagster import (
 from gazette_platform.assets.checks import OVERLAP_CHECK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from dagster import DagsterInstance
 
-    from gazette_platform.lake.rollups import RollupSpec
-
-__all__ = ["SOURCES_KEY", "is_red", "newest_evaluations", "noted_mark", "sources_mark"]
+__all__ = [
+    "SOURCES_KEY",
+    "Sourced",
+    "is_red",
+    "newest_evaluations",
+    "noted_mark",
+    "sources_mark",
+]
 
 # Metadata key under which a rollup notes its mark.
 SOURCES_KEY = "gazette/sources_mark"
@@ -36,8 +41,37 @@ _DATA_VERSION = "dagster/data_version"
 _HISTORY = 20
 
 
-def sources_mark(instance: DagsterInstance, spec: RollupSpec) -> str:
-    """The mark of a rollup as its sources are now.
+class Sourced(Protocol):
+    """What is made of other tables: a rollup, or a typed table."""
+
+    @property
+    def name(self) -> str:
+        """``schema.table``."""
+        ...
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Tables that it is made of."""
+        ...
+
+    @property
+    def cron(self) -> str:
+        """When it is made."""
+        ...
+
+    @property
+    def code_version(self) -> str:
+        """What tells that its code has changed."""
+        ...
+
+    @property
+    def retention(self) -> str:
+        """What becomes of rows whose raw content goes."""
+        ...
+
+
+def sources_mark(instance: DagsterInstance, spec: Sourced) -> str:
+    """The mark of what is made of sources as these are now.
 
     Returns: 16 hex digits, or empty text if one of them was never materialized.
     """

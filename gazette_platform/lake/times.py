@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from gazette_platform.lake.accounting import partition_accounts
+from gazette_platform.lake.aside import home_directory
 from gazette_platform.lake.layout import Layout, journal_values, partition_columns, partition_key
 from gazette_platform.lake.tables import LAYOUT
 
@@ -25,8 +26,18 @@ if TYPE_CHECKING:
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.accounting import PartitionAccount
     from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.protocol import Fragment
 
-__all__ = ["WHOLE", "Time", "TimeAccount", "TimeReader", "fold", "own_columns", "time_of"]
+__all__ = [
+    "WHOLE",
+    "Time",
+    "TimeAccount",
+    "TimeReader",
+    "fold",
+    "own_columns",
+    "time_of",
+    "time_of_fragment",
+]
 
 WHOLE = "all"
 """The time of Hive partitions whose columns are all given by the names of their journals."""
@@ -74,6 +85,24 @@ def time_of(key: str, journal: str) -> Time:
     """
     own = own_columns(journal)
     return Time(own, "/".join(key.split("/")[own:]) or WHOLE)
+
+
+def time_of_fragment(spec: TableSpec, fragment: Fragment) -> Time:
+    """The time of the Hive partition that a stored fragment is in, or would be.
+
+    Args:
+        spec: of the raw table.
+        fragment: of one of its journals.
+
+    Raises: LakeError: a value in its path is not of its column's type. ValidationError: the path lacks a key that
+        the spec describes.
+    """
+    directory = home_directory(fragment)
+    layout = Layout.of_directory(directory)
+    columns = partition_columns(spec, layout)
+    texts = layout.match(directory)
+    values = [column.value(text) for column, text in zip(columns, texts, strict=True)]
+    return time_of(partition_key(columns, values), fragment.journal)
 
 
 @final

@@ -21,7 +21,7 @@ from gazette_platform.lake import (
     StoreRoots,
     read_spec_folder,
 )
-from gazette_platform.lake.catalogs import HIVE
+from gazette_platform.lake.catalogs import HIVE, ICEBERG
 from gazette_platform.lake.iceberg_catalog import IcebergCatalog
 from gazette_platform.lake.links import table_link
 from gazette_platform.lake.registration import Metastore
@@ -69,6 +69,9 @@ class LakeResource(ConfigurableResource["LakeResource"]):
         default="", description="Page of a table: with {catalog}, {schema} and {table} in it."
     )
     trino_catalog: str = Field(default=HIVE, description="Trino's name of the raw tables' catalog.")
+    trino_typed_catalog: str = Field(
+        default=ICEBERG, description="Trino's name of the catalog of typed tables."
+    )
     dagster_ui: str = Field(default="", description="Address of Dagster's web server.")
     loaded: str = Field(default="", description="Digest of the folder when definitions loaded.")
 

@@ -31,13 +31,14 @@ def platform_resources(
     """
     settings = settings or LakeSettings.from_environment(os.environ)
     found: dict[str, object] = {
-        "broker": BrokerResource(address=settings.broker),
+        "broker": BrokerResource(address=settings.broker, file_root=str(settings.file_root or "")),
         "metastore": MetastoreResource(uri=settings.metastore),
         "lake": LakeResource(
             tables=settings.tables,
             store_roots=dict(settings.store_roots),
             table_url=settings.table_url,
             trino_catalog=settings.trino_catalogs.hive,
+            trino_typed_catalog=settings.trino_catalogs.typed,
             dagster_ui=settings.dagster,
             rollups=settings.rollups,
             warehouse=settings.warehouse,

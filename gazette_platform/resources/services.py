@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from dagster import ConfigurableResource
@@ -28,6 +29,10 @@ class BrokerResource(ConfigurableResource["BrokerResource"]):
         "commas between them."
     )
     zone: str = Field(default="local", description="Zone of this process, for near reads.")
+    file_root: str = Field(
+        default="",
+        description="Folder that file:/// stores are rooted at: fragments are read from there, if it is here.",
+    )
 
     @contextmanager
     def client(self) -> Iterator[Client]:
@@ -41,8 +46,13 @@ class BrokerResource(ConfigurableResource["BrokerResource"]):
                 "endpoints.json of `gazette up`"
             )
         # Tokens, keys and certificates come from the variables that gazctl reads.
+        root = Path(self.file_root)
         config = ClientConfig.from_environment(
-            os.environ, address=self.address, zone=self.zone, retry_timeout_s=_RETRY_TIMEOUT_S
+            os.environ,
+            address=self.address,
+            zone=self.zone,
+            retry_timeout_s=_RETRY_TIMEOUT_S,
+            file_root=root if self.file_root and root.is_dir() else None,
         )
         with Client(config) as client:
             yield client

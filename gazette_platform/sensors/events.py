@@ -8,13 +8,13 @@ from urllib.parse import unquote
 
 from dagster import AssetMaterialization, AssetObservation, MetadataValue
 
+from gazette_platform.assets.partition_keys import time_partition
 from gazette_platform.assets.raw import SPECS_KEY, column_schema, journals_key, table_key
 from gazette_platform.lake import PartitionColumn, partition_key
 from gazette_platform.lake.catalogs import HIVE
 from gazette_platform.lake.layout import partition_values
 from gazette_platform.lake.links import partition_query
 from gazette_platform.ops.counted import counted
-from gazette_platform.sensors.keys import time_partition
 from gazette_platform.sensors.versions import DATA_VERSION, data_version
 
 if TYPE_CHECKING:

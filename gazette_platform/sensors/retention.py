@@ -18,13 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, final
 
+from gazette_platform.assets.partition_keys import former_partitions, time_partition
 from gazette_platform.assets.raw import table_key, table_partitions
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.lake import JournalCursor
 from gazette_platform.lake.retention import Break
 from gazette_platform.lake.times import time_of
 from gazette_platform.ops.counted import counted
-from gazette_platform.sensors.keys import former_partitions, time_partition
 from gazette_platform.sensors.versions import data_version
 
 if TYPE_CHECKING:

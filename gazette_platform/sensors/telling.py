@@ -15,6 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
+from gazette_platform.assets.partition_keys import (
+    former_partitions,
+    parse_partition,
+    time_partition,
+)
 from gazette_platform.assets.raw import journals_partitions, table_key, table_partitions
 from gazette_platform.lake import PartitionAccount
 from gazette_platform.lake.times import TimeAccount, TimeReader, fold, time_of
@@ -28,7 +33,6 @@ from gazette_platform.sensors.events import (
     pruned_materialization,
     repair_materialization,
 )
-from gazette_platform.sensors.keys import former_partitions, parse_partition, time_partition
 from gazette_platform.sensors.told import (
     RowTotal,
     Totals,

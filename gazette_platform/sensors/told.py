@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, final
 
 from dagster import AssetKey, AssetRecordsFilter, DagsterEventType
 
-from gazette_platform.sensors.keys import former_partitions, time_partition
+from gazette_platform.assets.partition_keys import former_partitions, time_partition
 from gazette_platform.sensors.versions import DATA_VERSION, data_version
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from itertools import pairwise
 from dagster import AssetKey, DagsterInstance, DeleteDynamicPartitionsRequest
 from lake_bench import FragmentFiles, MemoryMetastore
 
+from gazette_platform.assets.partition_keys import time_partition
 from gazette_platform.errors import TransportError
 from gazette_platform.hive import MetastoreSession, SharedMetastore
 from gazette_platform.hive.thrift import TTransportException
@@ -28,7 +29,6 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.sensors.audits import TableAudits
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.fragments import TickPorts, run_tick
-from gazette_platform.sensors.keys import time_partition
 from gazette_platform.sensors.retention import Retention
 from gazette_platform.sensors.told import InstanceTold
 from gazette_platform.sensors.versions import data_version

@@ -81,7 +81,7 @@ def test_rollups_are_made_and_looked_after_by_the_names_given():
         (tree,) = sqlglot.parse(sql, read="trino")
         named = {t.name: t.catalog for t in tree.find_all(exp.Table) if t.catalog}
         assert named == {"a_1": "lake", "t_exact": "raw-lake", "b": "lake"}
-    upkeep = maintenance_statements("trino", spec, now_s=0.0, catalogs=OTHER)
+    upkeep = maintenance_statements("trino", spec.name, now_s=0.0, catalog=OTHER.iceberg)
     assert all(sql.startswith('ALTER TABLE "lake"."r"."a" EXECUTE') for sql in upkeep)
     # Spark's catalogs have the names that the platform gives them.
     for statement in (create_staging, insert_staging):

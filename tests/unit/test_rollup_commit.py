@@ -441,7 +441,7 @@ def test_engine_that_commits_is_waited_for(rollup, monkeypatch):
 
 @pytest.mark.parametrize("dialect", ["trino", "spark"])
 def test_maintenance_statements_are_read_by_a_parser(dialect):
-    made = maintenance_statements(dialect, SPEC, now_s=1_800_000_000.0)
+    made = maintenance_statements(dialect, SPEC.name, now_s=1_800_000_000.0)
     assert [("expire_snapshots" in sql, "remove_orphan_files" in sql) for sql in made] == [
         (False, False),
         (True, False),
@@ -450,7 +450,7 @@ def test_maintenance_statements_are_read_by_a_parser(dialect):
     for sql in made:
         assert len(sqlglot.parse(sql, read=dialect)) == 1
     times = [part for sql in made[1:] for part in re.findall(r"'([^']*)'(?=\))", sql)]
-    assert times == {"trino": ["604800s"] * 2, "spark": ["2027-01-08 08:00:00"] * 2}[dialect]
+    assert times == {"trino": ["604800s"] * 2, "spark": ["2027-01-08 08:00:00 UTC"] * 2}[dialect]
 
 
 def test_covers_of_expired_snapshots_are_removed_and_of_others_not(rollup):

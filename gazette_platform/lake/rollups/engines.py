@@ -42,8 +42,8 @@ class RollupEngine(Protocol):
         """What it calls its catalogs, if it is Trino."""
         ...
 
-    def execute(self, sql: str) -> None:
-        """Run a statement.
+    def execute(self, sql: str) -> list[tuple[Any, ...]]:
+        """Run a statement. Returns: its rows.
 
         Raises: LakeError: the engine cannot be reached, or refused.
         """
@@ -83,7 +83,7 @@ class _SqlEngine(ABC):
     catalogs: TrinoCatalogs
 
     @abstractmethod
-    def execute(self, sql: str) -> None:
+    def execute(self, sql: str) -> list[tuple[Any, ...]]:
         """Run a statement; see `RollupEngine`."""
 
     def stage(
@@ -128,9 +128,9 @@ class TrinoEngine(_SqlEngine):
         self.catalogs = catalogs or TrinoCatalogs()
 
     @override
-    def execute(self, sql: str) -> None:
+    def execute(self, sql: str) -> list[tuple[Any, ...]]:
         """Run a statement; see `RollupEngine`."""
-        self._trino.query(sql)
+        return self._trino.query(sql)
 
 
 @final
@@ -152,12 +152,12 @@ class SparkEngine(_SqlEngine):
         self.catalogs = TrinoCatalogs()
 
     @override
-    def execute(self, sql: str) -> None:
+    def execute(self, sql: str) -> list[tuple[Any, ...]]:
         """Run a statement; see `RollupEngine`."""
         from pyspark.errors import PySparkException  # noqa: PLC0415  slow to import
 
         try:
-            self._session.sql(sql)
+            return [tuple(row) for row in self._session.sql(sql).collect()]
         except PySparkException as err:
             raise _refused(err) from err
 

@@ -30,7 +30,7 @@ from gazette_platform.hive import HiveColumn, HiveTable, StorageFormat
 from gazette_platform.lake.rollups.covers import Covers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gazette_platform.hive import MetastoreSession
     from gazette_platform.lake.registration import Metastore
 
-__all__ = ["COVERS", "IcebergTable", "IcebergTables", "slice_of"]
+__all__ = ["COVERS", "IcebergTable", "IcebergTables", "deleting", "slice_of"]
 
 COVERS: Final = "gazette.covers"
 """Property of a snapshot, and of the table: path of the file that says what the table covers."""
@@ -281,13 +281,7 @@ class IcebergTables:
 
     def delete_files(self, paths: Sequence[str]) -> Iterator[str]:
         """Delete files. Yields: those that could not be, with the reason."""
-        for path in paths:
-            try:
-                self.io(path).delete(path)
-            except FileNotFoundError:
-                continue
-            except OSError as err:
-                yield f"{path}: {err}"
+        yield from deleting(self.io, paths)
 
     def _write(self, path: str, content: bytes) -> None:
         try:
@@ -295,6 +289,24 @@ class IcebergTables:
                 stream.write(content)
         except OSError as err:
             raise LakeError(f"cannot write {path}: {err}") from err
+
+
+def deleting(io_of: Callable[[str], FileIO], paths: Sequence[str]) -> Iterator[str]:
+    """Delete files; those that are gone already are no matter.
+
+    Args:
+        io_of: gives what deletes a path.
+        paths: of files.
+
+    Yields: those that could not be, with the reason.
+    """
+    for path in paths:
+        try:
+            io_of(path).delete(path)
+        except FileNotFoundError:
+            continue
+        except OSError as err:
+            yield f"{path}: {err}"
 
 
 def slice_of(metadata: TableMetadata, file: DataFile, columns: Sequence[str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.lake.catalogs import TrinoCatalogs
+from gazette_platform.lake.catalogs import ICEBERG, TrinoCatalogs
 from gazette_platform.lake.rollups.iceberg import COVERS
 from gazette_platform.lake.rollups.statements import iceberg_catalog
 
@@ -46,38 +46,45 @@ class Maintenance:
 
 def maintenance_statements(
     dialect: Dialect,
-    spec: RollupSpec,
+    table: str,
     *,
     now_s: float,
-    retained_s: float = RETAINED_S,
-    catalogs: TrinoCatalogs = _NAMED,
+    snapshots_s: float = RETAINED_S,
+    orphans_s: float = RETAINED_S,
+    catalog: str = ICEBERG,
 ) -> list[str]:
-    """Statements that optimize a rollup, expire snapshots and remove orphans, in this order.
+    """Statements that optimize an Iceberg table, expire snapshots and remove orphans, in this order.
 
     Args:
         dialect: of the engine.
-        spec: the rollup.
+        table: ``schema.table``.
         now_s: unix seconds.
-        retained_s: seconds; Trino refuses less than seven days unless its session says otherwise.
-        catalogs: what Trino calls its catalogs.
+        snapshots_s: seconds for which snapshots are kept; Trino refuses less than seven days unless its session
+            says otherwise.
+        orphans_s: seconds for which files are kept that no snapshot names, likewise; Spark refuses less than a day.
+        catalog: what the engine calls the catalog of the table.
     """
-    catalog = iceberg_catalog(dialect, catalogs)
     if dialect == "trino":
-        table = f'"{catalog}"."{spec.schema}"."{spec.table}"'
-        kept = f"retention_threshold => '{int(retained_s)}s'"
+        schema, _, name = table.partition(".")
+        altered = f'ALTER TABLE "{catalog}"."{schema}"."{name}" EXECUTE'
+        kept = "(retention_threshold => '{}s')"
         return [
-            f"ALTER TABLE {table} EXECUTE optimize",
-            f"ALTER TABLE {table} EXECUTE expire_snapshots({kept})",
-            f"ALTER TABLE {table} EXECUTE remove_orphan_files({kept})",
+            f"{altered} optimize",
+            f"{altered} expire_snapshots{kept.format(int(snapshots_s))}",
+            f"{altered} remove_orphan_files{kept.format(int(orphans_s))}",
         ]
-    table = f"table => '{spec.name}'"
-    before = datetime.fromtimestamp(now_s - retained_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    older = f"older_than => TIMESTAMP '{before}'"
+    of = f"table => '{table}'"
+    call = f"CALL {catalog}.system."
     return [
-        f"CALL {catalog}.system.rewrite_data_files({table}, options => map('min-input-files', '2'))",
-        f"CALL {catalog}.system.expire_snapshots({table}, {older})",
-        f"CALL {catalog}.system.remove_orphan_files({table}, {older})",
+        f"{call}rewrite_data_files({of}, options => map('min-input-files', '2'))",
+        f"{call}expire_snapshots({of}, {_older_than(now_s - snapshots_s)})",
+        f"{call}remove_orphan_files({of}, {_older_than(now_s - orphans_s)})",
     ]
+
+
+def _older_than(unix_s: float) -> str:
+    at = datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"older_than => TIMESTAMP '{at}'"
 
 
 def maintain(
@@ -108,7 +115,12 @@ def maintain(
     if before is None:
         return None
     for statement in maintenance_statements(
-        dialect, spec, now_s=now_s, retained_s=retained_s, catalogs=catalogs
+        dialect,
+        spec.name,
+        now_s=now_s,
+        snapshots_s=retained_s,
+        orphans_s=retained_s,
+        catalog=iceberg_catalog(dialect, catalogs),
     ):
         execute(statement)
     after = tables.load(spec.schema, spec.table)

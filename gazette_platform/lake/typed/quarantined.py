@@ -66,11 +66,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OF",
+    "Moment",
     "RowCounts",
+    "begins_at",
     "count_rows",
+    "moment_of",
     "open_quarantine",
     "quarantine_schema",
     "quarantined_rows",
+    "rows_at",
     "settle_quarantine",
     "write_list",
 ]
@@ -164,6 +168,48 @@ def settle_quarantine(door: Door, quarantine: Door) -> bool:
 
 @final
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """A typed table and its quarantine, of one moment."""
+
+    typed: Loaded
+    quarantine: Loaded | None
+    pending: Sequence[DataFile] = ()
+    """Files of quarantined records that are still to be settled."""
+
+    @property
+    def start(self) -> int | None:
+        """The typed table's progress."""
+        return progress_of(self.typed.metadata)
+
+
+def moment_of(door: Door, quarantine: Door | None) -> Moment:
+    """Look at a typed table and its quarantine so that what they hold is of one state.
+
+    Args:
+        door: of the typed table.
+        quarantine: of its quarantine table; None: it is not looked at.
+
+    Raises: LakeError: a table is gone, a list cannot be read, or runs publish faster than tables can be looked at.
+    """
+    for _ in range(_ATTEMPTS):
+        typed = _present(door)
+        if quarantine is None:
+            return Moment(typed, None)
+        held = _present(quarantine)
+        # A run that publishes from now on settles the one before it; so of both tables one moment is seen.
+        if progress_of(_present(door).metadata) != progress_of(typed.metadata):
+            continue
+        told = _told(typed)
+        if not _is_pending(held, told):
+            return Moment(typed, held)
+        return Moment(typed, held, _listed(typed.io, told[QUARANTINE], held, door.name))
+    raise LakeError(
+        f"runs have published to {door.name} {_ATTEMPTS} times while it was looked at: try again"
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class RowCounts:
     """Rows by journal, of one moment."""
 
@@ -177,29 +223,41 @@ class RowCounts:
 def count_rows(door: Door, quarantine: Door | None) -> RowCounts:
     """Count rows of a typed table and of its quarantine, by journal, for they must be those of its state.
 
+    Raises: LakeError: as `moment_of` and `rows_at` do.
+    """
+    return rows_at(moment_of(door, quarantine))
+
+
+def rows_at(moment: Moment) -> RowCounts:
+    """Count rows by journal, as of a moment.
+
     Files of one journal, which is what runs write, are counted by what manifests say; of others, and those of
     which rows were deleted, the column `_journal` is read.
 
-    Raises: LakeError: a table is gone, a file cannot be read, or runs publish faster than rows are counted.
+    Raises: LakeError: a file cannot be read.
     """
-    for _ in range(_ATTEMPTS):
-        before = _present(door)
-        start = progress_of(before.metadata)
-        quarantined: Counter[str] = Counter()
-        if quarantine is not None:
-            held = _present(quarantine)
-            # A run that publishes from now on settles the one before it; so of both tables one moment is seen.
-            if progress_of(_present(door).metadata) != start:
-                continue
-            told, tasks = _told(before), _tasks(held)
-            if _is_pending(held, told):
-                pending = _listed(before.io, told[QUARANTINE], held, door.name)
-                tasks += [FileScanTask(file) for file in pending]
-            quarantined = _counted(held, tasks)
-        return RowCounts(start, dict(_counted(before, _tasks(before))), dict(quarantined))
-    raise LakeError(
-        f"runs have published to {door.name} {_ATTEMPTS} times while its rows were counted: try again"
+    quarantined: Counter[str] = Counter()
+    if moment.quarantine is not None:
+        tasks = _tasks(moment.quarantine) + [FileScanTask(file) for file in moment.pending]
+        quarantined = _counted(moment.quarantine, tasks)
+    rows = _counted(moment.typed, _tasks(moment.typed))
+    return RowCounts(moment.start, dict(rows), dict(quarantined))
+
+
+def begins_at(moment: Moment, journal: str, begin: int, end: int) -> pa.Int64Array:
+    """`_begin` of all rows and quarantined records of a journal in [begin, end), in no order, as of a moment.
+
+    Raises: LakeError: a file cannot be read.
+    """
+    wanted = And(
+        EqualTo("_journal", journal),  # type: ignore[call-arg, arg-type]
+        GreaterThanOrEqual("_begin", begin),  # type: ignore[call-arg, arg-type]
+        LessThan("_begin", end),  # type: ignore[call-arg, arg-type]
     )
+    found = [_begins(moment.typed, wanted)]
+    if moment.quarantine is not None:
+        found.append(_begins(moment.quarantine, wanted, moment.pending))
+    return pa.concat_arrays(found)
 
 
 def quarantined_rows(
@@ -319,6 +377,21 @@ def _read(loaded: Loaded, tasks: Sequence[FileScanTask]) -> Counter[str]:
         for one in batch.column(0).value_counts().to_pylist():
             found[one["values"]] += one["counts"]
     return found
+
+
+def _begins(
+    loaded: Loaded, wanted: BooleanExpression, more: Sequence[DataFile] = ()
+) -> pa.Int64Array:
+    try:
+        tasks = list(_table(loaded).scan(row_filter=wanted).plan_files())
+        tasks += [FileScanTask(file) for file in more]
+        schema = loaded.metadata.schema().select("_begin")
+        found = ArrowScan(loaded.metadata, loaded.io, schema, wanted).to_table(tasks)
+    except OSError as err:
+        raise LakeError(
+            f"a file of the table at {loaded.metadata.location} cannot be read ({err})"
+        ) from err
+    return found.column("_begin").combine_chunks().cast(pa.int64())
 
 
 def _table(loaded: Loaded) -> Table:

@@ -1,0 +1,153 @@
+"""Typed tables as assets: each of a spec, with its quarantine and its checks.
+
+A typed table is an asset without partitions, since what a run reads is decided by offsets. Its data version is that of its
+rows, so a run that finds nothing sets nothing behind it going. How it is run is said by its spec: when its raw table has
+changed, or by the clock, by runs of Dagster's; or without end, by a process beside Dagster, of which the sensor `typed`
+tells. Both are told in the same way: see `gazette_platform.assets.typed_events`.
+"""
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+from dagster import (
+    AssetCheckResult,
+    AssetCheckSpec,
+    AssetExecutionContext,
+    AssetsDefinition,
+    AssetSpec,
+    Config,
+    FreshnessPolicy,
+    MaterializeResult,
+    RetryPolicy,
+    multi_asset,
+)
+from pydantic import Field
+
+from gazette_platform.assets.automation import typed_condition
+from gazette_platform.assets.raw import table_key
+from gazette_platform.assets.typed_events import COMPLETE_CHECK, FRESH_CHECK, QUARANTINE_CHECK
+from gazette_platform.assets.typed_keys import (
+    TypedSources,
+    column_schema,
+    quarantine_key,
+    typed_key,
+)
+from gazette_platform.assets.typed_runs import look_at_table, run_table
+from gazette_platform.lake import TableSpec
+from gazette_platform.lake.catalogs import ICEBERG
+from gazette_platform.lake.typed_spec import TypedSpec
+
+__all__ = ["TypedConfig", "pool_of", "quarantine_asset_spec", "typed_asset"]
+
+_CHECKS = {
+    COMPLETE_CHECK: "Each committed message is a row, or in quarantine, and once.",
+    QUARANTINE_CHECK: "All records could be made rows.",
+    FRESH_CHECK: "What stores have for a while is in the table, and all of it can be read.",
+}
+_TEXT = """\
+{comment}
+
+Each committed message of the journals `{selector}` as a typed row. {how}"""
+
+
+class TypedConfig(Config):
+    """How a run is to be different from others."""
+
+    given_up: dict[str, int] = Field(
+        default_factory=dict,
+        description="By journal, an offset up to which content is given up that nobody holds: its rows will never be.",
+    )
+
+
+def pool_of(spec: TypedSpec) -> str:
+    """The pool, of one, of all that writes to the table. Runs fence each other as well: it spares work in vain."""
+    return f"iceberg.{spec.name}"
+
+
+def typed_asset(
+    raw: TableSpec, spec: TypedSpec, *, catalog: str = ICEBERG, spark: str = ""
+) -> AssetsDefinition:
+    """The asset of a typed table; needs resources ``lake``, ``metastore``, ``broker`` and that of Spark.
+
+    Args:
+        raw: the raw table.
+        spec: of the typed one.
+        catalog: what Trino calls the catalog that it is in.
+        spark: key of the resource; empty: there is no Spark, and runs read and write in their own process.
+    """
+    key = typed_key(spec)
+
+    # The checks can be had alone, without a run.
+    @multi_asset(
+        name="__".join(key.path),
+        specs=[
+            AssetSpec(
+                key,
+                deps=[table_key(raw.name)],
+                description=_TEXT.format(
+                    comment=raw.comment, selector=raw.selector, how=_how(spec)
+                ).strip(),
+                group_name="typed",
+                kinds={"iceberg", "pyspark" if spark else "python"},
+                owners=raw.owners,
+                tags=raw.tags,
+                code_version=TypedSources.of(spec).code_version,
+                automation_condition=None
+                if spec.every_s
+                else typed_condition(TypedSources.of(spec)),
+                freshness_policy=FreshnessPolicy.time_window(
+                    fail_window=timedelta(seconds=raw.fresh_within_s),
+                    warn_window=timedelta(seconds=raw.fresh_within_s / 2),
+                ),
+                metadata={
+                    "dagster/table_name": f"{catalog}.{spec.name}",
+                    "dagster/column_schema": column_schema(spec),
+                },
+            )
+        ],
+        check_specs=[
+            AssetCheckSpec(name, asset=key, description=text, blocking=name == COMPLETE_CHECK)
+            for name, text in _CHECKS.items()
+        ],
+        can_subset=True,
+        retry_policy=RetryPolicy(max_retries=1, delay=5),
+        pool=pool_of(spec),
+        required_resource_keys={"lake", "metastore", "broker", *([spark] if spark else [])},
+    )
+    def make(
+        context: AssetExecutionContext, config: TypedConfig
+    ) -> Iterator[MaterializeResult[None] | AssetCheckResult]:
+        if context.selected_asset_keys:
+            yield run_table(
+                context, raw, spec, given_up=config.given_up, spark=spark, catalog=catalog
+            )
+        else:
+            yield from look_at_table(context, raw, spec)
+
+    return make
+
+
+def quarantine_asset_spec(raw: TableSpec, spec: TypedSpec, *, catalog: str = ICEBERG) -> AssetSpec:
+    """The quarantine of a typed table, which runs of that fill."""
+    return AssetSpec(
+        quarantine_key(spec),
+        deps=[table_key(raw.name)],
+        description=f"Records of {raw.name} that are committed and no rows of {spec.name}, with the reason and their "
+        "bytes. Nothing is to be run: runs of the typed table fill it.",
+        group_name="typed",
+        kinds={"iceberg"},
+        owners=raw.owners,
+        tags=raw.tags,
+        metadata={"dagster/table_name": f"{catalog}.{spec.quarantine}"},
+    )
+
+
+def _how(spec: TypedSpec) -> str:
+    if spec.every_s:
+        return (
+            f"A process beside Dagster, `gazctl lake run --continuous`, writes it every {spec.every_s:g} s, and a "
+            "sensor tells of it here. It may be materialized, too: whoever is late changes nothing."
+        )
+    if spec.cron:
+        return f"It is run when `{spec.cron}` has passed, if the raw table has changed."
+    return "It is run when the raw table has changed, at most once a minute."

@@ -1,0 +1,284 @@
+"""What Dagster is told of a typed table: by runs that it starts, and by the sensor of all that others run.
+
+Everything is taken from what the table says of itself (`gazette_platform.lake.typed.progress`) and from the newest event,
+never from the act of running, as for raw tables. So it is the same for all tables, however they are run; and added up,
+the rows of all events give those of the table, however often something is told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Final, final
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckSeverity,
+    AssetMaterialization,
+    MetadataValue,
+)
+
+from gazette_platform.assets.checks import in_lines
+from gazette_platform.assets.typed_keys import (
+    column_lineage,
+    column_schema,
+    fresh_within_s,
+    quarantine_key,
+    typed_key,
+)
+from gazette_platform.ops.counted import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dagster import AssetKey, DagsterInstance, RawMetadataValue
+
+    from gazette_platform.lake import TableSpec
+    from gazette_platform.lake.typed.behind import Behind
+    from gazette_platform.lake.typed.completeness import Completeness
+    from gazette_platform.lake.typed.progress import TypedProgress
+    from gazette_platform.lake.typed.ranges import Hole
+    from gazette_platform.lake.typed.state import Counts, TypedState
+    from gazette_platform.lake.typed_spec import TypedSpec
+
+__all__ = [
+    "COMPLETE_CHECK",
+    "FRESH_CHECK",
+    "QUARANTINE_CHECK",
+    "ToldTyped",
+    "complete_evaluation",
+    "fresh_evaluation",
+    "measured",
+    "quarantine_evaluation",
+    "quarantine_materialization",
+    "told_typed",
+    "typed_materialization",
+    "unreadable_evaluation",
+]
+
+COMPLETE_CHECK: Final = "complete"
+QUARANTINE_CHECK: Final = "quarantine"
+FRESH_CHECK: Final = "fresh"
+
+_DATA_VERSION: Final = "dagster/data_version"
+_GREEN: Final = "As it should be."
+# Above that share of what was committed it is no matter of some bad records.
+_QUARANTINE_SHARE_MAX: Final = 0.01
+_JOURNALS_SHOWN: Final = 50
+# Of others, in a row, that are looked past.
+_EVENTS_MAX: Final = 20
+_MB: Final = 1e6
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldTyped:
+    """What the newest event of a table, or of its quarantine, says."""
+
+    snapshot: str = ""
+    """Of the newest run that was told; empty: none was."""
+    rows: int | None = 0
+    """None: they were not known."""
+
+
+def told_typed(instance: DagsterInstance, key: AssetKey) -> ToldTyped:
+    """What Dagster was told last. Anybody may report other events, in the UI, say: these are looked past."""
+    for limit in (1, _EVENTS_MAX):
+        for record in instance.fetch_materializations(key, limit=limit).records:
+            event = record.asset_materialization
+            if event is not None and "snapshot" in event.metadata:
+                rows = event.metadata.get("dagster/row_count")
+                return ToldTyped(
+                    snapshot=str(event.metadata["snapshot"].value),
+                    rows=rows.value if rows is not None and isinstance(rows.value, int) else None,
+                )
+    return ToldTyped()
+
+
+def typed_materialization(
+    raw: TableSpec,
+    spec: TypedSpec,
+    progress: TypedProgress,
+    told: ToldTyped,
+    *,
+    page: Mapping[str, RawMetadataValue],
+) -> AssetMaterialization:
+    """The event of a table as it is now.
+
+    Args:
+        raw: its raw table.
+        spec: of it.
+        progress: what it says.
+        told: in the event before.
+        page: metadata with a link to a page of the table, if there is one.
+    """
+    counts = progress.state.counts
+    metadata: dict[str, RawMetadataValue] = {
+        "snapshot": str(progress.snapshot_id),
+        "published_at": MetadataValue.timestamp(progress.published_at),
+        "committed": counts.committed,
+        "quarantined": counts.quarantined,
+        "duplicates": counts.duplicates,
+        "waiting": counts.waiting,
+        "journals": len(progress.state.journals),
+        "offsets": MetadataValue.text(_offsets(progress.state)),
+        "files": progress.files,
+        "stored_bytes": progress.stored_bytes,
+        "dagster/column_schema": column_schema(spec),
+        "dagster/column_lineage": column_lineage(raw, spec),
+        **page,
+    }
+    if progress.rows is not None:
+        metadata["dagster/row_count"] = progress.rows
+        if told.rows is not None:
+            metadata["rows_added"] = progress.rows - told.rows
+    if counts.lost_bytes:
+        metadata["lost_bytes"] = counts.lost_bytes
+    if progress.complete_at is not None:
+        metadata["complete_at"] = MetadataValue.timestamp(progress.complete_at)
+    if progress.freshness_s is not None:
+        metadata["freshness_s"] = progress.freshness_s
+    if progress.read_bytes is not None and progress.seconds is not None:
+        metadata |= measured(progress.read_bytes, progress.seconds)
+    return AssetMaterialization(
+        asset_key=typed_key(spec),
+        description=f"{counted(counts.typed, 'message')} typed, {counts.quarantined} quarantined",
+        metadata=metadata,
+        tags={_DATA_VERSION: progress.version},
+    )
+
+
+def measured(read_bytes: int, seconds: float) -> dict[str, RawMetadataValue]:
+    """How fast a run was, as numbers that Dagster plots."""
+    found: dict[str, RawMetadataValue] = {"read_bytes": read_bytes, "seconds": seconds}
+    if seconds > 0:
+        found["mb_per_s"] = read_bytes / _MB / seconds
+    return found
+
+
+def quarantine_materialization(
+    spec: TypedSpec, progress: TypedProgress, told: ToldTyped
+) -> AssetMaterialization | None:
+    """The event of a quarantine as it is now; None: Dagster knows."""
+    count = progress.state.counts.quarantined
+    if told.snapshot and told.rows == count:
+        return None
+    return AssetMaterialization(
+        asset_key=quarantine_key(spec),
+        description=f"{counted(count, 'record')} of {spec.name} that are no rows",
+        metadata={
+            "snapshot": str(progress.snapshot_id),
+            "dagster/row_count": count,
+            "rows_added": count - (told.rows or 0),
+        },
+        tags={_DATA_VERSION: f"{count}-{progress.version}"[:63]},
+    )
+
+
+def complete_evaluation(spec: TypedSpec, found: Completeness) -> AssetCheckEvaluation:
+    """Red, if a committed message is neither row nor in quarantine, or is there twice."""
+    texts = [one.text for one in found.findings]
+    metadata: dict[str, RawMetadataValue] = {
+        "committed": found.counts.committed,
+        "typed": found.counts.typed,
+        "quarantined": found.counts.quarantined,
+        "lost": found.lost,
+        "doubled": found.doubled,
+    }
+    if found.rows is not None:
+        metadata["rows"] = found.rows
+    if found.notes:
+        metadata["notes"] = MetadataValue.text(in_lines(found.notes))
+    return _evaluation(spec, COMPLETE_CHECK, in_lines(texts), metadata, is_blocking=True)
+
+
+def unreadable_evaluation(spec: TypedSpec, err: Exception) -> AssetCheckEvaluation:
+    """Red, as a table does not say how far it has come: a person has to look."""
+    return _evaluation(spec, COMPLETE_CHECK, " ".join(str(err).split()), {}, is_blocking=True)
+
+
+def quarantine_evaluation(spec: TypedSpec, counts: Counts) -> AssetCheckEvaluation:
+    """Yellow, if there are bad records; red, if they are not just some."""
+    count, share = counts.quarantined, counts.quarantined / max(1, counts.committed)
+    text = (
+        f"{counted(count, 'record is', 'records are')} no rows of {spec.name}: `gazctl lake quarantine --list {spec.name}` "
+        "shows why; correct the spec, or who writes them, and then reprocess them"
+        if count
+        else ""
+    )
+    return _evaluation(
+        spec,
+        QUARANTINE_CHECK,
+        text,
+        {"quarantined": count, "share": share},
+        is_warning=share <= _QUARANTINE_SHARE_MAX,
+    )
+
+
+def fresh_evaluation(
+    raw: TableSpec, spec: TypedSpec, found: Behind, now_s: float
+) -> AssetCheckEvaluation:
+    """Red, if what a store has for a while is no row, or cannot be read."""
+    texts = [_hole_text(hole) for hole in found.holes]
+    texts += [f"brokers tell nothing of {name}: {why}" for name, why in found.unreadable.items()]
+    metadata: dict[str, RawMetadataValue] = {
+        "bytes_behind": found.bytes,
+        "journals_behind": found.journals,
+    }
+    if found.stored_at is not None:
+        age_s = max(0.0, now_s - found.stored_at)
+        metadata["seconds_behind"] = age_s
+        if age_s > fresh_within_s(raw, spec):
+            since = datetime.fromtimestamp(found.stored_at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+            texts.append(
+                f"a store has content of {counted(found.journals, 'journal')} since {since} UTC that is no row: "
+                f"{_who_runs(spec)}"
+            )
+    return _evaluation(spec, FRESH_CHECK, in_lines(texts), metadata)
+
+
+def _evaluation(
+    spec: TypedSpec,
+    check: str,
+    text: str,
+    metadata: Mapping[str, RawMetadataValue],
+    *,
+    is_blocking: bool = False,
+    is_warning: bool = False,
+) -> AssetCheckEvaluation:
+    return AssetCheckEvaluation(
+        asset_key=typed_key(spec),
+        check_name=check,
+        passed=not text,
+        severity=AssetCheckSeverity.WARN if is_warning else AssetCheckSeverity.ERROR,
+        description=text or _GREEN,
+        metadata=metadata,
+        blocking=is_blocking,
+    )
+
+
+def _who_runs(spec: TypedSpec) -> str:
+    if spec.every_s:
+        return "does `gazctl lake run --continuous` run? Its log says more"
+    if spec.cron:
+        return f"it is run when {spec.cron} has passed, and runs say why they fail"
+    return (
+        "its runs say why they fail (does the daemon run, and the automation sensor of the table?)"
+    )
+
+
+def _hole_text(hole: Hole) -> str:
+    return (
+        f"{hole.journal} stands still before offset {hole.begin}: {hole.kind} up to {hole.end}; it goes on when the "
+        f"bytes are there, or by `--give-up {hole.journal}={hole.end}` of `gazctl lake run`, or `given_up` of a run here"
+    )
+
+
+def _offsets(state: TypedState) -> str:
+    """How far journals were read: of some of them."""
+    journals = sorted(state.journals.items())
+    shown = [f"{name}: {one.offset}" for name, one in islice(journals, _JOURNALS_SHOWN)]
+    if len(journals) > _JOURNALS_SHOWN:
+        shown.append(counted(len(journals) - _JOURNALS_SHOWN, "more journal"))
+    return "; ".join(shown)

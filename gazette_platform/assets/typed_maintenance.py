@@ -1,0 +1,143 @@
+"""The upkeep of typed tables as assets: each night small files are put together, and what nobody names is removed."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dagster import (
+    AssetExecutionContext,
+    AssetsDefinition,
+    DefaultScheduleStatus,
+    MaterializeResult,
+    MetadataValue,
+    RetryPolicy,
+    ScheduleDefinition,
+    asset,
+    define_asset_job,
+)
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+from gazette_platform.assets.maintenance import MAINTENANCE_POOL
+from gazette_platform.assets.typed_keys import maintenance_key, typed_key
+from gazette_platform.lake.spark import prepare_environment
+from gazette_platform.lake.typed_spec import TypedSpec
+from gazette_platform.ops.clock import SystemClock
+
+if TYPE_CHECKING:
+    from dagster import RawMetadataValue
+
+    from gazette_platform.lake.rollups.engines import RollupEngine
+    from gazette_platform.lake.typed.maintenance import TypedMaintenance, Upkeep
+
+__all__ = [
+    "UpkeepEngine",
+    "maintenance_asset",
+    "typed_maintenance_job",
+    "typed_maintenance_schedule",
+]
+
+_JOB = "typed_maintenance"
+# Behind that of rollups, which has one and the same pool.
+_CRON = "47 3 * * *"
+_TEXT = """\
+Upkeep of {name} and of its quarantine: small files are put together, snapshots expire, and files that nobody names are \
+removed. Runs go on beside it, and progress is never lost. It is materialized each night."""
+
+
+class UpkeepEngine(NamedTuple):
+    """Who looks after tables."""
+
+    dialect: str
+    """``spark`` or ``trino``."""
+    resource: str
+    """Key of its resource."""
+
+
+def maintenance_asset(spec: TypedSpec, engine: UpkeepEngine) -> AssetsDefinition:
+    """The upkeep of a typed table; needs resources ``lake``, ``metastore`` and that of the engine."""
+
+    @asset(
+        key=maintenance_key(spec),
+        deps=[typed_key(spec)],
+        description=_TEXT.format(name=spec.name),
+        group_name="maintenance",
+        kinds={"iceberg", "pyspark" if engine.dialect == "spark" else "trino"},
+        pool=MAINTENANCE_POOL,
+        retry_policy=RetryPolicy(max_retries=1, delay=60),
+        required_resource_keys={"lake", "metastore", engine.resource},
+    )
+    def maintain(context: AssetExecutionContext) -> MaterializeResult[None]:
+        # Slow to import, and every process that loads definitions loads this module.
+        from gazette_platform.lake.typed.maintenance import maintain_typed  # noqa: PLC0415
+
+        tables = context.resources.lake.typed_catalog(context.resources.metastore.client())
+        used = _engine_of(context.resources, engine)
+        done = maintain_typed(
+            tables.door(spec.name),
+            tables.door(spec.quarantine),
+            used,
+            now_s=SystemClock().unix_s(),
+            catalog=tables.name if used.dialect == "spark" else used.catalogs.typed,
+        )
+        if done is None:
+            context.log.info("%s: nothing was published to it yet", spec.name)
+            return MaterializeResult()
+        return MaterializeResult(metadata=_metadata(done))
+
+    return maintain
+
+
+def typed_maintenance_job(assets: Sequence[AssetsDefinition]) -> UnresolvedAssetJobDefinition:
+    """The job of all of them. One that fails holds up no other."""
+    return define_asset_job(
+        _JOB, selection=list(assets), description="Looks after all typed tables, one by one."
+    )
+
+
+def typed_maintenance_schedule() -> ScheduleDefinition:
+    """Runs the job each night."""
+    return ScheduleDefinition(
+        name=f"{_JOB}_schedule",
+        job_name=_JOB,
+        cron_schedule=_CRON,
+        default_status=DefaultScheduleStatus.RUNNING,
+    )
+
+
+def _engine_of(resources: Any, engine: UpkeepEngine) -> "RollupEngine":
+    from gazette_platform.lake.rollups.engines import SparkEngine, TrinoEngine  # noqa: PLC0415
+
+    resource = getattr(resources, engine.resource)
+    if engine.dialect == "trino":
+        return TrinoEngine(resource, resource.catalogs)
+    prepare_environment()
+    return SparkEngine(resource.spark_session)
+
+
+def _metadata(done: "TypedMaintenance") -> "dict[str, RawMetadataValue]":
+    """What was done, as numbers that Dagster plots."""
+    metadata: dict[str, RawMetadataValue] = {
+        **_of_table(done.table, ""),
+        "is_fenced": done.is_fenced,
+        "side_files_removed": done.side_files,
+        "undeleted": len(done.undeleted),
+    }
+    if done.quarantine is not None:
+        metadata |= _of_table(done.quarantine, "quarantine_")
+    if done.undeleted:
+        metadata["undeleted_files"] = MetadataValue.text("\n".join(done.undeleted[:50]))
+    return metadata
+
+
+def _of_table(done: "Upkeep", prefix: str) -> "dict[str, RawMetadataValue]":
+    found: dict[str, RawMetadataValue] = {
+        "files_before": done.files_before,
+        "files": done.files,
+        "bytes_before": done.bytes_before,
+        "bytes": done.bytes,
+        "snapshots_before": done.snapshots_before,
+        "snapshots": done.snapshots,
+        "snapshots_expired": max(0, done.snapshots_before - done.snapshots),
+    }
+    if done.orphans is not None:
+        found["orphans_removed"] = done.orphans
+    return {f"{prefix}{key}": value for key, value in found.items()}

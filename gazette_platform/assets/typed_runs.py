@@ -1,0 +1,238 @@
+"""What runs of Dagster's do with a typed table: bring it up to date, look at it, and tell of it."""
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dagster import (
+    AssetCheckResult,
+    AssetExecutionContext,
+    DataVersion,
+    MaterializeResult,
+    MetadataValue,
+)
+
+from gazette_platform.assets.checks import result_of
+from gazette_platform.assets.freshness import SOURCES_KEY, sources_mark
+from gazette_platform.assets.typed_events import (
+    COMPLETE_CHECK,
+    FRESH_CHECK,
+    QUARANTINE_CHECK,
+    complete_evaluation,
+    fresh_evaluation,
+    measured,
+    quarantine_evaluation,
+    quarantine_materialization,
+    told_typed,
+    typed_materialization,
+    unreadable_evaluation,
+)
+from gazette_platform.assets.typed_keys import TypedSources, quarantine_key, typed_key
+from gazette_platform.errors import TypedFenced, TypedProgressGone, TypedRolledBack
+from gazette_platform.lake import TableSpec
+from gazette_platform.lake.spark import prepare_environment
+from gazette_platform.lake.typed_spec import TypedSpec
+from gazette_platform.ops.clock import SystemClock
+
+if TYPE_CHECKING:
+    from dagster import RawMetadataValue
+
+    from gazette_platform.client import Client
+    from gazette_platform.lake.typed.behind import Behind
+    from gazette_platform.lake.typed.catalogs import TypedCatalog
+    from gazette_platform.lake.typed.completeness import Completeness
+    from gazette_platform.lake.typed.jobs import Workers
+    from gazette_platform.lake.typed.progress import TypedProgress
+    from gazette_platform.lake.typed.running import RunReport, TypedRunner
+
+# What the lake does is imported where it is called: it is slow to import, and every process that loads definitions
+# loads this module.
+
+__all__ = ["behind_now", "completeness_of", "look_at_table", "run_table", "workers_of"]
+
+# That read and write where there is no Spark.
+_THREADS_MAX = 4
+# Of one run of Dagster's. Each publishes, and the next one reads what it has left.
+_RUNS_MAX = 1000
+
+
+def run_table(
+    context: AssetExecutionContext,
+    raw: TableSpec,
+    spec: TypedSpec,
+    *,
+    given_up: Mapping[str, int],
+    spark: str,
+    catalog: str,
+) -> MaterializeResult[None]:
+    """Bring a table up to date.
+
+    Args:
+        context: of the run.
+        raw: the raw table.
+        spec: of the typed one.
+        given_up: by journal, an offset up to which a person has given up what nobody holds.
+        spark: key of Spark's resource; empty: there is none.
+        catalog: what Trino calls the catalog of the table.
+    """
+    from gazette_platform.lake.typed.running import TypedRunner  # noqa: PLC0415
+
+    # Before journals are looked at: what comes meanwhile lets it run again.
+    mark = sources_mark(context.instance, TypedSources.of(spec))
+    lake = context.resources.lake
+    tables = lake.typed_catalog(context.resources.metastore.client())
+    with context.resources.broker.client() as client:
+        workers = workers_of(context.resources, spark)
+        runner = TypedRunner(tables, workers, client, log=context.log.info)
+        reports = list(_runs(context, runner, raw, spec, given_up))
+    last = reports[-1]
+    if _is_waiting(last):
+        mark = ""  # nobody tells when it is back
+    metadata: dict[str, RawMetadataValue] = {}
+    progress = _progress(tables, spec)
+    if progress is not None:
+        told = told_typed(context.instance, typed_key(spec))
+        page = lake.table_page(f"{catalog}.{spec.name}")
+        metadata |= typed_materialization(raw, spec, progress, told, page=page).metadata
+        told = told_typed(context.instance, quarantine_key(spec))
+        event = quarantine_materialization(spec, progress, told)
+        if event is not None:
+            context.log_event(event)
+    metadata |= measured(sum(r.read_bytes for r in reports), sum(r.seconds for r in reports))
+    metadata |= {"runs": len(reports), "bytes_left": last.left_bytes, SOURCES_KEY: mark}
+    if last.vanished:
+        metadata["vanished"] = MetadataValue.json(list(last.vanished))
+    wanted = {check.name for check in context.selected_asset_check_keys}
+    return MaterializeResult(
+        asset_key=typed_key(spec),
+        metadata=metadata,
+        data_version=None if progress is None else DataVersion(progress.version),
+        check_results=list(_results(tables, raw, spec, wanted, _left(last))),
+    )
+
+
+def look_at_table(
+    context: AssetExecutionContext, raw: TableSpec, spec: TypedSpec
+) -> Iterator[AssetCheckResult]:
+    """What checks say of a table as it is, without a run of it."""
+    tables = context.resources.lake.typed_catalog(context.resources.metastore.client())
+    wanted = {check.name for check in context.selected_asset_check_keys}
+    found: Behind | None = None
+    if FRESH_CHECK in wanted:
+        with context.resources.broker.client() as client:
+            found = behind_now(client, tables, raw, spec)
+    yield from _results(tables, raw, spec, wanted, found)
+
+
+def workers_of(resources: Any, spark: str) -> "Workers":
+    """Who reads and writes for a run: Spark's executors, or this process.
+
+    Args:
+        resources: of the run.
+        spark: key of Spark's resource; empty: there is none.
+    """
+    if not spark:
+        from gazette_platform.lake.typed.working import LocalWorkers  # noqa: PLC0415
+
+        return LocalWorkers(min(_THREADS_MAX, os.cpu_count() or 1))
+    from gazette_platform.spark.typed_workers import SparkWorkers  # noqa: PLC0415
+
+    prepare_environment()
+    return SparkWorkers(getattr(resources, spark).spark_session)
+
+
+def behind_now(
+    client: "Client", tables: "TypedCatalog", raw: TableSpec, spec: TypedSpec
+) -> "Behind":
+    """How far a table is behind its journals now.
+
+    Raises: TransportError: brokers cannot be reached. LakeError: the table cannot be read. TypedRolledBack,
+        TypedProgressGone: a person has to look at it.
+    """
+    from gazette_platform.lake.typed.behind import behind  # noqa: PLC0415
+    from gazette_platform.lake.typed.journals import journals_now  # noqa: PLC0415
+    from gazette_platform.lake.typed.state import TypedState  # noqa: PLC0415
+
+    progress = _progress(tables, spec)
+    state = TypedState() if progress is None else progress.state
+    asked = client.asynchronous
+    now = client.run(journals_now(asked, raw.label_selector, state, SystemClock()))
+    return behind(now, state)
+
+
+def completeness_of(tables: "TypedCatalog", spec: TypedSpec) -> "Completeness":
+    """What counting its rows tells of a table.
+
+    Raises: LakeError: a table cannot be read. TypedRolledBack, TypedProgressGone: a person has to look.
+    """
+    from gazette_platform.lake.typed.completeness import Completeness, check_counts  # noqa: PLC0415
+
+    door, quarantine = tables.door(spec.name), tables.door(spec.quarantine)
+    if door.load() is None:
+        return Completeness(table=spec.name, notes=(f"{spec.name} is not made yet",))
+    has_quarantine = quarantine.load() is not None
+    return check_counts(door, quarantine if has_quarantine else None, is_upserted=bool(spec.key))
+
+
+def _runs(
+    context: AssetExecutionContext,
+    runner: "TypedRunner",
+    raw: TableSpec,
+    spec: TypedSpec,
+    given_up: Mapping[str, int],
+) -> "Iterator[RunReport]":
+    """Runs until nothing is left, or a bound is reached."""
+    for _ in range(_RUNS_MAX):
+        try:
+            report = runner.run(spec, raw, given_up=given_up)
+        except TypedFenced as err:
+            # By a process that goes on without end, say: from where that has come there is less to do.
+            context.log.warning("%s", err)
+            report = runner.run(spec, raw, given_up=given_up)
+        yield report
+        if not report.left_bytes or not report.run:
+            return
+
+
+def _is_waiting(report: "RunReport") -> bool:
+    """Whether something may come back of which no event of the raw table will tell."""
+    from gazette_platform.lake.typed.ranges import HoleKind  # noqa: PLC0415
+
+    is_missing = any(hole.kind is HoleKind.MISSING for hole in report.holes)
+    return bool(report.left_bytes or report.unreadable) or is_missing
+
+
+def _left(report: "RunReport") -> "Behind":
+    """What a run has left."""
+    from gazette_platform.lake.typed.behind import Behind  # noqa: PLC0415
+
+    return Behind(bytes=report.left_bytes, holes=report.holes, unreadable=report.unreadable)
+
+
+def _progress(tables: "TypedCatalog", spec: TypedSpec) -> "TypedProgress | None":
+    from gazette_platform.lake.typed.progress import read_progress  # noqa: PLC0415
+
+    loaded = tables.door(spec.name).load()
+    return None if loaded is None else read_progress(loaded, spec.name)
+
+
+def _results(
+    tables: "TypedCatalog",
+    raw: TableSpec,
+    spec: TypedSpec,
+    wanted: set[str],
+    found: "Behind | None",
+) -> Iterator[AssetCheckResult]:
+    try:
+        counted = completeness_of(tables, spec)
+    except (TypedProgressGone, TypedRolledBack) as err:
+        if COMPLETE_CHECK not in wanted:
+            raise
+        yield result_of(unreadable_evaluation(spec, err))
+        return
+    if COMPLETE_CHECK in wanted:
+        yield result_of(complete_evaluation(spec, counted))
+    if QUARANTINE_CHECK in wanted:
+        yield result_of(quarantine_evaluation(spec, counted.counts))
+    if FRESH_CHECK in wanted and found is not None:
+        yield result_of(fresh_evaluation(raw, spec, found, SystemClock().unix_s()))

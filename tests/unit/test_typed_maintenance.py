@@ -1,0 +1,141 @@
+"""Upkeep of typed tables: progress is never lost, and whoever was held up for long publishes no files that are gone."""
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from typed_files import write_rows
+from typed_world import JOURNAL, World, numbers, publish
+
+from gazette_platform.errors import TypedFenced
+from gazette_platform.lake.catalogs import TrinoCatalogs
+from gazette_platform.lake.rollups.maintenance import RETAINED_S
+from gazette_platform.lake.typed.maintenance import ORPHANS_S, keeping_s, maintain_typed
+from gazette_platform.lake.typed.publishing import progress_of
+from gazette_platform.lake.typed.quarantined import quarantined_rows, write_list
+from gazette_platform.ops.clock import SystemClock
+
+DAY_S = 86400.0
+
+
+class Engine:
+    """Notes what it is asked to do."""
+
+    catalogs = TrinoCatalogs()
+
+    def __init__(self, dialect="spark"):
+        self.dialect = dialect
+        self.asked = []
+
+    def execute(self, sql):
+        self.asked.append(sql)
+        return [("one",), ("two",)] if "orphan" in sql else []
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path)
+    yield made
+    for catalog in made.catalogs:
+        catalog.close()
+
+
+def now_s():
+    return SystemClock().unix_s()
+
+
+def side_files(table):
+    return sorted(p.suffix for p in Path(urlsplit(f"{table.location}.gazette").path).iterdir())
+
+
+def test_what_is_quarantined_is_settled_before_orphans_are_removed(world):
+    door, table = world.open()
+    quarantine = world.quarantine()
+    bad = {"_journal": JOURNAL, "_begin": 10, "_end": 20, "reason": "?", "raw": b"{"}
+    listed = write_list(table.location, [write_rows(quarantine.load().metadata, [bad])], table.io)
+    publish(door, table, [], quarantine=listed)
+    settled = []
+
+    class Looking(Engine):
+        def execute(self, sql):
+            settled.append(quarantined_rows(quarantine).num_rows)
+            return super().execute(sql)
+
+    engine = Looking()
+    done = maintain_typed(door, quarantine, engine, now_s=now_s())
+    assert settled == [1] * 6
+    assert [done.table.name, done.quarantine.name] == ["typed.flights", "typed.flights_quarantine"]
+    assert (done.table.orphans, done.quarantine.files, done.is_fenced) == (2, 1, False)
+    assert [sql.split("(")[0].rsplit(".", 1)[1] for sql in engine.asked[:3]] == [
+        "rewrite_data_files", "expire_snapshots", "remove_orphan_files",
+    ]  # fmt: skip
+
+
+def test_who_was_held_up_for_longer_than_orphans_are_kept_is_refused(world):
+    door, table = world.open()
+    publish(door, table, [1])
+    _, late = world.open()
+    done = maintain_typed(door, world.quarantine(), Engine(), now_s=now_s() + 2 * DAY_S)
+    assert done.is_fenced
+    # Its files are gone by now.
+    with pytest.raises(TypedFenced):
+        publish(door, late, [2])
+    _, after = world.open()
+    assert after.state.digest == late.state.digest
+    publish(door, after, [2])
+    assert numbers(door) == [1, 2]
+
+
+def test_a_table_that_was_published_to_since_needs_no_fence(world):
+    door, table = world.open()
+    publish(door, table, [1])
+    before = progress_of(door.load().metadata)
+    done = maintain_typed(door, world.quarantine(), Engine(), now_s=now_s() + ORPHANS_S / 2)
+    assert not done.is_fenced
+    assert progress_of(door.load().metadata) == before
+
+
+def test_files_beside_a_table_are_removed_once_no_snapshot_names_them(world):
+    door, table = world.open()
+    publish(door, table, [1])
+    # A run that died before it published, and one behind it.
+    write_list(table.location, [write_rows(table.metadata, [])], table.io)
+    _, table = world.open()
+    publish(door, table, [2])
+    assert side_files(table) == [".quarantine", ".state", ".state"]
+    assert maintain_typed(door, world.quarantine(), Engine(), now_s=now_s()).side_files == 0
+    done = maintain_typed(door, world.quarantine(), Engine(), now_s=now_s() + 2 * DAY_S)
+    assert (done.side_files, done.undeleted) == (1, ())
+    assert side_files(table) == [".state", ".state"]
+    _, table = world.open()
+    assert table.state.journals[JOURNAL].offset == 20
+
+
+def test_nothing_is_done_to_a_table_before_its_first_run(world):
+    door, _ = world.open()
+    assert maintain_typed(door, world.quarantine(), Engine(), now_s=now_s()) is None
+    assert maintain_typed(world.door("typed.no"), world.quarantine(), Engine(), now_s=0.0) is None
+
+
+def test_trino_is_asked_for_no_less_than_it_allows(world):
+    door, table = world.open()
+    publish(door, table, [1])
+    engine = Engine("trino")
+    done = maintain_typed(door, world.door("typed.flights_quarantine"), engine, now_s=now_s())
+    assert (done.quarantine, done.table.orphans) == (None, None)
+    kept = [sql.partition("=> ")[2] for sql in engine.asked[1:]]
+    assert kept == [f"'{int(RETAINED_S)}s')"] * 2
+
+
+def test_snapshots_expire_by_number_as_well_as_by_age(world):
+    door, table = world.open()
+    for n in range(4):
+        publish(door, table, [n])
+        _, table = world.open()
+    metadata = table.metadata
+    now = metadata.snapshots[-1].timestamp_ms / 1000 + 2 * DAY_S
+    assert keeping_s(metadata, now, snapshots_max=4) == RETAINED_S
+    third = (metadata.snapshots[-3].timestamp_ms - metadata.snapshots[-1].timestamp_ms) / 1000
+    assert keeping_s(metadata, now, snapshots_max=3) == pytest.approx(2 * DAY_S - third)
+    # None that is young, however many there are.
+    assert keeping_s(metadata, now - 2 * DAY_S, snapshots_max=1) == 6 * 3600

@@ -1,0 +1,72 @@
+"""What a typed table says of itself: how far it has come, how it came about, and when its rows are other ones."""
+
+from datetime import timedelta
+
+import pytest
+from typed_files import write_rows
+from typed_world import JOURNAL, World, row
+
+from gazette_platform.lake.typed.progress import measures, read_progress
+from gazette_platform.lake.typed.publishing import publish_files
+from gazette_platform.lake.typed.state import Counts, JournalState
+from gazette_platform.lake.typed.table import state_properties, write_state
+from gazette_platform.lake.typed.written import data_file_of
+from gazette_platform.ops.clock import SystemClock
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path)
+    yield made
+    for catalog in made.catalogs:
+        catalog.close()
+
+
+def run(world, ns, **told):
+    """A run that measured itself."""
+    door, table = world.open()
+    counts = Counts(messages=len(ns), committed=len(ns), typed=len(ns))
+    before = table.state.journals.get(JOURNAL, JournalState())
+    after = JournalState(offset=before.offset + 10 * len(ns), counts=before.counts + counts)
+    state = table.state.with_journals({JOURNAL: after})
+    properties = state_properties(
+        state, path=write_state(table.location, state, table.io), run=f"run {ns}"
+    )
+    files = [data_file_of(write_rows(table.metadata, [row(n) for n in ns]), table.metadata)]
+    publish_files(door, table.start, files, f"run {ns}", {**properties, **measures(**told)})
+    return door
+
+
+def test_a_table_tells_what_it_holds_and_how_its_newest_run_went(world):
+    now = SystemClock().now()
+    told = {"complete_at": now, "oldest_at": now - timedelta(seconds=30)}
+    door = run(world, [1, 2], read_bytes=700, seconds=1.5, **told)
+    found = read_progress(door.load(), door.name)
+    assert (found.rows, found.files, found.run) == (2, 1, "run [1, 2]")
+    assert (found.read_bytes, found.seconds, found.complete_at) == (700, 1.5, now)
+    assert found.freshness_s == pytest.approx(30, abs=20)
+    assert found.state.journals[JOURNAL].offset == 20
+    assert found.version == found.state.digest
+
+
+def test_nothing_is_told_of_a_table_before_its_first_run(world):
+    door, _ = world.open()
+    assert read_progress(door.load(), door.name) is None
+
+
+def test_clocks_that_are_ahead_are_no_freshness_below_zero(world):
+    ahead = SystemClock().now() + timedelta(hours=1)
+    door = run(world, [1], read_bytes=1, seconds=0.0, complete_at=None, oldest_at=ahead)
+    found = read_progress(door.load(), door.name)
+    assert (found.freshness_s, found.complete_at) == (0.0, None)
+
+
+def test_what_others_write_counts_as_rows_and_is_no_progress(world):
+    door = run(world, [1, 2], read_bytes=1, seconds=0.0, complete_at=None, oldest_at=None)
+    before = read_progress(door.load(), door.name)
+    table = door.load().token
+    table.append(table.scan().to_arrow())
+    after = read_progress(door.load(), door.name)
+    assert (before.rows, after.rows) == (2, 4)
+    assert (after.version, after.snapshot_id) == (before.version, before.snapshot_id)
+    assert after.freshness_s is None
