@@ -30,8 +30,11 @@ from gazette_platform.embedded.platform import PlatformOptions, environment_of, 
 from gazette_platform.errors import LakeError, SetupError
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.spark import start_session
+from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
 from gazette_platform.lake.sql import load_sql, sql_folder
 from gazette_platform.lake.trino import TrinoSession
+from gazette_platform.lake.typed.catalogs import typed_catalog
+from gazette_platform.lake.typed.completeness import check_counts
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.yaml_specs import parse_journal_tree
 
@@ -54,9 +57,13 @@ _VISIBLE_TIMEOUT_S = 180.0
 # Rollups are asked for twice a minute, one is made of another, and a Spark session takes a while to start: three
 # minutes in all, or a machine that is busy with other things.
 _ROLLUPS_TIMEOUT_S = 420.0
+# It is made as rollups are, and mostly while these are waited for.
+_TYPED_TIMEOUT_S = 300.0
 _POLL_S = 1.0
 
 _COUNT = "SELECT count(*) FROM hive.flights.flights"
+_TYPED = "typed.flights"
+_TYPED_COUNT = "SELECT count(*) FROM iceberg.typed.flights"
 _PARTITIONS = 'SELECT count(*) FROM hive.flights."flights$partitions"'
 
 
@@ -74,12 +81,17 @@ class Report:
     """Seconds from the last acknowledged append until Trino counts every record."""
     engines_agree: bool = False
     """Whether Trino and Spark gave the same answers on the rollups."""
+    typed: int = 0
+    """Rows of the typed table, as Trino counts them."""
+    typed_is_complete: bool = False
+    """Whether raw committed = typed + quarantined in each journal, by the check of completeness."""
 
     @property
     def is_ok(self) -> bool:
         """Whether every record is everywhere, once."""
-        counts = {self.appended, self.tailed, self.trino, self.spark}
-        return counts == {FLIGHTS} and self.rollup_rows > 0 and self.engines_agree
+        counts = {self.appended, self.tailed, self.trino, self.spark, self.typed}
+        are_made = self.rollup_rows > 0 and self.typed_is_complete
+        return counts == {FLIGHTS} and are_made and self.engines_agree
 
     def line(self) -> str:
         """The last line of the demo."""
@@ -87,7 +99,7 @@ class Report:
             f"demo: {'ok' if self.is_ok else 'FAILED'} appended={self.appended} "
             f"tailed={self.tailed} trino={self.trino} spark={self.spark} "
             f"partitions={self.partitions} rollup_rows={self.rollup_rows} "
-            f"freshness_s={self.freshness_s:.1f}"
+            f"freshness_s={self.freshness_s:.1f} typed={self.typed}"
         )
 
 
@@ -162,6 +174,7 @@ class _Demo:
         spark = self._count_in_spark()  # while the rollups are made
         try:
             self._await_rollups()
+            self._await_typed()
             if self._report.rollup_rows:
                 self._compare(spark)
         finally:
@@ -289,6 +302,29 @@ class _Demo:
             self._last_error = str(err)
             return {}
         return {name: (int(count), int(flights or 0)) for name, count, flights in rows}
+
+    def _await_typed(self) -> None:
+        """Wait until the typed table has every flight, and check that each is there once."""
+        with self._console.status("") as status:
+
+            def is_there() -> bool:
+                self._report.typed = self._count(_TYPED_COUNT)
+                status.update(
+                    f"waiting for the typed table: Trino sees {self._report.typed:,} of {FLIGHTS:,}"
+                )
+                return self._report.typed >= FLIGHTS
+
+            _poll(is_there, _TYPED_TIMEOUT_S)
+        if not self._report.typed:
+            self._say(f"typed table: none ({self._last_error})")
+            return
+        catalog = typed_catalog(LakeSettings.from_environment(os.environ))
+        found = check_counts(catalog.door(_TYPED), catalog.door(f"{_TYPED}{QUARANTINE_SUFFIX}"))
+        self._report.typed_is_complete = found.is_complete
+        told = "; ".join(one.text for one in found.findings) or (
+            f"{found.counts.committed:,} committed = {found.rows:,} typed + {found.quarantined:,} quarantined"
+        )
+        self._say(f"typed table: {told}")
 
     def _count(self, sql: str) -> int:
         """A single number from Trino; 0 while the table is not there."""

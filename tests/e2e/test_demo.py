@@ -38,7 +38,7 @@ columns:
 """
 LAST_LINE = re.compile(
     r"^demo: ok appended=336776 tailed=336776 trino=336776 spark=336776 "
-    r"partitions=(\d+) rollup_rows=(\d+) freshness_s=([\d.]+)$"
+    r"partitions=(\d+) rollup_rows=(\d+) freshness_s=([\d.]+) typed=336776$"
 )
 
 
