@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -55,6 +56,8 @@ class SeededCases:
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Run it. Returns: 0 if all is well, 1 if something is wrong, 2 if it could not start."""
         console = Console()
+        # Servers are stopped on the way out.
+        signal.signal(signal.SIGTERM, _interrupt)
         try:
             with console.status("starting") as status:
 
@@ -109,6 +112,10 @@ class SeededCases:
         finally:
             if not is_kept:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _numbers(text: str) -> list[int]:
