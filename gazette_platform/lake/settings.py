@@ -18,7 +18,7 @@ variable of its own, which wins:
 | GAZETTE_WAREHOUSE | location of Iceberg tables | ``warehouse`` beside it |
 | GAZETTE_ICEBERG_JAR | path of the Iceberg runtime for Spark, or ``provided`` | none: no Iceberg |
 | GAZETTE_JDBC_JAR | path of the driver by which Spark reaches that catalog in a database | Spark has it |
-| GAZETTE_SPARK_MASTER | Spark master URL | ``local[2]`` |
+| GAZETTE_SPARK_MASTER | Spark master URL, or that of Spark Connect | ``local[2]`` |
 | GAZETTE_SPARK_PROPERTIES | file of properties of Spark, which win over ours | none |
 | GAZETTE_LAKE_STORE | ``s3://`` URL of the fragment store, for Spark | `store` in endpoints.json |
 | GAZETTE_S3_JARS | folder of the jars of Hadoop's S3 driver | none: Spark has them itself |
@@ -84,7 +84,7 @@ class LakeSettings:
     s3_jars: str = ""
     """Folder of jars with which Spark reaches S3."""
     spark_master: str = "local[2]"
-    """Spark master URL."""
+    """Spark master URL; ``sc://host:port`` of a server of Spark Connect."""
     spark_properties: str = ""
     """Path of a file of properties of Spark; see `gazette_platform.lake.spark_properties`."""
     store_roots: Mapping[str, str] = field(default_factory=dict)

@@ -1,13 +1,20 @@
-"""The Spark session of the lake: raw tables by name, Iceberg tables under ``iceberg.``, typed ones under it or their own catalog."""
+"""The Spark session of the lake: raw tables by name, Iceberg tables under ``iceberg.``, typed ones under it or their own catalog.
+
+By its master it is in this process (``local[2]``), drives a cluster from here (``spark://…``), or is that of a server of
+Spark Connect (``sc://…``), where nothing needs Java, and jars and servers are whatever that server was given.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
-from gazette_platform.errors import LakeError, SetupError
+from gazette_platform.errors import LakeError, SetupError, ValidationError
 from gazette_platform.lake.catalogs import ICEBERG
 from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
 from gazette_platform.lake.s3 import S3Access
@@ -22,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PROVIDED",
+    "is_connect",
     "is_local",
     "open_session",
     "prepare_environment",
@@ -36,6 +44,15 @@ _HOST = "127.0.0.1"
 _CATALOGS = "spark.sql.catalog."
 # Properties of ours: catalogs whose secrets a session is given when it starts, by their names.
 _TYPED = "spark.gazette.catalog."
+# What a cluster has by default; a local Spark gives up a job with the first worker that is killed.
+_ATTEMPTS: Final = 4
+_CONNECT_PORT: Final = 15002
+_CONNECT_TIMEOUT_S: Final = 10.0
+
+
+def is_connect(master: str) -> bool:
+    """Whether `master` is a server of Spark Connect."""
+    return master.startswith("sc://")
 
 
 def is_local(master: str) -> bool:
@@ -48,6 +65,7 @@ def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[s
 
     A local Spark is on loopback only. On a cluster, executors find the driver by the name of its
     machine, or by `spark.driver.host` of the file of properties, and fetch the jars from it.
+    A server of Spark Connect is told of catalogs only.
     Properties of that file are not among those returned: see `open_session`.
 
     Args:
@@ -55,11 +73,13 @@ def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[s
         memory: heap of the driver, which with a local master does all work.
 
     Raises: SetupError: the metastore is not known, or the Iceberg jar is not there. ValidationError:
-        the store is none that Spark can be told of.
+        the store is none that Spark can be told of, or the master has a token in it.
     """
     metastore = settings.required("metastore")
+    if is_connect(settings.spark_master):
+        return _connect_configuration(settings, metastore)
     configuration = {
-        "spark.master": settings.spark_master,
+        "spark.master": _with_attempts(settings.spark_master),
         "spark.app.name": "gazette-platform",
         "spark.driver.memory": memory,
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_LOGGING}",
@@ -71,6 +91,8 @@ def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[s
         # A session that lives longer than a query must see new fragments: no cached listings.
         "spark.sql.hive.filesourcePartitionFileCacheSize": "0",
         "spark.sql.filesourceTableRelationCacheSize": "0",
+        # What Python's workers are told may hold credentials: above this size it would be left in files.
+        "spark.broadcast.UDFCompressionThreshold": "100m",
     }
     if is_local(settings.spark_master):
         configuration |= {
@@ -84,18 +106,41 @@ def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[s
     if settings.warehouse:
         configuration["spark.sql.warehouse.dir"] = f"{settings.warehouse}/spark"
     if settings.iceberg_jar:
-        catalog = f"{_CATALOGS}{ICEBERG}"
-        configuration |= {
-            "spark.sql.extensions": (
-                "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
-            ),
-            catalog: "org.apache.iceberg.spark.SparkCatalog",
-            f"{catalog}.type": "hive",
-            f"{catalog}.uri": metastore,
-            f"{catalog}.warehouse": settings.required("warehouse"),
-            f"{catalog}.cache-enabled": "false",
-        } | _typed_catalog(settings)
+        configuration["spark.sql.extensions"] = (
+            "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+        )
+        configuration |= _iceberg_catalogs(settings, metastore)
     return configuration | _jars(settings)
+
+
+def _connect_configuration(settings: LakeSettings, metastore: str) -> dict[str, str]:
+    """What a session of a server can be told; all else the server was started with."""
+    if re.search(r"[;/]token=", settings.spark_master):
+        raise ValidationError(
+            "has a token in it, and masters are shown: give it by SPARK_CONNECT_AUTHENTICATE_TOKEN",
+            path="GAZETTE_SPARK_MASTER",
+        )
+    configuration = {"spark.master": settings.spark_master, "spark.sql.session.timeZone": "UTC"}
+    return configuration | (_iceberg_catalogs(settings, metastore) if settings.iceberg_jar else {})
+
+
+def _with_attempts(master: str) -> str:
+    """A local master that tries a task again whose worker was killed, as clusters do."""
+    if master == "local":
+        return f"local[1,{_ATTEMPTS}]"
+    return re.sub(r"\Alocal\[\s*(\d+|\*)\s*\]\Z", rf"local[\1,{_ATTEMPTS}]", master)
+
+
+def _iceberg_catalogs(settings: LakeSettings, metastore: str) -> dict[str, str]:
+    catalog = f"{_CATALOGS}{ICEBERG}"
+    return {
+        catalog: "org.apache.iceberg.spark.SparkCatalog",
+        f"{catalog}.type": "hive",
+        f"{catalog}.uri": metastore,
+        f"{catalog}.warehouse": settings.required("warehouse"),
+        f"{catalog}.cache-enabled": "false",
+        **_typed_catalog(settings),
+    }
 
 
 def _typed_catalog(settings: LakeSettings) -> dict[str, str]:
@@ -174,10 +219,11 @@ def open_session(configuration: Mapping[str, str], properties: str = "") -> Spar
 
     Args:
         configuration: ours.
-        properties: path of a user's file, which wins; or empty.
+        properties: path of a user's file, which wins; or empty. A server of Spark Connect passes over what can
+            only be said where it is started.
 
     Raises: LakeError: the JVM did not start, or the cluster cannot be reached. SetupError: the file, or one of
-        `CatalogLogin`, cannot be read. ValidationError: something is wrong in it.
+        `CatalogLogin`, cannot be read, or Spark Connect is not installed. ValidationError: something is wrong in it.
     """
     from py4j.protocol import (  # type: ignore[import-untyped]  # noqa: PLC0415  slow to import
         Py4JError,
@@ -186,10 +232,13 @@ def open_session(configuration: Mapping[str, str], properties: str = "") -> Spar
     from pyspark.errors import PySparkException  # noqa: PLC0415  slow to import
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
-    given = read_properties(properties)
+    all_of_it = combined({**configuration, **_secrets(configuration)}, read_properties(properties))
+    master = configuration.get("spark.master", "")
+    if is_connect(master):
+        return _connected(master, all_of_it)
     prepare_environment()
     builder = SparkSession.builder
-    for key, value in combined({**configuration, **_secrets(configuration)}, given).items():
+    for key, value in all_of_it.items():
         builder = builder.config(key, value)
     try:
         return builder.getOrCreate()
@@ -198,5 +247,30 @@ def open_session(configuration: Mapping[str, str], properties: str = "") -> Spar
         why = err.java_exception if isinstance(err, Py4JJavaError) else err
         raise LakeError(
             f"Spark did not start: {why} (JAVA_HOME={os.environ.get('JAVA_HOME', '')!r} must be a "
-            f"Java 17 or 21; the master is {configuration.get('spark.master', '')})"
+            f"Java 17 or 21; the master is {master})"
+        ) from err
+
+
+def _connected(master: str, configuration: Mapping[str, str]) -> SparkSession:
+    from pyspark.errors import PySparkException, PySparkImportError  # noqa: PLC0415  slow to import
+    from pyspark.sql import SparkSession  # noqa: PLC0415  likewise
+
+    at = urlsplit(master)
+    address = at.hostname or "", at.port or _CONNECT_PORT
+    try:
+        # Its client would try again for ten minutes.
+        socket.create_connection(address, _CONNECT_TIMEOUT_S).close()
+        builder = SparkSession.builder.remote(master)
+        for key, value in configuration.items():
+            if key != "spark.master":
+                builder = builder.config(key, value)
+        return builder.getOrCreate()
+    except PySparkImportError as err:
+        raise SetupError(
+            f"Spark Connect needs more packages ({err}): pip install 'gazette-platform[connect]'"
+        ) from err
+    except (PySparkException, OSError) as err:
+        raise LakeError(
+            f"Spark Connect cannot be reached at {address[0]}:{address[1]}: {err} (see that its server runs, and "
+            "correct GAZETTE_SPARK_MASTER)"
         ) from err

@@ -80,8 +80,13 @@ class SparkWorkers:
 
         def collect() -> pa.Table:
             self._session.addTag(tag)
-            self._session.dataSource.register(source_of(sent, orders))
-            return self._session.read.format(NAME).load().toArrow()
+            sources = self._session.dataSource
+            sources.register(source_of(sent, orders))
+            try:
+                return self._session.read.format(NAME).load().toArrow()
+            finally:
+                # Sessions hold what was registered last, with all that opens brokers and stores.
+                sources.register(source_of(b"", ()))
 
         try:
             with _turn:

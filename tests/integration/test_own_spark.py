@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from dataclasses import replace
 
 import pytest
 from lake_bench import FragmentFiles
-from lake_servers import running, spark_session
+from lake_servers import spark_session
+from spark_servers import spark_cluster
 
-from gazette_platform.embedded import tools
-from gazette_platform.embedded.component import Component
-from gazette_platform.embedded.layout import pyspark_jars
-from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.lake import Registrar, StoreRoots, ensure_exact_view, parse_table_spec
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.rollups.engines import SparkEngine
@@ -48,60 +43,10 @@ SUMS = RollupSpec(
 )
 
 
-def spark_server(folder, name, arguments, ready):
-    return Component(
-        name=name,
-        command=(
-            str(pyspark_jars().parent / "bin" / "spark-class"),
-            f"org.apache.spark.deploy.{name.lower()}.{name}",
-            *arguments,
-        ),
-        environment={
-            "JAVA_HOME": str(tools.java(21)),
-            "SPARK_HOME": str(pyspark_jars().parent),
-            "SPARK_DAEMON_MEMORY": "256m",
-        },
-        folder=folder,
-        ready=ready,
-        # They heed SIGTERM late, and hold nothing that is to be kept.
-        stop_timeout_s=1.0,
-    )
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """URL of a master with one worker."""
-    folder = tmp_path_factory.mktemp("own-spark")
-    ports = choose_ports(["master", "master-ui", "worker", "worker-ui"])
-    url = f"spark://127.0.0.1:{ports['master']}"
-
-    def state():
-        try:
-            with urllib.request.urlopen(
-                f"http://127.0.0.1:{ports['master-ui']}/json/", timeout=5
-            ) as response:
-                return json.load(response)
-        except (OSError, ValueError):
-            return {}
-
-    ui = ("--webui-port", str(ports["master-ui"]))
-    master = spark_server(
-        folder,
-        "Master",
-        ("--host", "127.0.0.1", "--port", str(ports["master"]), *ui),
-        lambda: state().get("status") == "ALIVE",
-    )
-    worker = spark_server(
-        folder,
-        "Worker",
-        (
-            *("--host", "127.0.0.1", "--port", str(ports["worker"])),
-            *("--webui-port", str(ports["worker-ui"]), "--work-dir", str(folder / "work")),
-            *("--cores", "1", "--memory", "1g", url),
-        ),
-        lambda: state().get("aliveworkers") == 1,
-    )
-    with running(master, folder / "master.log"), running(worker, folder / "worker.log"):
+    with spark_cluster(tmp_path_factory.mktemp("own-spark")) as url:
         yield url
 
 

@@ -32,7 +32,12 @@ from gazette_platform.lake.rollups.statements import (
     create_staging,
     insert_staging,
 )
-from gazette_platform.lake.spark import is_local, spark_configuration
+from gazette_platform.lake.spark import (
+    is_connect,
+    is_local,
+    open_session,
+    spark_configuration,
+)
 from gazette_platform.lake.spark_properties import combined, parse_properties
 from gazette_platform.lake.trino import TrinoLogin, TrinoSession
 from gazette_platform.resources import SparkResource, TrinoResource, platform_resources
@@ -250,6 +255,53 @@ def test_only_a_local_spark_is_on_loopback(master, local, tmp_path):
     assert ("spark.driver.bindAddress" in found) is local
     assert found.get("spark.jars") == (None if local else str(jar))
     assert ("spark.executor.extraClassPath" in found) is local
+
+
+@pytest.mark.parametrize(
+    ("master", "told"),
+    [
+        ("local", "local[1,4]"),
+        ("local[*]", "local[*,4]"),
+        ("local[2]", "local[2,4]"),
+        ("local[2,1]", "local[2,1]"),
+        ("local-cluster[2,1,512]", "local-cluster[2,1,512]"),
+        ("spark://h:7077", "spark://h:7077"),
+    ],
+)
+def test_a_local_spark_tries_tasks_again_as_clusters_do(master, told):
+    found = spark_configuration(LakeSettings(metastore="thrift://m:1", spark_master=master))
+    assert found["spark.master"] == told
+
+
+def test_a_server_of_spark_connect_is_told_what_a_session_can_say():
+    settings = LakeSettings(
+        metastore="thrift://m:1",
+        warehouse="s3://b/w",
+        iceberg_jar="provided",
+        store="s3://b/?region=r",
+        s3_jars="/jars",
+        spark_master="sc://h:15002/;user_id=me",
+    )
+    assert is_connect(settings.spark_master)
+    assert not is_local(settings.spark_master)
+    found = spark_configuration(settings)
+    assert found.pop("spark.master") == settings.spark_master
+    assert found["spark.sql.catalog.iceberg.uri"] == "thrift://m:1"
+    assert all(name.startswith("spark.sql.") for name in found)
+    assert "spark.sql.extensions" not in found
+    without = spark_configuration(replace(settings, iceberg_jar=""))
+    assert set(without) == {"spark.master", "spark.sql.session.timeZone"}
+    for url in ("sc://h/;token=abc", "sc://h:1/;use_ssl=true;token=abc"):
+        with pytest.raises(ValidationError, match="SPARK_CONNECT_AUTHENTICATE_TOKEN") as refused:
+            spark_configuration(replace(settings, spark_master=url))
+        assert "abc" not in str(refused.value)
+
+
+def test_a_server_of_spark_connect_that_is_away_is_told_at_once():
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        port = server.server_port
+    with pytest.raises(LakeError, match=f"cannot be reached at 127.0.0.1:{port}: .*refused"):
+        open_session({"spark.master": f"sc://127.0.0.1:{port}"})
 
 
 def test_jars_of_a_cluster_are_named_one_by_one(tmp_path):

@@ -93,7 +93,7 @@ def test_spark_configuration(tmp_path):
         spark_configuration(settings)
     jar.touch()
     configuration = spark_configuration(settings, memory="2g")
-    assert configuration["spark.master"] == "local[1]"
+    assert configuration["spark.master"] == "local[1,4]"
     assert configuration["spark.driver.memory"] == "2g"
     assert configuration["spark.driver.extraClassPath"] == str(jar)
     assert configuration["spark.sql.catalog.iceberg.uri"] == "thrift://h:1"
