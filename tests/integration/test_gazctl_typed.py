@@ -307,3 +307,66 @@ def test_mistakes_about_records_are_told(lake, apply, args, why):
     done = lake("quarantine", *args)
     assert (done.code, done.out) == (1, b"")
     assert why in done.err
+
+
+def test_how_typed_tables_stand_is_listed_and_described(lake, root, apply, append, tmp_path):
+    apply()
+    append(f"{root}/one", message(1), message(2, at="soon"))
+    before = lake("list", "typed.orders")
+    assert before.code == 0, before.err
+    assert before.out.decode().splitlines()[1].split() == [
+        "typed.orders",
+        "typed",
+        "2",
+        "0",
+        "0",
+        "180",
+        "1",
+    ]
+    assert "typed.orders: the table is not made yet" in before.err
+    assert lake("run").code == 0
+    append(f"{root}/two", message(3))
+    done = lake("list")
+    assert done.code == 0, done.err
+    head, raw, typed = (line.split() for line in done.out.decode().splitlines())
+    assert "Quarantined" in head
+    assert raw[:2] == ["shop.orders", "json"]
+    assert typed == ["typed.orders", "typed", "2", "1", "1", "98"]
+    raw, typed = json.loads(lake("list", "-o", "json").out)
+    assert (raw["table"], typed["table"], typed["of"]) == (
+        "shop.orders",
+        "typed.orders",
+        "shop.orders",
+    )
+    assert (typed["rows"], typed["quarantined"], typed["lag_bytes"], typed["problems"]) == (
+        1,
+        1,
+        98,
+        [],
+    )
+    assert typed["complete_at"]
+    assert "Quarantined" not in lake("list", "shop.orders").out.decode()
+
+    (full,) = yaml.safe_load(lake("describe", "typed.orders", "-o", "yaml").out)
+    assert full["quarantine"] == "typed.orders_quarantine"
+    assert full["messages"]["committed"] == 2
+    assert {"journal": f"{root}/two", "read": 0, "head": 98} in full["journal_offsets"]
+    assert [c["name"] for c in full["columns"]] == [
+        "n",
+        "at",
+        "_journal",
+        "_begin",
+        "_end",
+        "_uuid",
+    ]
+    text = lake("describe", "typed.orders", "shop.orders").out.decode()
+    assert "typed.orders: typed, of shop.orders" in text
+    assert "Messages:   2 read: 1 rows, 1 in quarantine, 0 there before" in text
+    assert f"{root}/two  head 98  read 0" in text
+
+    (tmp_path / "catalog.db").write_bytes(b"no database")
+    broken = lake("list", "typed.orders", "-o", "json")
+    assert broken.code == 1
+    (typed,) = json.loads(broken.out)
+    assert (typed["rows"], typed["lag_bytes"], typed["is_made"]) == (None, None, None)
+    assert typed["problems"]
