@@ -14,7 +14,13 @@ from gazette_platform.protocol import LabelSelector, LabelSet
 if TYPE_CHECKING:
     from gazette_platform.lake import TableSpec
 
-__all__ = ["complete_names", "complete_tables", "complete_typed_tables", "offers"]
+__all__ = [
+    "complete_all_tables",
+    "complete_names",
+    "complete_tables",
+    "complete_typed_tables",
+    "offers",
+]
 
 # Whoever pressed the key waits.
 _ANSWERED_S = 2.0
@@ -63,6 +69,11 @@ def complete_names(ctx: typer.Context, incomplete: str) -> list[str]:
 def complete_tables(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of raw tables that begin so, of the folder of specs of the command line; else none."""
     return [name for name in _specs(ctx) if name.startswith(incomplete)]
+
+
+def complete_all_tables(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of raw and typed tables that begin so; see `complete_tables`."""
+    return sorted({*complete_tables(ctx, incomplete), *complete_typed_tables(ctx, incomplete)})
 
 
 def complete_typed_tables(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gazette_platform.cli.completion import complete_tables
+from gazette_platform.cli.completion import complete_all_tables, complete_tables
 from gazette_platform.cli.selection import Selector
 from gazette_platform.errors import SetupError, ValidationError
 
@@ -71,7 +71,7 @@ Names = Annotated[
     typer.Argument(
         metavar="TABLE",
         show_default=False,
-        autocompletion=complete_tables,
+        autocompletion=complete_all_tables,
         help="Tables by name, as schema.table; none means all.",
     ),
 ]
@@ -220,7 +220,7 @@ def ddl(
         str,
         typer.Argument(
             metavar="TABLE|FILE",
-            autocompletion=complete_tables,
+            autocompletion=complete_all_tables,
             help="A table by name, or the file of a spec.",
         ),
     ],
@@ -239,7 +239,8 @@ def ddl(
 ) -> None:
     """Print the CREATE statement of a table, for another catalog or engine.
 
-    The platform makes its own tables; this is for others that are to read the same files.
+    The platform makes its own tables; this is for others that are to read the same files. Of a typed table, they read it as it
+    is now.
 
     **Examples**
 
@@ -334,7 +335,7 @@ def quarantine(
         typer.Argument(
             metavar="TABLE",
             show_default=False,
-            autocompletion=complete_tables,
+            autocompletion=complete_all_tables,
             help="A table by name, as schema.table; --list takes none for all. Of a typed one, records are listed.",
         ),
     ] = None,

@@ -29,7 +29,6 @@ from gazette_platform.lake.check import SAMPLE_BYTES
 from gazette_platform.lake.rollups import read_rollup_folder
 from gazette_platform.lake.sampling import BrokerContent, served, spread
 from gazette_platform.lake.spec_folder import in_file, problems_with_files, specs_by_file
-from gazette_platform.lake.table_spec import read_table_spec
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import JournalSpec
 
@@ -80,8 +79,10 @@ def _read(name: str, folder: Path) -> SpecFile:
         path = Path(name)
         return SpecFile.of(path.name, path.read_bytes(), folder, source=path.parent)
     text = sys.stdin.buffer.read()
-    spec, _ = read_table_spec(text)
-    return SpecFile.of(f"{spec.name}.yaml" if spec is not None else "stdin.yaml", text, folder)
+    unnamed = SpecFile.of("stdin.yaml", text, folder)
+    if unnamed.spec is None:
+        return unnamed
+    return SpecFile.of(f"{unnamed.spec.name}.yaml", text, folder)
 
 
 def _problems(

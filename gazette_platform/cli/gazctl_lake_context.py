@@ -1,7 +1,7 @@
 """What commands of `gazctl lake` work with: settings, the folder of specs, brokers, the metastore."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +13,8 @@ import yaml
 from gazette_platform.cli.connection import Connection
 from gazette_platform.cli.gazctl_lake import OutputFormat
 from gazette_platform.cli.output import note, print_json, print_text
-from gazette_platform.client import Client
-from gazette_platform.errors import LakeError, SetupError, ValidationError
+from gazette_platform.client import Client, JournalListing
+from gazette_platform.errors import GazetteError, LakeError, SetupError, ValidationError
 from gazette_platform.hive import HiveTable, MetastoreClient, MetastoreSession
 from gazette_platform.lake import (
     BrokerSource,
@@ -29,6 +29,7 @@ from gazette_platform.lake.meant import or_meant
 from gazette_platform.lake.rollups.folder import read_rollup_folder
 from gazette_platform.lake.standing import table_standing
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.side_by_side import side_by_side
 from gazette_platform.protocol import JournalSpec
 
 __all__ = [
@@ -41,7 +42,10 @@ __all__ = [
     "settings_of",
     "specs_named",
     "tables_folder",
+    "write_heads",
 ]
+
+_JOURNALS_AT_A_TIME = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,22 @@ def brokers(
         config = replace(config, file_root=settings.file_root)
     with Client(config) as client:
         yield client
+
+
+def write_heads(
+    client: Client, listings: Sequence[JournalListing], failed: Callable[[str, GazetteError], None]
+) -> dict[str, int]:
+    """Write heads of journals, by name; without those that cannot be asked for, of which `failed` is told."""
+
+    async def head(listing: JournalListing) -> dict[str, int]:
+        try:
+            return await client.asynchronous.write_heads([listing])
+        except GazetteError as err:
+            failed(listing.name, err)
+            return {}
+
+    found = client.run(side_by_side(head, listings, at_a_time=_JOURNALS_AT_A_TIME))
+    return {journal: end for each in found for journal, end in each.items()}
 
 
 @contextmanager

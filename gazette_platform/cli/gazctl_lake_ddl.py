@@ -12,12 +12,16 @@ from gazette_platform.cli.gazctl_lake_context import (
     tables_folder,
 )
 from gazette_platform.cli.output import print_text
-from gazette_platform.errors import ValidationError
+from gazette_platform.cli.typed_tables import TypedTable, apart
+from gazette_platform.errors import LakeError, ValidationError
 from gazette_platform.lake import LakeSettings, StoreRoots, TableSpec, parse_table_spec
 from gazette_platform.lake.ddl import MountedTable, create_statement
 from gazette_platform.lake.expected import expected_layout, expected_location
 from gazette_platform.lake.layout import Layout, partition_columns
+from gazette_platform.lake.spec_folder import files_beside
 from gazette_platform.lake.tables import LAYOUT
+from gazette_platform.lake.typed.catalogs import typed_catalog
+from gazette_platform.lake.typed.mounting import mount_statement
 from gazette_platform.ops.clock import SystemClock
 
 __all__ = ["ddl"]
@@ -26,7 +30,15 @@ __all__ = ["ddl"]
 def ddl(ctx: typer.Context, table: str, dialect: str, location: str, tables: Path | None) -> None:
     """Print a CREATE statement."""
     settings = settings_of()
-    spec = _spec(table, settings, tables)
+    path = Path(table)
+    if path.suffix in {".yaml", ".yml"} or "/" in table:
+        spec = _in_file(path)
+    else:
+        others, typed = apart(tables_folder(settings, tables), [table])
+        if typed:
+            _print_mount(settings, typed[0], dialect, location)
+            return
+        spec = specs_named(tables_folder(settings, tables), others)[0][table]
     layout, found = _place(ctx, settings, spec, needs_location=not location)
     mounted = MountedTable(
         spec=spec,
@@ -37,15 +49,25 @@ def ddl(ctx: typer.Context, table: str, dialect: str, location: str, tables: Pat
     print_text(create_statement(mounted, dialect), end="")
 
 
-def _spec(table: str, settings: LakeSettings, tables: Path | None) -> TableSpec:
-    path = Path(table)
-    if path.suffix in {".yaml", ".yml"} or "/" in table:
-        try:
-            return parse_table_spec(path.read_bytes())
-        except ValidationError as err:
-            raise err.within(table) from err
-    specs, _ = specs_named(tables_folder(settings, tables), [table])
-    return specs[table]
+def _in_file(path: Path) -> TableSpec:
+    text = path.read_bytes()
+    try:
+        return parse_table_spec(text, files_beside(text, path.parent))
+    except ValidationError as err:
+        raise err.within(str(path)) from err
+
+
+def _print_mount(settings: LakeSettings, table: TypedTable, dialect: str, location: str) -> None:
+    name = table.typed.name
+    if location:
+        raise ValidationError(
+            f"the metadata of {name} name its files by whole paths: they cannot be elsewhere",
+            path="--location",
+        )
+    loaded = typed_catalog(settings).door(name).load()
+    if loaded is None:
+        raise LakeError(f"there is no table {name} yet: `gazctl lake run {name}` makes it")
+    print_text(mount_statement(name, loaded.metadata_location, dialect), end="")
 
 
 def _place(

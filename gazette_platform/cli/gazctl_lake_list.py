@@ -17,22 +17,29 @@ from gazette_platform.cli.gazctl_lake_context import (
     settings_of,
     specs_named,
     tables_folder,
+    write_heads,
+)
+from gazette_platform.cli.gazctl_lake_list_typed import (
+    typed_full,
+    typed_lines,
+    typed_row,
+    typed_standings,
 )
 from gazette_platform.cli.output import NONE, note, print_table, print_text, printable
-from gazette_platform.client import Client, JournalListing
+from gazette_platform.cli.typed_tables import apart
+from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError, TransportError
 from gazette_platform.hive import MetastoreSession
 from gazette_platform.lake import BrokerSource, RefusedSpec, TableSpec
 from gazette_platform.lake.overdue import overdue
 from gazette_platform.lake.standing import TableStanding, table_standing
+from gazette_platform.lake.typed.standing import TypedStanding
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.counted import counted
-from gazette_platform.ops.side_by_side import side_by_side
 
 __all__ = ["describe", "list_tables"]
 
 _PARTITIONS_SHOWN = 20
-_JOURNALS_AT_A_TIME = 16
 
 
 def list_tables(
@@ -41,19 +48,21 @@ def list_tables(
     """List tables."""
     found = _standings(ctx, names, tables)
     if output_format is not OutputFormat.TABLE:
-        print_values([each.summary() for each in found.standings] + found.refused(), output_format)
+        print_values([each.summary() for each in found.all] + found.refused(), output_format)
     else:
         _print_list(found)
     found.exit()
 
 
 def _print_list(found: "_Found") -> None:
-    standings = found.standings
-    print_table(
-        ["Table", "Format", "Journals", "Partitions", "Rows", "Lag bytes", "Problems"],
-        [_row(standing) for standing in standings],
-    )
-    for standing in standings:
+    columns = ["Table", "Format", "Journals", "Partitions", "Rows", "Lag bytes", "Problems"]
+    rows = [_row(standing) for standing in found.standings]
+    if found.typed:
+        columns.insert(-2, "Quarantined")
+        rows = [[*row[:-2], "", *row[-2:]] for row in rows]
+        rows += [typed_row(standing) for standing in found.typed]
+    print_table(columns, rows)
+    for standing in found.all:
         for problem in standing.problems:
             note(f"{standing.spec.name}: {problem}")
     found.note_refused()
@@ -65,10 +74,14 @@ def describe(
     """Describe tables."""
     found = _standings(ctx, names, tables)
     if output_format is not OutputFormat.TABLE:
-        print_values([_full(each) for each in found.standings] + found.refused(), output_format)
+        values = [_full(each) for each in found.standings]
+        values += [typed_full(each) for each in found.typed]
+        print_values(values + found.refused(), output_format)
     else:
-        for index, standing in enumerate(found.standings):
-            print_text(("\n" if index else "") + printable("\n".join(_lines(standing))))
+        texts = ["\n".join(_lines(each)) for each in found.standings]
+        texts += ["\n".join(typed_lines(each)) for each in found.typed]
+        for index, text in enumerate(texts):
+            print_text(("\n" if index else "") + printable(text))
         found.note_refused()
     found.exit()
 
@@ -78,10 +91,16 @@ class _Found:
     """What there is, and what is refused."""
 
     standings: list[TableStanding] = field(default_factory=list)
+    typed: list[TypedStanding] = field(default_factory=list)
     specs: dict[str, RefusedSpec] = field(default_factory=dict)
     rollups: dict[str, str] = field(default_factory=dict)
     has_failed: bool = False
     """Whether something could not be looked at, so that less is told than there is."""
+
+    @property
+    def all(self) -> list[TableStanding | TypedStanding]:
+        """Raw tables, then typed ones."""
+        return [*self.standings, *self.typed]
 
     def refused(self) -> list[dict[str, Any]]:
         """Refused files, as plain values."""
@@ -112,8 +131,12 @@ class _Found:
 def _standings(ctx: typer.Context, names: list[str], tables: Path | None) -> _Found:
     settings = settings_of()
     folder = tables_folder(settings, tables)
-    specs, refused = specs_named(folder, names, refused_too=True)
-    found = _Found(specs=refused, rollups=refused_rollups(settings, folder, names))
+    raw, typed = apart(folder, names)
+    specs: dict[str, TableSpec] = {}
+    found = _Found()
+    if raw or not names:
+        specs, refused = specs_named(folder, raw, refused_too=True)
+        found = _Found(specs=refused, rollups=refused_rollups(settings, folder, names))
     if specs and not settings.metastore:
         # One that does not answer is told of by `metastore`.
         note(
@@ -121,6 +144,8 @@ def _standings(ctx: typer.Context, names: list[str], tables: Path | None) -> _Fo
             "set GAZETTE_METASTORE_URI, or GAZETTE_ENDPOINTS to the endpoints.json that `gazette up` wrote"
         )
     with brokers(ctx, settings) as client, metastore(settings) as session:
+        found.typed = typed_standings(settings, client, typed)
+        found.has_failed |= any(each.is_unread for each in found.typed)
         for spec in specs.values():
             try:
                 standing, failures = _standing(client, session, spec)
@@ -143,17 +168,9 @@ def _standing(
     def failed(journal: str, err: GazetteError) -> None:
         failures.setdefault(journal, f"{journal} cannot be looked at: {err}")
 
-    async def head(listing: JournalListing) -> dict[str, int]:
-        try:
-            return await client.asynchronous.write_heads([listing])
-        except GazetteError as err:
-            failed(listing.name, err)
-            return {}
-
     now = SystemClock().now()
     listings = client.list(spec.label_selector)
-    found = client.run(side_by_side(head, listings, at_a_time=_JOURNALS_AT_A_TIME))
-    heads = {journal: end for each in found for journal, end in each.items()}
+    heads = write_heads(client, listings, failed)
     standing = table_standing(spec, [each.spec for each in listings], heads, session, now)
     if session is not None:
         source = BrokerSource(client)

@@ -8,8 +8,10 @@ from typing import Any, Final
 from gazette_platform.cli.gazctl_lake import OutputFormat
 from gazette_platform.cli.gazctl_lake_context import print_values, settings_of, tables_folder
 from gazette_platform.cli.output import NONE, note, print_table
-from gazette_platform.cli.typed_tables import typed_named
+from gazette_platform.cli.typed_tables import apart
+from gazette_platform.errors import ValidationError
 from gazette_platform.lake import read_spec_folder
+from gazette_platform.lake.meant import or_meant
 from gazette_platform.lake.typed.catalogs import typed_catalog
 from gazette_platform.lake.typed.quarantined import quarantined_rows
 
@@ -30,13 +32,19 @@ def list_records(
 ) -> bool:
     """List quarantined records of a typed table.
 
-    Returns: whether it is one; nothing is done if it is a raw one.
+    Returns: whether it is one; nothing is done if it is none.
+    Raises: ValidationError: there is no table of that name, but a typed one whose name is like it.
     """
     settings = settings_of()
     folder = tables_folder(settings, tables)
-    if table in read_spec_folder(folder).specs:
+    _, typed = apart(folder, [table])
+    if not typed:
+        specs = read_spec_folder(folder).specs
+        meant = or_meant([table], {s.typed.name for s in specs.values() if s.typed is not None})
+        if meant and table not in specs:
+            raise ValidationError(f"there is no table {table}{meant}")
         return False
-    (found,), _ = typed_named(folder, [table])
+    (found,) = typed
     door = typed_catalog(settings).door(found.typed.quarantine)
     # One more tells whether there are others.
     rows = quarantined_rows(

@@ -9,7 +9,7 @@ from gazette_platform.lake import SpecFolder, TableSpec, read_spec_folder
 from gazette_platform.lake.meant import or_meant
 from gazette_platform.lake.typed_spec import TypedSpec
 
-__all__ = ["TypedTable", "typed_named"]
+__all__ = ["TypedTable", "apart", "typed_named"]
 
 
 @final
@@ -44,6 +44,22 @@ def typed_named(folder: Path, names: list[str]) -> tuple[list[TypedTable], list[
         if name not in every:
             raise ValidationError(_why_not(name, folder, found, {*every, *by_raw}))
     return [every[name] for name in wanted], []
+
+
+def apart(folder: Path, names: list[str]) -> tuple[list[str], list[TypedTable]]:
+    """Names that are those of typed tables, and others; without names, all typed tables and no others.
+
+    Returns: the others, as they are; and typed tables.
+    """
+    every = {
+        spec.typed.name: TypedTable(spec.typed, spec)
+        for spec in read_spec_folder(folder).specs.values()
+        if spec.typed is not None
+    }
+    if not names:
+        return [], [every[name] for name in sorted(every)]
+    others = [name for name in names if name not in every]
+    return others, [every[name] for name in dict.fromkeys(names) if name in every]
 
 
 def _why_not(name: str, folder: Path, found: SpecFolder, known: set[str]) -> str:

@@ -169,13 +169,13 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return hashlib.sha256(_DEFINITION + msgspec.json.encode(given)).hexdigest()[:16]
 
 
-def parse_table_spec(text: str | bytes) -> TableSpec:
-    """The spec in YAML `text`.
+def parse_table_spec(text: str | bytes, beside: Mapping[str, bytes] | None = None) -> TableSpec:
+    """The spec in YAML `text`; see `read_table_spec`.
 
     Raises: ValidationError: not YAML, unknown or missing keys, or a rule is broken; the path names
         the key. Of several errors the message holds all, each with its key.
     """
-    spec, errors = read_table_spec(text)
+    spec, errors = read_table_spec(text, beside)
     if spec is None:
         if len(errors) == 1:
             raise errors[0]

@@ -26,8 +26,8 @@ fragment:
   stores: [file:///]
   refresh_interval: 1s
 children:
-- name: {root}/one
-- name: {root}/two
+- name: {root}/part=one
+- name: {root}/part=two
 """
 SPEC = """name: shop.{table}
 selector: name:prefix={root}/
@@ -117,18 +117,18 @@ def message(number, at="2026-01-02T03:04:05Z", **more):
 
 def test_tables_are_brought_up_to_date(lake, root, apply, append, rows):
     apply()
-    append(f"{root}/one", message(1), message(2), message(2), message(3, at="soon"))
-    append(f"{root}/two", message(4))
+    append(f"{root}/part=one", message(1), message(2), message(2), message(3, at="soon"))
+    append(f"{root}/part=two", message(4))
     done = lake("run", "--engine", "local")
     assert done.code == 0, done.err
     assert done.out.decode().startswith("typed.orders: 3 row(s), 1 quarantined, 474 bytes in ")
-    assert done.out.decode().endswith(f"offsets {root}/one 376, {root}/two 98\n")
-    assert rows() == [(1, f"{root}/one"), (2, f"{root}/one"), (4, f"{root}/two")]
+    assert done.out.decode().endswith(f"offsets {root}/part=one 376, {root}/part=two 98\n")
+    assert rows() == [(1, f"{root}/part=one"), (2, f"{root}/part=one"), (4, f"{root}/part=two")]
     # By the raw table's name, too; and there is nothing to be done.
     again = lake("run", "shop.orders")
     assert again.code == 0, again.err
     assert again.out.decode().startswith("typed.orders: nothing new; offsets ")
-    append(f"{root}/two", message(5))
+    append(f"{root}/part=two", message(5))
     (told,) = json.loads(lake("run", "typed.orders", "-o", "json").out)
     assert (told["table"], told["rows"], told["quarantined"], told["files"]) == (
         "typed.orders",
@@ -136,7 +136,7 @@ def test_tables_are_brought_up_to_date(lake, root, apply, append, rows):
         0,
         1,
     )
-    assert set(told["offsets"]) == {f"{root}/one", f"{root}/two"}
+    assert set(told["offsets"]) == {f"{root}/part=one", f"{root}/part=two"}
     assert told["complete_at"]
     assert yaml.safe_load(lake("run", "-o", "yaml").out)[0]["run"] is None
 
@@ -144,11 +144,11 @@ def test_tables_are_brought_up_to_date(lake, root, apply, append, rows):
 def test_one_that_fails_holds_up_no_other(lake, root, apply, append, rows, tmp_path):
     apply()
     apply("others")
-    append(f"{root}/one", message(1))
+    append(f"{root}/part=one", message(1))
     assert lake("run").code == 0
     # What no table can become.
     apply("orders", lambda text: text.replace("type: timestamptz", "type: date"))
-    append(f"{root}/one", message(2))
+    append(f"{root}/part=one", message(2))
     (tmp_path / "tables" / "bad.yaml").write_text("name: shop.bad\n")
     done = lake("run", "-o", "json")
     assert done.code == 1
@@ -158,7 +158,7 @@ def test_one_that_fails_holds_up_no_other(lake, root, apply, append, rows, tmp_p
     failed, went_on = json.loads(done.out)
     assert "at: date" in failed["error"]
     assert (went_on["table"], went_on["rows"]) == ("typed.others", 1)
-    assert rows("typed.others") == [(1, f"{root}/one"), (2, f"{root}/one")]
+    assert rows("typed.others") == [(1, f"{root}/part=one"), (2, f"{root}/part=one")]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_what_nobody_holds_is_given_up_on_a_persons_word(
     lake, gazctl, broker, root, apply, append, rows
 ):
     apply()
-    journal = f"{root}/one"
+    journal = f"{root}/part=one"
     append(journal, message(1))
     assert lake("run").code == 0
     append(journal, message(2))
@@ -225,7 +225,7 @@ def test_what_nobody_holds_is_given_up_on_a_persons_word(
 def test_tables_are_kept_up_to_date_until_a_signal(lake, root, apply, append, rows):
     apply()
     apply("slow", lambda text: text.replace("  every: 5s\n", ""))
-    append(f"{root}/one", message(1))
+    append(f"{root}/part=one", message(1))
 
     def stop():
         deadline = time.monotonic() + 60
@@ -242,7 +242,7 @@ def test_tables_are_kept_up_to_date_until_a_signal(lake, root, apply, append, ro
     (told,) = [json.loads(line) for line in done.out.splitlines()]
     assert (told["table"], told["rows"]) == ("typed.orders", 1)
     assert "stopped: each table is as its last run left it" in done.err
-    assert rows() == [(1, f"{root}/one")]
+    assert rows() == [(1, f"{root}/part=one")]
     assert rows("typed.slow") == []
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -252,7 +252,7 @@ def test_quarantined_records_are_listed(lake, gazctl, root, apply, tmp_path):
     none = lake("quarantine", "typed.orders")
     assert (none.code, none.out) == (1, b"")
     assert "there is no table typed.orders_quarantine" in none.err
-    one, two = f"{root}/one", f"{root}/two"
+    one, two = f"{root}/part=one", f"{root}/part=two"
     lines = [message(1), message(2, at="\x1b[2J"), message(3, at="x" * 200)]
     # As bytes that a terminal would heed, as JSON would not have them.
     content = "".join(f"{line}\n" for line in lines).encode() + b'{"n": "\x1b[2J"}\n\xff\x9b2J\n'
@@ -307,3 +307,126 @@ def test_mistakes_about_records_are_told(lake, apply, args, why):
     done = lake("quarantine", *args)
     assert (done.code, done.out) == (1, b"")
     assert why in done.err
+
+
+def test_how_typed_tables_stand_is_listed_and_described(lake, root, apply, append, tmp_path):
+    apply()
+    append(f"{root}/part=one", message(1), message(2, at="soon"))
+    before = lake("list", "typed.orders")
+    assert before.code == 0, before.err
+    assert before.out.decode().splitlines()[1].split() == [
+        "typed.orders",
+        "typed",
+        "2",
+        "0",
+        "0",
+        "180",
+        "1",
+    ]
+    assert "typed.orders: the table is not made yet" in before.err
+    assert lake("run").code == 0
+    append(f"{root}/part=two", message(3))
+    done = lake("list")
+    assert done.code == 0, done.err
+    head, raw, typed = (line.split() for line in done.out.decode().splitlines())
+    assert "Quarantined" in head
+    assert raw[:2] == ["shop.orders", "json"]
+    assert typed == ["typed.orders", "typed", "2", "1", "1", "98"]
+    raw, typed = json.loads(lake("list", "-o", "json").out)
+    assert (raw["table"], typed["table"], typed["of"]) == (
+        "shop.orders",
+        "typed.orders",
+        "shop.orders",
+    )
+    assert (typed["rows"], typed["quarantined"], typed["lag_bytes"], typed["problems"]) == (
+        1,
+        1,
+        98,
+        [],
+    )
+    assert typed["complete_at"]
+    assert "Quarantined" not in lake("list", "shop.orders").out.decode()
+
+    (full,) = yaml.safe_load(lake("describe", "typed.orders", "-o", "yaml").out)
+    assert full["quarantine"] == "typed.orders_quarantine"
+    assert full["messages"]["committed"] == 2
+    assert {"journal": f"{root}/part=two", "read": 0, "head": 98} in full["journal_offsets"]
+    assert [c["name"] for c in full["columns"]] == [
+        "n",
+        "at",
+        "_journal",
+        "_begin",
+        "_end",
+        "_uuid",
+    ]
+    text = lake("describe", "typed.orders", "shop.orders").out.decode()
+    assert "typed.orders: typed, of shop.orders" in text
+    assert "Messages:   2 read: 1 rows, 1 in quarantine, 0 there before" in text
+    assert f"{root}/part=two  head 98  read 0" in text
+
+    (tmp_path / "catalog.db").write_bytes(b"no database")
+    broken = lake("list", "typed.orders", "-o", "json")
+    assert broken.code == 1
+    (typed,) = json.loads(broken.out)
+    assert (typed["rows"], typed["lag_bytes"], typed["is_made"]) == (None, None, None)
+    assert typed["problems"]
+
+
+def test_a_typed_table_is_mounted_elsewhere_by_its_metadata(lake, root, apply, append):
+    apply()
+    none = lake("ddl", "typed.orders", "--dialect", "spark")
+    assert (none.code, none.out) == (1, b"")
+    assert "`gazctl lake run typed.orders` makes it" in none.err
+    append(f"{root}/part=one", message(1))
+    assert lake("run").code == 0
+    for dialect in ("trino", "spark", "hive", "bigquery", "snowflake", "duckdb"):
+        done = lake("ddl", "typed.orders", "--dialect", dialect)
+        assert done.code == 0, done.err
+        text = done.out.decode()
+        assert "This is the table as it is now" in text
+        assert re.search(r"[\w-]+\.metadata\.json", text)
+    moved = lake("ddl", "typed.orders", "--dialect", "spark", "--location", "s3://elsewhere/")
+    assert (moved.code, "they cannot be elsewhere" in moved.err) == (1, True)
+
+
+def test_specs_with_a_json_schema_are_applied_with_it(lake, root, append, tmp_path):
+    append(f"{root}/part=one", message(1))
+    (tmp_path / "orders.json").write_text(json.dumps({"properties": {"n": {"type": "integer"}}}))
+    text = SPEC.format(table="orders", root=root).partition("typed:")[0]
+    (tmp_path / "orders.yaml").write_text(
+        text + "typed: {uuid: _meta.uuid, json_schema: orders.json}\n"
+    )
+    dry = lake("apply", "orders.yaml", "--dry-run")
+    assert dry.code == 0, dry.err
+    assert all(name in dry.out.decode() for name in ("+++ b/orders.json", "+++ b/orders.yaml"))
+    applied = lake("apply", "orders.yaml")
+    assert applied.code == 0, applied.err
+    assert "orders.json: new" in applied.err
+    assert "shop.orders: new" in applied.err
+    assert lake("run").code == 0
+    # Of a spec on standard input, it is the one in the folder.
+    piped = (
+        text.replace("shop.", "shop.new_") + "typed: {uuid: none, json_schema: orders.json}\n"
+    ).encode()
+    assert lake("apply", "-", stdin=piped).code == 0
+    # What one spec brings may not break the others that name it.
+    (tmp_path / "orders.json").write_text("{}")
+    (tmp_path / "tables" / "third.yaml").write_text(
+        text.replace("shop.", "shop.third_") + "typed: {uuid: none, json_schema: orders.json}\n"
+    )
+    refused = lake("apply", "orders.yaml")
+    assert (refused.code, refused.out) == (1, b"")
+    for file in ("orders.yaml", "shop.new_orders.yaml", "third.yaml"):
+        assert f"{file}: typed.json_schema: is no schema of objects" in refused.err
+    assert "shop.orders: " not in refused.err
+
+
+def test_a_typed_table_is_proposed_out_of_records(lake, root, append, rows, tmp_path):
+    append(f"{root}/part=one", message(1), message(2, at="2026-01-02"))
+    done = lake("infer", "-l", f"name:prefix={root}/", "--name", "shop.orders", "--typed")
+    assert done.code == 0, done.err
+    assert "uuid: _meta.uuid" in done.out.decode()
+    assert "{name: at, type: timestamptz}" in done.out.decode()
+    assert lake("apply", "-", stdin=done.out).code == 0
+    assert lake("run").code == 0
+    assert rows() == [(1, f"{root}/part=one"), (2, f"{root}/part=one")]

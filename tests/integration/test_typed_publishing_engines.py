@@ -16,6 +16,7 @@ from gazette_platform.errors import LakeError, TypedFenced
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake.rollups.iceberg import IcebergTables
 from gazette_platform.lake.typed.doors import HiveDoor
+from gazette_platform.lake.typed.mounting import mount_statement
 from gazette_platform.lake.typed.publishing import publish_files
 from gazette_platform.lake.typed.table import open_table
 from gazette_platform.lake.typed.written import data_file_of
@@ -104,6 +105,17 @@ def test_spark_reads_values_of_all_types_and_prunes(parted):
     files = table.sql(f"SELECT partition.at_day, record_count FROM {table.full_name}.files")
     assert set(files) == {(date(2026, 1, 2), 1), (date(2026, 1, 3), 1), (None, 1)}
     assert table.numbers() == [1, 2, 3]
+
+
+def test_spark_reads_what_a_statement_mounts(parted):
+    copy = SparkTable(parted.spark.session, f"{parted.name}_copy")
+    text = mount_statement(copy.name, parted.door().load().metadata_location, "spark")
+    for statement in text.replace("other.", "iceberg.").split(";\n")[:-1]:
+        copy.sql(statement)
+    assert copy.numbers() == parted.numbers() == [1, 2, 3]
+    # Whatever is done to it leaves the table's files.
+    copy.sql(f"DROP TABLE {copy.full_name}")
+    assert parted.numbers() == [1, 2, 3]
 
 
 @pytest.mark.trino

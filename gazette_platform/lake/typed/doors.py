@@ -67,6 +67,11 @@ class Loaded:
     token: Any
     """By which the catalog compares."""
 
+    @property
+    def metadata_location(self) -> str:
+        """The file with its metadata; each change makes a new one."""
+        return str(self.token.metadata_location)
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)

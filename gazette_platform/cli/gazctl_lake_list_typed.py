@@ -1,0 +1,147 @@
+"""`gazctl lake list` and `describe`: typed tables."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gazette_platform.cli.gazctl_lake_context import write_heads
+from gazette_platform.cli.output import NONE
+from gazette_platform.cli.typed_tables import TypedTable
+from gazette_platform.client import Client
+from gazette_platform.errors import GazetteError, TransportError
+from gazette_platform.lake import LakeSettings
+from gazette_platform.lake.typed.catalogs import TypedCatalog, typed_catalog
+from gazette_platform.lake.typed.standing import TypedStanding, typed_standing
+
+__all__ = ["typed_full", "typed_lines", "typed_row", "typed_standings"]
+
+
+def typed_standings(
+    settings: LakeSettings, client: Client, tables: Sequence[TypedTable]
+) -> list[TypedStanding]:
+    """How typed tables stand. What cannot be looked at says why.
+
+    Raises: TransportError: no broker answers.
+    """
+    if not tables:
+        return []
+    try:
+        catalog = typed_catalog(settings)
+    except GazetteError as err:
+        return [_unread(table, err) for table in tables]
+    return [_standing(catalog, client, table) for table in tables]
+
+
+def _standing(catalog: TypedCatalog, client: Client, table: TypedTable) -> TypedStanding:
+    failures: list[str] = []
+
+    def failed(journal: str, err: GazetteError) -> None:
+        failures.append(f"{journal} cannot be looked at: {err}")
+
+    try:
+        heads = write_heads(client, client.list(table.raw.label_selector), failed)
+    except TransportError:
+        raise
+    except GazetteError as err:
+        return _unread(table, err)
+    standing = typed_standing(catalog.door(table.typed.name), table.typed, heads)
+    standing.problems += failures
+    standing.is_unread |= bool(failures)
+    return standing
+
+
+def _unread(table: TypedTable, err: GazetteError) -> TypedStanding:
+    return TypedStanding(spec=table.typed, problems=[str(err)], is_unread=True)
+
+
+def typed_row(standing: TypedStanding) -> list[str]:
+    """Of the list: table, format, journals, partitions, rows, quarantined, lag and problems."""
+    summary = standing.summary()
+    cells = [summary[name] for name in ("table", "format", "journals")]
+    numbers = [summary[name] for name in ("rows", "quarantined", "lag_bytes")]
+    problems = str(len(standing.problems)) if standing.problems else ""
+    return [*map(str, cells), "", *map(_cell, numbers), problems]
+
+
+def _cell(value: object) -> str:
+    return NONE if value is None else str(value)
+
+
+def typed_full(standing: TypedStanding) -> dict[str, Any]:
+    """All that there is to tell, as plain values."""
+    spec, counts = standing.spec, standing.counts
+    return {
+        **standing.summary(),
+        "quarantine": spec.quarantine,
+        "location": standing.location or None,
+        "uuid": ".".join(spec.uuid) or "none",
+        "key": list(spec.key),
+        "partitioned_by": [partition.text for partition in spec.partitions],
+        "columns": [
+            {
+                "name": column.name,
+                "from": column.key or None,
+                "type": column.type,
+                "comment": column.comment,
+            }
+            for column in spec.all_columns
+        ],
+        "messages": None
+        if counts is None
+        else {
+            "read": counts.messages,
+            "committed": counts.committed,
+            "rows": counts.typed,
+            "quarantined": counts.quarantined,
+            "duplicates": counts.duplicates,
+            "taken_back": counts.taken_back,
+            "acks": counts.acks,
+            "waiting": counts.waiting,
+            "lost_bytes": counts.lost_bytes,
+        },
+        "journal_offsets": [
+            {"journal": journal, "read": read, "head": head}
+            for journal, read, head in _offsets(standing)
+        ],
+    }
+
+
+def typed_lines(standing: TypedStanding) -> Iterable[str]:
+    """The same for people."""
+    spec, counts = standing.spec, standing.counts
+    yield f"{spec.name}: typed, of {spec.source}"
+    rows = [
+        ("Location", standing.location or NONE),
+        ("UUID", ".".join(spec.uuid) or "none"),
+        *([("Key", ", ".join(spec.key))] if spec.key else []),
+        *([("Parted by", ", ".join(p.text for p in spec.partitions))] if spec.partitions else []),
+        ("Rows", _cell(standing.rows)),
+        ("Lag", NONE if standing.lag_bytes is None else f"{standing.lag_bytes} bytes"),
+        ("Complete", f"before {standing.complete_at}" if standing.complete_at else NONE),
+    ]
+    yield from (f"  {title + ':':<12}{value}" for title, value in rows)
+    if counts is not None:
+        yield (
+            f"  {'Messages:':<12}{counts.messages} read: {counts.typed} rows, {counts.quarantined} in quarantine, "
+            f"{counts.duplicates} there before, {counts.taken_back} taken back, {counts.acks} ACKs, {counts.waiting} "
+            "waiting"
+        )
+    yield "  Columns:"
+    width = max(len(column.name) for column in spec.all_columns)
+    for column in spec.all_columns:
+        source = f"  from {column.key!r}" if column.key not in ("", column.name) else ""
+        comment = f"  {column.comment}" if column.comment else ""
+        yield f"    {column.name:<{width}}  {column.type}{source}{comment}"
+    yield f"  Journals ({len(standing.heads)}):"
+    for journal, read, head in _offsets(standing):
+        yield f"    {journal}  head {head}  read {_cell(read)}"
+    yield from (f"  Problem:    {problem}" for problem in standing.problems)
+
+
+def _offsets(standing: TypedStanding) -> Iterable[tuple[str, int | None, int]]:
+    """Journals, how far they were read, and their heads."""
+    known = standing.state.journals if standing.state is not None else None
+    for journal, head in sorted(standing.heads.items()):
+        if known is None:
+            yield journal, None, head
+        else:
+            yield journal, known[journal].offset if journal in known else 0, head
