@@ -2,7 +2,9 @@
 
 import json
 import pickle
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -204,6 +206,47 @@ def test_dagster_shows_no_secret(monkeypatch):
 def test_catalog_in_a_database_needs_a_warehouse():
     with pytest.raises(SetupError, match="GAZETTE_WAREHOUSE"):
         typed_catalog(LakeSettings(iceberg_catalog=IcebergCatalog.parse(SQL)), environment={})
+
+
+# ------------------------------------------------------------------------ as the guide says
+
+
+def blocks(word):
+    """Of the guide: addresses, and the properties that it tells for each."""
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "catalogs.md").read_text()
+    for address, body in re.findall(
+        rf"^```properties {word}=(\S+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL
+    ):
+        lines = [line for line in body.splitlines() if not line.startswith("#")]
+        yield address, dict(re.split(r"[ =]+", line, maxsplit=1) for line in lines)
+
+
+def login_of(address):
+    environment = {"GAZETTE_ICEBERG_PASSWORD": "…", "GAZETTE_ICEBERG_CREDENTIAL": "ID:SECRET"}
+    catalog = IcebergCatalog.parse(address)
+    return catalog, environment, CatalogLogin.from_environment(catalog, environment)
+
+
+def test_guide_tells_spark_what_the_platform_does(monkeypatch):
+    found = dict(blocks("spark"))
+    assert len(found) == 2
+    for address, told in found.items():
+        _, environment, _ = login_of(address)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        ours = spark_configuration(settings(address, GAZETTE_WAREHOUSE="s3://lake/warehouse"))
+        ours |= _secrets(ours)
+        assert told.items() <= ours.items()
+        prefix = "spark.sql.catalog.lakehouse"
+        assert {name for name in ours if name.startswith(prefix)} <= set(told)
+
+
+def test_guide_tells_trino_what_the_platform_does():
+    found = dict(blocks("trino"))
+    assert len(found) == 2
+    for address, told in found.items():
+        catalog, _, login = login_of(address)
+        assert told == catalog.trino("s3://lake/warehouse") | login.trino(catalog)[0]
 
 
 # ------------------------------------------------------------------------ in a file
