@@ -7,6 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 
 from gazette_platform.embedded import tools
 from gazette_platform.embedded.layout import PlatformDir
@@ -21,6 +24,7 @@ from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
 from gazette_platform.lake.spark import _secrets, spark_configuration
 from gazette_platform.lake.typed.catalogs import typed_catalog
+from gazette_platform.lake.typed.doors import CatalogDoor
 from gazette_platform.resources import platform_resources
 
 REST = "https://catalog.example.com/api?warehouse=prod#prod_lake"
@@ -260,6 +264,17 @@ def test_catalog_in_a_file_is_found_again(tmp_path):
     assert catalog.new_location("typed.t").startswith(f"{tmp_path.as_uri()}/typed.db/t-")
     assert catalog.door("typed.t").load() is None
     assert address.jdbc_uri == f"jdbc:sqlite:{tmp_path}/catalog.db"
+
+
+def test_workers_get_what_opens_stores_and_nothing_of_the_catalog(tmp_path):
+    """A server may add a token to what it says of a table, and PyIceberg objects of its own."""
+    more = {"token": "hidden", "s3.region": "eu", "s3.access-key-id": "for the store"}
+    catalog = SqlCatalog("x", uri=f"sqlite:///{tmp_path}/c.db", warehouse=tmp_path.as_uri(), **more)
+    catalog.create_namespace("typed")
+    catalog.create_table("typed.t", Schema(NestedField(1, "n", LongType())))
+    loaded = CatalogDoor(catalog, "typed.t").load()
+    assert dict(loaded.io.properties) == {"s3.region": "eu", "s3.access-key-id": "for the store"}
+    catalog.close()
 
 
 # ------------------------------------------------------------------------ of a platform
