@@ -218,9 +218,9 @@ class CatalogLogin:
         """The login that `environment` gives for `catalog`. Files of secrets are read now, so that they may be renewed.
 
         Args:
-            environment: for a database GAZETTE_ICEBERG_PASSWORD; for a REST server GAZETTE_ICEBERG_TOKEN, or
-                GAZETTE_ICEBERG_CREDENTIAL, GAZETTE_ICEBERG_OAUTH2_URI and GAZETTE_ICEBERG_SCOPE. Of secrets a
-                variable with _FILE at its end may name a file.
+            environment: for a database GAZETTE_ICEBERG_PASSWORD or GAZETTE_ICEBERG_PASSWORD_FILE; for a REST server
+                GAZETTE_ICEBERG_TOKEN or GAZETTE_ICEBERG_TOKEN_FILE, or GAZETTE_ICEBERG_CREDENTIAL or
+                GAZETTE_ICEBERG_CREDENTIAL_FILE with GAZETTE_ICEBERG_OAUTH2_URI and GAZETTE_ICEBERG_SCOPE.
 
         Raises: SetupError: a file cannot be read. ValidationError: see the class; or a proof would go over
             plain HTTP to another machine.

@@ -1,6 +1,7 @@
 """Typed tables in catalogs that are servers, and doors of their own for each who asks."""
 
 import uuid
+from urllib.parse import urlsplit
 
 from typed_world import spec
 
@@ -28,6 +29,10 @@ class Place:
         """The same catalog by another port."""
         uri = self.uri.replace(f":{self.port}", f":{port}")
         return Place(self.kind, uri, self.folder, self.environment, port)
+
+    @property
+    def database(self):
+        return urlsplit(self.uri).path[1:]
 
     @property
     def settings(self):

@@ -1,11 +1,14 @@
 """Typed tables in an Iceberg REST catalog and in PostgreSQL: what is promised of publishing, and what becomes of it when these fail."""
 
 import pickle
+import re
 import socket
 import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from cut_wire import cut_wire
@@ -133,7 +136,7 @@ def test_answer_that_does_not_come_is_asked_for_again(places, postgres):
     table = places["sql"].table()
     began = table.open()
     door = CatalogDoor(places["sql"].patient_for(1), table.name)
-    with postgres.connected("doors") as engine:
+    with postgres.connected(places["sql"].database) as engine:
         name = table.name.partition(".")[2]
         engine.execute("SELECT 1 FROM iceberg_tables WHERE table_name = %s FOR UPDATE", (name,))
         with pytest.raises(LakeError, match="broke off"):
@@ -219,3 +222,42 @@ def test_workers_get_what_opens_stores_and_no_secret(place):
     assert secret.encode() not in sent
     assert secret.rpartition(":")[2].encode() not in sent
     assert b"Bearer" not in sent
+
+
+def test_table_that_is_registered_in_another_catalog_goes_on(places):
+    """How far it has come is in the table."""
+    table = places["rest"].table()
+    publish(table.door(), table.open(), [1, 2], run="one")
+    moved = Table(places["sql"], table.name)
+    moved.place.table().open()  # the schema is there then
+    target = moved.place.patient_for(60)
+    target.register_table(table.name, table.door().load().token.metadata_location)
+    opened = moved.open()
+    assert (opened.run, opened.state.journals[JOURNAL].offset) == ("one", 20)
+    publish(moved.door(), opened, [3])
+    assert numbers(moved.door()) == [1, 2, 3]
+
+
+def test_guide_reads_tables_by_pyiceberg(place, monkeypatch):
+    table = place.table()
+    publish(table.door(), table.open(), [1, 2])
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "catalogs.md").read_text()
+    (code,) = re.findall(
+        rf"^```python reads={place.kind}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL
+    )
+    mine = urlsplit(place.uri)
+    for written, meant in {
+        "https://catalog.example.com/api": place.uri.partition("#")[0],
+        '    warehouse="prod",\n': "",
+        "db.example.com/catalogs": f"127.0.0.1:{mine.port}{mine.path}",
+        '"lakehouse"': f'"{mine.fragment}"',
+        "typed.flights": table.name,
+    }.items():
+        code = code.replace(written, meant)
+    assert "example" not in code
+    for name, value in place.environment.items():
+        monkeypatch.setenv(name, value)
+    found = {}
+    exec(code, found)
+    found["catalog"].close()
+    assert found["found"]["n"].to_pylist() == [2]

@@ -2,9 +2,14 @@
 
 import json
 import pickle
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 
 from gazette_platform.embedded import tools
 from gazette_platform.embedded.layout import PlatformDir
@@ -19,6 +24,7 @@ from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
 from gazette_platform.lake.spark import _secrets, spark_configuration
 from gazette_platform.lake.typed.catalogs import typed_catalog
+from gazette_platform.lake.typed.doors import CatalogDoor
 from gazette_platform.resources import platform_resources
 
 REST = "https://catalog.example.com/api?warehouse=prod#prod_lake"
@@ -206,6 +212,47 @@ def test_catalog_in_a_database_needs_a_warehouse():
         typed_catalog(LakeSettings(iceberg_catalog=IcebergCatalog.parse(SQL)), environment={})
 
 
+# ------------------------------------------------------------------------ as the guide says
+
+
+def blocks(word):
+    """Of the guide: addresses, and the properties that it tells for each."""
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "catalogs.md").read_text()
+    for address, body in re.findall(
+        rf"^```properties {word}=(\S+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL
+    ):
+        lines = [line for line in body.splitlines() if not line.startswith("#")]
+        yield address, dict(re.split(r"[ =]+", line, maxsplit=1) for line in lines)
+
+
+def login_of(address):
+    environment = {"GAZETTE_ICEBERG_PASSWORD": "…", "GAZETTE_ICEBERG_CREDENTIAL": "ID:SECRET"}
+    catalog = IcebergCatalog.parse(address)
+    return catalog, environment, CatalogLogin.from_environment(catalog, environment)
+
+
+def test_guide_tells_spark_what_the_platform_does(monkeypatch):
+    found = dict(blocks("spark"))
+    assert len(found) == 2
+    for address, told in found.items():
+        _, environment, _ = login_of(address)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        ours = spark_configuration(settings(address, GAZETTE_WAREHOUSE="s3://lake/warehouse"))
+        ours |= _secrets(ours)
+        assert told.items() <= ours.items()
+        prefix = "spark.sql.catalog.lakehouse"
+        assert {name for name in ours if name.startswith(prefix)} <= set(told)
+
+
+def test_guide_tells_trino_what_the_platform_does():
+    found = dict(blocks("trino"))
+    assert len(found) == 2
+    for address, told in found.items():
+        catalog, _, login = login_of(address)
+        assert told == catalog.trino("s3://lake/warehouse") | login.trino(catalog)[0]
+
+
 # ------------------------------------------------------------------------ in a file
 
 
@@ -217,6 +264,17 @@ def test_catalog_in_a_file_is_found_again(tmp_path):
     assert catalog.new_location("typed.t").startswith(f"{tmp_path.as_uri()}/typed.db/t-")
     assert catalog.door("typed.t").load() is None
     assert address.jdbc_uri == f"jdbc:sqlite:{tmp_path}/catalog.db"
+
+
+def test_workers_get_what_opens_stores_and_nothing_of_the_catalog(tmp_path):
+    """A server may add a token to what it says of a table, and PyIceberg objects of its own."""
+    more = {"token": "hidden", "s3.region": "eu", "s3.access-key-id": "for the store"}
+    catalog = SqlCatalog("x", uri=f"sqlite:///{tmp_path}/c.db", warehouse=tmp_path.as_uri(), **more)
+    catalog.create_namespace("typed")
+    catalog.create_table("typed.t", Schema(NestedField(1, "n", LongType())))
+    loaded = CatalogDoor(catalog, "typed.t").load()
+    assert dict(loaded.io.properties) == {"s3.region": "eu", "s3.access-key-id": "for the store"}
+    catalog.close()
 
 
 # ------------------------------------------------------------------------ of a platform

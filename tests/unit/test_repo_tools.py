@@ -71,7 +71,15 @@ def test_missing_program_is_named_with_its_package(tmp_path):
 def test_program_named_by_variable_is_accepted(tmp_path):
     for name in ("ps", "strace"):
         (tmp_path / name).symlink_to(sys.executable)
-    variables = ("AZURITE", "CHROMIUM", "ETCD", "FAKE_GCS_SERVER", "OPENSSL", "VERSITYGW")
+    variables = (
+        "AZURITE",
+        "CHROMIUM",
+        "ETCD",
+        "FAKE_GCS_SERVER",
+        "OPENSSL",
+        "POSTGRES",
+        "VERSITYGW",
+    )
     named = {f"GAZETTE_{name}": sys.executable for name in variables}
     done = run(sys.executable, "tools/check_needs.py", PATH=str(tmp_path), **named)
     assert (done.returncode, done.stderr) == (0, "")
