@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from gazette_platform.lake.typed.partitions import parse_partition
 from hypothesis import given, strategies as st
 from pyarrow import parquet
 from pyiceberg.manifest import FileFormat
@@ -15,7 +16,6 @@ from typed_world import JOURNAL, Held, World, numbers, publish, row, spec
 
 from gazette_platform.errors import LakeError, TypedFenced
 from gazette_platform.lake.typed.iceberg_types import new_schema
-from gazette_platform.lake.typed.partitions import parse_partition
 from gazette_platform.lake.typed.publishing import head_of, progress_of, publish_files
 from gazette_platform.lake.typed.replacing import publish_replacing
 from gazette_platform.lake.typed.rewriting import FileRewriter

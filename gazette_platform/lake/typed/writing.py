@@ -14,7 +14,7 @@ from gazette_platform.lake.typed.partition_values import RowParter
 from gazette_platform.lake.typed.written import FileDescriber
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     import pyarrow as pa
     from pyiceberg.io import FileIO
