@@ -29,6 +29,7 @@ from gazette_platform.assets.typed_events import COMPLETE_CHECK, FRESH_CHECK, QU
 from gazette_platform.assets.typed_keys import (
     TypedSources,
     column_schema,
+    pool_of,
     quarantine_key,
     typed_key,
 )
@@ -37,7 +38,7 @@ from gazette_platform.lake import TableSpec
 from gazette_platform.lake.catalogs import ICEBERG
 from gazette_platform.lake.typed_spec import TypedSpec
 
-__all__ = ["TypedConfig", "pool_of", "quarantine_asset_spec", "typed_asset"]
+__all__ = ["TypedConfig", "quarantine_asset_spec", "typed_asset"]
 
 _CHECKS = {
     COMPLETE_CHECK: "Each committed message is a row, or in quarantine, and once.",
@@ -57,11 +58,6 @@ class TypedConfig(Config):
         default_factory=dict,
         description="By journal, an offset up to which content is given up that nobody holds: its rows will never be.",
     )
-
-
-def pool_of(spec: TypedSpec) -> str:
-    """The pool, of one, of all that writes to the table. Runs fence each other as well: it spares work in vain."""
-    return f"iceberg.{spec.name}"
 
 
 def typed_asset(

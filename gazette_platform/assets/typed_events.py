@@ -176,8 +176,16 @@ def quarantine_materialization(
     )
 
 
-def complete_evaluation(spec: TypedSpec, found: Completeness) -> AssetCheckEvaluation:
-    """Red, if a committed message is neither row nor in quarantine, or is there twice."""
+def complete_evaluation(
+    spec: TypedSpec, found: Completeness, key: AssetKey | None = None
+) -> AssetCheckEvaluation:
+    """Red, if a committed message is neither row nor in quarantine, or is there twice.
+
+    Args:
+        spec: of the table.
+        found: of it.
+        key: of the asset that is checked; None: the table.
+    """
     texts = [one.text for one in found.findings]
     metadata: dict[str, RawMetadataValue] = {
         "committed": found.counts.committed,
@@ -190,12 +198,16 @@ def complete_evaluation(spec: TypedSpec, found: Completeness) -> AssetCheckEvalu
         metadata["rows"] = found.rows
     if found.notes:
         metadata["notes"] = MetadataValue.text(in_lines(found.notes))
-    return _evaluation(spec, COMPLETE_CHECK, in_lines(texts), metadata, is_blocking=True)
+    return _evaluation(
+        key or typed_key(spec), COMPLETE_CHECK, in_lines(texts), metadata, is_blocking=key is None
+    )
 
 
 def unreadable_evaluation(spec: TypedSpec, err: Exception) -> AssetCheckEvaluation:
     """Red, as a table does not say how far it has come: a person has to look."""
-    return _evaluation(spec, COMPLETE_CHECK, " ".join(str(err).split()), {}, is_blocking=True)
+    return _evaluation(
+        typed_key(spec), COMPLETE_CHECK, " ".join(str(err).split()), {}, is_blocking=True
+    )
 
 
 def quarantine_evaluation(spec: TypedSpec, counts: Counts) -> AssetCheckEvaluation:
@@ -208,7 +220,7 @@ def quarantine_evaluation(spec: TypedSpec, counts: Counts) -> AssetCheckEvaluati
         else ""
     )
     return _evaluation(
-        spec,
+        typed_key(spec),
         QUARANTINE_CHECK,
         text,
         {"quarantined": count, "share": share},
@@ -235,11 +247,11 @@ def fresh_evaluation(
                 f"a store has content of {counted(found.journals, 'journal')} since {since} UTC that is no row: "
                 f"{_who_runs(spec)}"
             )
-    return _evaluation(spec, FRESH_CHECK, in_lines(texts), metadata)
+    return _evaluation(typed_key(spec), FRESH_CHECK, in_lines(texts), metadata)
 
 
 def _evaluation(
-    spec: TypedSpec,
+    key: AssetKey,
     check: str,
     text: str,
     metadata: Mapping[str, RawMetadataValue],
@@ -248,7 +260,7 @@ def _evaluation(
     is_warning: bool = False,
 ) -> AssetCheckEvaluation:
     return AssetCheckEvaluation(
-        asset_key=typed_key(spec),
+        asset_key=key,
         check_name=check,
         passed=not text,
         severity=AssetCheckSeverity.WARN if is_warning else AssetCheckSeverity.ERROR,

@@ -7,6 +7,7 @@ from dagster import Definitions, define_asset_job
 from gazette_platform.assets.automation import automation_sensor
 from gazette_platform.assets.rollup_jobs import job_name
 from gazette_platform.assets.typed import quarantine_asset_spec, typed_asset
+from gazette_platform.assets.typed_backfill import backfill_asset
 from gazette_platform.assets.typed_keys import TypedSources
 from gazette_platform.assets.typed_maintenance import (
     UpkeepEngine,
@@ -40,14 +41,23 @@ def typed_definitions(
     """
     given = list(pairs)
     assets = [typed_asset(raw, spec, catalog=catalog, spark=spark) for raw, spec in given]
+    # Of a table with a key rows are not of single messages, so that no range of them can be made anew.
+    backfills = {
+        spec.name: backfill_asset(raw, spec, spark=spark) for raw, spec in given if not spec.key
+    }
     kept_up = [maintenance_asset(spec, upkeep) for _, spec in given] if upkeep is not None else []
     jobs = [
         define_asset_job(job_name(spec.name), selection=[made])
         for (_, spec), made in zip(given, assets, strict=True)
     ]
+    jobs += [
+        define_asset_job(job_name(f"{name}_backfill"), selection=[made])
+        for name, made in backfills.items()
+    ]
     return Definitions(
         assets=[
             *assets,
+            *backfills.values(),
             *(quarantine_asset_spec(raw, spec, catalog=catalog) for raw, spec in given),
             *kept_up,
         ],

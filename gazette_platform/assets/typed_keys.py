@@ -23,6 +23,7 @@ __all__ = [
     "column_schema",
     "fresh_within_s",
     "maintenance_key",
+    "pool_of",
     "quarantine_key",
     "typed_key",
     "typed_pairs",
@@ -79,6 +80,11 @@ def backfill_key(spec: TypedSpec) -> AssetKey:
 def maintenance_key(spec: TypedSpec) -> AssetKey:
     """Asset key of its upkeep, likewise."""
     return AssetKey(["maintenance", *typed_key(spec).path])
+
+
+def pool_of(spec: TypedSpec) -> str:
+    """The pool, of one, of all that writes to the table. Runs fence each other as well: it spares work in vain."""
+    return f"iceberg.{spec.name}"
 
 
 def fresh_within_s(raw: TableSpec, spec: TypedSpec) -> float:

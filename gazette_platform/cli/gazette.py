@@ -137,7 +137,8 @@ def up(  # noqa: PLR0917  options are named
     without: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAMES", help="Leave out, comma-separated: metastore, trino, dagster, broker."
+            metavar="NAMES",
+            help="Leave out, comma-separated: metastore, trino, dagster, broker, typed.",
         ),
     ] = None,
     port: Annotated[

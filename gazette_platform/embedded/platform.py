@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from gazette_platform.embedded import broker, dagster, etcd, metastore, s3, tools, trino
+from gazette_platform.embedded import broker, dagster, etcd, metastore, s3, tools, trino, typed
 from gazette_platform.embedded.endpoints import Endpoints
 from gazette_platform.embedded.layout import pyspark_jars
 from gazette_platform.embedded.ports import HOST
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 # What `--without` may name. The rest is the journal service itself.
-OPTIONAL = ("metastore", "trino", "dagster", "broker")
+OPTIONAL = ("metastore", "trino", "dagster", "broker", "typed")
 _BROKERS_MAX = 64
 
 
@@ -162,6 +162,12 @@ class PlatformOptions:
     def uses(self, name: str) -> bool:
         """Whether there is a server `name`, the platform's own or another."""
         return name not in self.without
+
+    @property
+    def has_typed(self) -> bool:
+        """Whether typed tables can be written: there are brokers of its own, and a catalog."""
+        has_catalog = self.uses("metastore") or self.iceberg_catalog.kind != "hive"
+        return self.has(typed.NAME) and self.has("broker") and has_catalog
 
     def broker_names(self) -> list[str]:
         """Names of the brokers; also their ids."""
@@ -365,13 +371,20 @@ def components_of(
             extra=_typed_catalogs(options, _warehouse(layout, endpoints)),
             environment=keys,
         )
+    if not (options.has_typed or options.has("dagster")):
+        return found
+    environment = environment_of(layout, endpoints, has_trino=options.has("trino"))
+    if options.has_typed:
+        found.append(
+            typed.typed_component(layout, environment=environment, requires=(*brokers, *lake))
+        )
     if options.has("dagster"):
         found += dagster.dagster_components(
             layout.dagster,
             port=ports["dagster"],
             code_ports=ports,
             definitions=options.definitions,
-            environment=environment_of(layout, endpoints, has_trino=options.has("trino")),
+            environment=environment,
             requires=(*brokers, *lake),
             uses=tuple(name for name in (trino.NAME,) if options.has(name)),
         )

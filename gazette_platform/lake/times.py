@@ -16,7 +16,6 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from gazette_platform.lake.accounting import partition_accounts
-from gazette_platform.lake.aside import home_directory
 from gazette_platform.lake.layout import Layout, journal_values, partition_columns, partition_key
 from gazette_platform.lake.tables import LAYOUT
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.accounting import PartitionAccount
     from gazette_platform.lake.table_spec import TableSpec
-    from gazette_platform.protocol import Fragment
 
 __all__ = [
     "WHOLE",
@@ -36,7 +34,7 @@ __all__ = [
     "fold",
     "own_columns",
     "time_of",
-    "time_of_fragment",
+    "time_of_directory",
 ]
 
 WHOLE = "all"
@@ -87,22 +85,21 @@ def time_of(key: str, journal: str) -> Time:
     return Time(own, "/".join(key.split("/")[own:]) or WHOLE)
 
 
-def time_of_fragment(spec: TableSpec, fragment: Fragment) -> Time:
-    """The time of the Hive partition that a stored fragment is in, or would be.
+def time_of_directory(spec: TableSpec, journal: str, directory: str) -> Time:
+    """The time of the Hive partition that fragments in a directory are in, or would be.
 
     Args:
         spec: of the raw table.
-        fragment: of one of its journals.
+        journal: whose fragments they are.
+        directory: below the prefix of their store; see `gazette_platform.lake.aside.home_directory`.
 
-    Raises: LakeError: a value in its path is not of its column's type. ValidationError: the path lacks a key that
-        the spec describes.
+    Raises: LakeError: a value in it is not of its column's type. ValidationError: it lacks a key that the spec describes.
     """
-    directory = home_directory(fragment)
     layout = Layout.of_directory(directory)
     columns = partition_columns(spec, layout)
     texts = layout.match(directory)
     values = [column.value(text) for column, text in zip(columns, texts, strict=True)]
-    return time_of(partition_key(columns, values), fragment.journal)
+    return time_of(partition_key(columns, values), journal)
 
 
 @final

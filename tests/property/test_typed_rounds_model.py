@@ -24,13 +24,16 @@ from typed_logs import (
     uninterrupted,
 )
 
+from gazette_platform.client import FragmentListing
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.segments import Segment
 from gazette_platform.lake.typed import rounds, screening
-from gazette_platform.lake.typed.ranges import JournalRange, Task
+from gazette_platform.lake.typed.backfill_rounds import BackfillRounds
+from gazette_platform.lake.typed.ranges import JournalNow, JournalRange, Task, plan_backfill
 from gazette_platform.lake.typed.rounds import Done, JournalRounds, Kind
 from gazette_platform.lake.typed.screening import TaskScreen
 from gazette_platform.lake.typed.state import JournalState, TypedState
+from gazette_platform.protocol import Fragment
 
 JOURNAL = "a/journal"
 
@@ -73,6 +76,7 @@ class Workers:
             masked = [True] * len(block) if mask is None else mask.to_pylist()
             kept += [one for one, keeps in zip(block, masked, strict=True) if keeps]
         looked = table_of(messages) if self.tells_messages and not screen.is_plain else None
+        kept = kept if order.writes else []
         return self.written(kept, screen.summary(order.task.end), looked)
 
     def written(self, kept, summary=None, looked=None):
@@ -116,8 +120,8 @@ class Workers:
 
 
 def check(log, plan, **options):
-    """Runs of `plan` over `log`, and a last one of all that is left: each row comes once."""
-    workers, state, rows = Workers(log, **options), None, []
+    """Runs of `plan` over `log`, and a last one of all that is left: each row comes once. Returns: all states, too."""
+    workers, state, rows, states = Workers(log, **options), None, [], []
     ends = [0, *(one.end for one in log)]
     for length, inner, dies in [*plan, (len(log), set(), False)]:
         reached = state.offset if state else 0
@@ -128,11 +132,12 @@ def check(log, plan, **options):
         behind, found = workers.run(state, cuts)
         if not dies:
             state, rows = behind, rows + found
+            states.append(state)
     wanted, producers = uninterrupted(log)
     assert sorted(rows) == sorted(wanted)
     if state is None:
         assert not log
-        return workers
+        return workers, states
     assert state.offset == ends[-1]
     assert {n: (p.last_ack, p.begin) for n, p in state.producers.items()} == {
         p.producer: (p.last_ack, p.begin) for p in producers
@@ -140,10 +145,83 @@ def check(log, plan, **options):
     assert state.counts.messages == len(log)
     assert state.counts.quarantined == sum(begin % 5 == 3 for begin in wanted)
     assert TypedState({JOURNAL: state}).unaccounted == {}
-    return workers
+    return workers, states
 
 
 groups = st.sampled_from([1, 3, 1000])
+
+
+def backfilled(workers, known, begin, end, *, sizes):
+    """Offsets of the rows that a backfill makes, and whether a transaction is open behind it.
+
+    Args:
+        known: states of runs, the last one that of the table.
+        sizes: of pieces, and of those that follow.
+    """
+    log = workers.log
+    listed = tuple(
+        FragmentListing(Fragment(JOURNAL, one.begin, one.end, backing_store="file:///", mod_time=1))
+        for one in log
+    )
+    journal = JournalNow(name=JOURNAL, begin=0, head=log[-1].end, listed=listed)
+    states = [TypedState({JOURNAL: one}) for one in known]
+    plan = plan_backfill(states, [journal], {JOURNAL: [(begin, end)]}, task_bytes=5)
+    rows, is_open = [], False
+    for wanted in plan.ranges:
+        turns = BackfillRounds(
+            wanted,
+            known[-1].offset,
+            tasks_of=workers.tasks_of,
+            look=lambda orders: [workers.work(order) for order in orders],
+            piece_bytes=sizes[0],
+            follow_bytes=sizes[1],
+            group_messages=workers.group_messages,
+            ring_size=workers.ring_size,
+        )
+        written = []
+        while turns.rounds is not None:
+            while turns.rounds.orders:
+                done = [workers.work(order) for order in turns.rounds.orders]
+                written += [one.output for one in done if one.output is not None]
+                turns.rounds.take(done)
+            turns.go_on()
+        assert sorted(map(id, written)) == sorted(map(id, [*turns.outputs, *turns.discarded]))
+        found = [begin for output in turns.outputs for begin in output]
+        assert (turns.typed, turns.quarantined) == (
+            len(found) - sum(begin % 5 == 3 for begin in found),
+            sum(begin % 5 == 3 for begin in found),
+        )
+        rows += found
+        is_open = is_open or turns.is_open
+    return rows, is_open
+
+
+@given(
+    hostile | honest(), plans, rings, blocks, groups, st.booleans(),
+    st.tuples(st.integers(0, 40), st.integers(1, 20)), st.tuples(st.integers(1, 30), st.integers(1, 9)),
+    st.data(),
+)  # fmt: skip
+def test_backfill_makes_the_rows_of_its_range_and_no_others(
+    steps, plan, ring, block, group, tells, span, sizes, data
+):
+    """From any states that are still there, in any pieces, and as far as the table has come."""
+    log = laid_out(steps)
+    options = {"ring_size": ring, "block": block, "group_messages": group, "tells_messages": tells}
+    workers, states = check(log, plan, **options)
+    if not log:
+        return
+    states = states[: data.draw(st.integers(1, len(states)))]
+    kept = data.draw(st.sets(st.sampled_from(range(len(states)))))
+    known = [states[n] for n in sorted({*kept, len(states) - 1})]
+    reached = known[-1].offset
+    ends = [0, *(one.end for one in log)]
+    begin = ends[min(span[0], len(log) - 1)]
+    end = ends[min(ends.index(begin) + span[1], len(log))]
+    rows, is_open = backfilled(workers, known, begin, end, sizes=sizes)
+    wanted, producers = uninterrupted([one for one in log if one.end <= reached])
+    assert sorted(rows) == [row for row in sorted(wanted) if begin <= row < end]
+    if begin < reached:
+        assert is_open == any(0 <= one.begin < min(end, reached) for one in producers)
 
 
 @given(hostile, plans, rings, blocks, groups, st.booleans())
@@ -172,7 +250,7 @@ def test_rows_of_honest_producers_come_once(steps, plan, ring, block, group, tel
 
 @given(plain(0, *range(1, 9)), plans, blocks)
 def test_plain_journals_are_never_looked_at(steps, plan, block):
-    workers = check(
+    workers, _ = check(
         laid_out(steps), plan, ring_size=5, block=block, group_messages=3, tells_messages=False
     )
     assert set(workers.kinds) <= {Kind.PLAIN}
@@ -254,3 +332,69 @@ def test_a_task_that_tells_its_messages_at_once_is_not_looked_at():
     workers = Workers(log, block=9, group_messages=9, ring_size=9, tells_messages=True)
     _, rows = workers.run(None, [0, 10, 20])
     assert (rows, workers.kinds) == ([0], [Kind.PLAIN, Kind.PLAIN, Kind.KEEP])
+
+
+TRANSACTIONS = [
+    (0, 1, CONT, 10),
+    (1, 1, OUT, 10),
+    (0, 2, CONT, 10),
+    (1, 2, OUT, 10),
+    (0, 3, ACK, 10),
+]
+
+
+def read_by_runs(log, cuts, **more):
+    """Workers that have read a journal in such runs, and the state behind each."""
+    options = {"block": 9, "group_messages": 9, "ring_size": 9, "tells_messages": False} | more
+    workers, states = Workers(log, **options), [None]
+    for span in pairwise(cuts):
+        states.append(workers.run(states[-1], list(span))[0])
+    return workers, states[1:]
+
+
+@pytest.mark.parametrize(
+    ("reached", "rows", "is_open"), [(20, [10], True), (30, [10], True), (40, [10], True), (50, [10, 0], False)]
+)  # fmt: skip
+def test_backfill_follows_transactions_to_where_the_table_has_come(reached, rows, is_open):
+    workers, states = read_by_runs(laid_out(TRANSACTIONS), [0, reached])
+    assert backfilled(workers, states, 0, 20, sizes=(99, 10)) == (rows, is_open)
+
+
+def test_what_follows_is_read_until_transactions_have_ended():
+    log = laid_out([*TRANSACTIONS, *((1, clock, OUT, 10) for clock in range(3, 20))])
+    workers, states = read_by_runs(log, [0, log[-1].end])
+    looked = []
+    workers.work = lambda order, work=workers.work: looked.append(order.task.end) or work(order)
+    assert backfilled(workers, states, 0, 20, sizes=(99, 10)) == ([10, 0], False)
+    assert max(looked) == 50
+
+
+def test_rows_outside_of_the_range_are_not_even_written():
+    log = laid_out([(0, clock, OUT, 10) for clock in range(1, 10)])
+    workers, states = read_by_runs(log, [0, 90])
+    written = []
+    workers.written = lambda kept, *more, write=workers.written: (
+        written.extend(kept) or write(kept, *more)
+    )
+    assert backfilled(workers, states, 40, 60, sizes=(20, 10)) == ([40, 50], False)
+    assert [one.begin for one in written] == [40, 50]
+
+
+def test_transaction_whose_end_is_gone_is_told():
+    log = laid_out(TRANSACTIONS)
+    workers, (state,) = read_by_runs(log, [0, 50])
+    listed = [
+        FragmentListing(Fragment(JOURNAL, *span, backing_store="file:///", mod_time=1))
+        for span in ((0, 20), (40, 50))
+    ]
+    journal = JournalNow(name=JOURNAL, begin=0, head=50, listed=listed)
+    (wanted,) = plan_backfill(
+        [TypedState({JOURNAL: state})], [journal], {JOURNAL: [(0, 20)]}
+    ).ranges
+    turns = BackfillRounds(
+        wanted, 50, tasks_of=workers.tasks_of, look=lambda orders: [*map(workers.work, orders)]
+    )
+    while turns.rounds.orders:
+        turns.rounds.take([workers.work(order) for order in turns.rounds.orders])
+    with pytest.raises(LakeError, match="nobody holds what is behind offset 20"):
+        turns.go_on()

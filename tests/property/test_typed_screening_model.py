@@ -200,9 +200,10 @@ def test_backfill_gives_the_rows_of_its_range_from_any_state(steps, plan, first,
     kept = data.draw(st.sets(st.sampled_from(range(len(states)))))
     known = [TypedState({"j": states[n]}) for n in sorted({*kept, len(states) - 1})]
     (found,) = plan_backfill(known, [journal], {"j": [(begin, end)]}, task_bytes=5).ranges
-    tasks = [*found.tasks, *found.follow]
+    tasks = [*found.before, *found.tasks, *found.follow]
     assert [task.begin for task in tasks] == [found.start.offset, *(t.end for t in tasks[:-1])]
-    state, rows = runs.run(found.start, [found.start.offset, *(t.end for t in found.tasks)])
+    reached = [*found.before, *found.tasks]
+    state, rows = runs.run(found.start, [found.start.offset, *(t.end for t in reached)])
     if any(one.begin >= 0 for one in state.producers.values()) and found.follow:
         state, more = runs.run(state, [end, *(task.end for task in found.follow)])
         rows += more

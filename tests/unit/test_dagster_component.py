@@ -133,6 +133,10 @@ def test_a_defs_yaml_gives_what_one_call_does(project, tmp_path):
         "rollups/delays_by_arrival",
         "rollups/delays_by_month",
         "mine/carriers",
+        "typed/flights",
+        "typed/flights_quarantine",
+        "backfills/typed/flights",
+        "maintenance/typed/flights",
     }
     assert {a for a in assets if a[0] != "mine/carriers"} == {
         a for a in shown(called)[0] if a[0] != "mine/carriers"

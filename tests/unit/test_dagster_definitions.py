@@ -67,6 +67,15 @@ def test_snapshot(settings):
         "rollup_specs": ([], "rollups", ["sql"], False),
         "journals/flights/flights": ([], "journals", ["gazette"], False),
         "flights/flights": (["journals/flights/flights"], "raw", ["hive", "json"], False),
+        "typed/flights": (["flights/flights"], "typed", ["iceberg", "pyspark"], True),
+        "typed/flights_quarantine": (["flights/flights"], "typed", ["iceberg"], False),
+        "backfills/typed/flights": (["flights/flights"], "typed", ["iceberg", "pyspark"], True),
+        "maintenance/typed/flights": (
+            ["typed/flights"],
+            "maintenance",
+            ["iceberg", "pyspark"],
+            True,
+        ),
         "rollups/route_by_month": (["flights/flights"], "rollups", ["iceberg", "trino"], True),
         "rollups/delays_by_arrival": (["flights/flights"], "rollups", ["iceberg", "pyspark"], True),
         "rollups/delays_by_month": (
@@ -83,16 +92,27 @@ def test_snapshot(settings):
         "rollups__delays_by_arrival_job",
         "rollups__delays_by_month_job",
         "rollups__route_by_month_job",
+        "typed__flights_backfill_job",
+        "typed__flights_job",
+        "typed_maintenance",
     ]
     assert {
         s.name: (s.minimum_interval_seconds, s.default_status.value) for s in repository.sensor_defs
-    } == {"fragments": (3, "RUNNING"), "catalog": (5, "RUNNING")} | {
+    } == {
+        "fragments": (3, "RUNNING"),
+        "typed": (20, "RUNNING"),
+        "catalog": (5, "RUNNING"),
+        "typed__flights_automation": (30, "RUNNING"),
+    } | {
         f"rollups__{name}_automation": (30, "RUNNING")
         for name in ("delays_by_arrival", "delays_by_month", "route_by_month")
     }
     assert {
         s.name: (s.cron_schedule, s.default_status.value) for s in repository.schedule_defs
-    } == {"rollup_maintenance_schedule": ("17 3 * * *", "RUNNING")}
+    } == {
+        "rollup_maintenance_schedule": ("17 3 * * *", "RUNNING"),
+        "typed_maintenance_schedule": ("47 3 * * *", "RUNNING"),
+    }
     assert graph.get(FLIGHTS).partitions_def.name == "flights.flights"
     assert {
         key.to_user_string(): policy.fail_window.to_timedelta().total_seconds() / 3600
@@ -100,6 +120,7 @@ def test_snapshot(settings):
         if (policy := graph.get(key).freshness_policy)
     } == {
         "flights/flights": 24,
+        "typed/flights": 24,
         "rollups/route_by_month": 25,
         "rollups/delays_by_arrival": 25,
         "rollups/delays_by_month": 25,
@@ -112,6 +133,10 @@ def test_snapshot(settings):
             ("flights/flights", name, name != "keeps_up")
             for name in ("no_gap", "no_overlap", "counts_agree", "fits_spec", "keeps_up")
         ),
+        ("typed/flights", "complete", True),
+        ("typed/flights", "quarantine", False),
+        ("typed/flights", "fresh", False),
+        ("backfills/typed/flights", "complete", False),
         ("table_specs", "specs_are_good", False),
         ("rollup_specs", "specs_are_good", False),
         *(
@@ -168,7 +193,11 @@ def test_rollups_are_there_if_their_engine_is(settings):
     def made(**changes):
         repository = build_definitions(replace(settings, **changes)).get_repository_def()
         graph = repository.asset_graph
-        return {k.path[1] for k in graph.get_all_asset_keys() if graph.get(k).is_executable}
+        return {
+            k.path[1]
+            for k in graph.get_all_asset_keys()
+            if graph.get(k).is_executable and k.path[0] == "rollups"
+        }
 
     assert made(trino="", iceberg_jar="") == set()
     assert made(iceberg_jar="") == {"route_by_month", "delays_by_month"}
@@ -239,7 +268,9 @@ def test_definitions_of_a_hundred_tables_load_in_seconds(settings):
     repository = build_definitions(settings).get_repository_def()
     keys = repository.asset_graph.asset_check_keys
     taken_s = time.process_time() - begun
-    assert len(keys) == 101 * 5 + 1 + 4  # of tables, of their folder, and of rollups
+    assert (
+        len(keys) == 101 * 5 + 1 + 4 + 4
+    )  # of tables, of their folder, of rollups, and of a typed table
     assert taken_s < 20
 
 
@@ -258,7 +289,7 @@ def test_definitions_need_no_server_to_load():
         timeout=120,
         check=True,
     )
-    assert run.stdout.strip() == "2"
+    assert run.stdout.strip() == "3"
 
 
 # ----------------------------------------------------------------------------- staleness
@@ -379,6 +410,7 @@ def test_every_op_that_asks_a_server_has_a_pool(settings):
         "iceberg.rollups.delays_by_arrival",
         "iceberg.rollups.delays_by_month",
         "iceberg.rollups.route_by_month",
+        "iceberg.typed.flights",
     }
     checks = [key for key in graph.asset_check_keys if key.asset_key == FLIGHTS]
     assert len([pool for pool in found.values() if pool == CHECKS_POOL]) >= len(checks) == 5

@@ -8,6 +8,7 @@ from dagster import (
     AssetSelection,
     DagsterInstance,
     Definitions,
+    IdentityPartitionMapping,
     evaluate_automation_conditions,
 )
 from msgspec import structs
@@ -22,15 +23,19 @@ from gazette_platform.assets import (
 )
 from gazette_platform.assets.checks import check_evaluations
 from gazette_platform.assets.freshness import sources_mark
+from gazette_platform.assets.typed_backfill import fragments_at
 from gazette_platform.assets.typed_keys import (
     TypedSources,
+    backfill_key,
     column_lineage,
     fresh_within_s,
     typed_key,
 )
 from gazette_platform.assets.typed_maintenance import UpkeepEngine
+from gazette_platform.client import FragmentListing
 from gazette_platform.lake import Finding, LakeSettings, parse_table_spec
 from gazette_platform.lake.typed_spec import TypedColumn
+from gazette_platform.protocol import Fragment
 from gazette_platform.resources import platform_resources
 
 RAW = parse_table_spec(
@@ -73,11 +78,12 @@ def test_what_there_is_of_a_typed_table():
             sorted(graph.get(key).pools or ()),
         )
         for key in graph.get_all_asset_keys()
-        if key.path[0] in ("typed", "maintenance")
+        if key.path[0] in ("typed", "backfills", "maintenance")
     }
     assert keys == {
         "typed/flights": (["raw/flights"], "typed", ["iceberg", "pyspark"], True, ["iceberg.typed.flights"]),
         "typed/flights_quarantine": (["raw/flights"], "typed", ["iceberg"], False, []),
+        "backfills/typed/flights": (["raw/flights"], "typed", ["iceberg", "pyspark"], True, ["iceberg.typed.flights"]),
         "maintenance/typed/flights": (
             ["typed/flights"], "maintenance", ["iceberg", "pyspark"], True, ["iceberg.maintenance"],
         ),
@@ -92,13 +98,48 @@ def test_what_there_is_of_a_typed_table():
     for key in checks:
         assert graph.get_execution_set_asset_and_check_keys(key) == {key}
     jobs = sorted(j.name for j in repository.get_all_jobs() if not j.name.startswith("__"))
-    assert jobs == ["typed__flights_job", "typed_maintenance"]
+    assert jobs == ["typed__flights_backfill_job", "typed__flights_job", "typed_maintenance"]
     assert [(s.name, s.minimum_interval_seconds) for s in repository.sensor_defs] == [
         ("typed__flights_automation", 30)
     ]
     assert [(s.name, s.cron_schedule) for s in repository.schedule_defs] == [
         ("typed_maintenance_schedule", "47 3 * * *")
     ]
+
+
+def test_backfills_have_the_partitions_of_the_raw_table():
+    graph = definitions().get_repository_def().asset_graph
+    key, raw = backfill_key(SPEC), table_key("raw.flights")
+    assert graph.get(key).partitions_def == graph.get(raw).partitions_def
+    assert isinstance(graph.get_partition_mapping(key, raw), IdentityPartitionMapping)
+    # Rows of a key are not of single messages, so that no time of them could be made anew.
+    keyed = structs.replace(SPEC, key=("n",))
+    assert key not in definitions(keyed).get_repository_def().asset_graph.get_all_asset_keys()
+
+
+def fragment(journal, postfix):
+    return FragmentListing(Fragment(journal, 0, 9, path_postfix=postfix, backing_store="file:///"))
+
+
+def test_fragments_of_a_partition_are_those_of_its_time_in_all_journals():
+    is_wanted = fragments_at(RAW, ["5", "6"])
+    found = [
+        (journal, postfix)
+        for journal in ("raw/part=0", "raw/part=1")
+        for postfix in ("hour=05", "hour=5", "hour=06", "hour=15", "_aside/hour=05")
+        if is_wanted(fragment(journal, postfix))
+    ]
+    assert found == [
+        (journal, postfix)
+        for journal in ("raw/part=0", "raw/part=1")
+        for postfix in ("hour=05", "hour=5", "hour=06", "_aside/hour=05")
+    ]
+
+
+def test_a_table_without_times_is_one_partition():
+    raw = structs.replace(RAW, partitions=())
+    assert fragments_at(raw, ["all"])(fragment("raw/part=0", ""))
+    assert not fragments_at(raw, ["5"])(fragment("raw/part=0", ""))
 
 
 def test_without_an_engine_a_table_is_run_in_process_and_not_looked_after():

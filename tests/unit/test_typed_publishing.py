@@ -44,8 +44,6 @@ from gazette_platform.lake.typed.table import open_table, write_state
 from gazette_platform.lake.typed.written import (
     WrittenFile,
     data_file_of,
-    dump_written,
-    parse_written,
 )
 from gazette_platform.lake.typed_spec.partitions import parse_partition
 
@@ -162,8 +160,6 @@ def test_partition_of_uuids_has_them_as_iceberg_does(world):
 def test_what_workers_tell_is_refused_if_it_is_something_else(world):
     with pytest.raises(LakeError, match="workers of another release"):
         WrittenFile.parse(b"\x01")
-    with pytest.raises(LakeError, match=r"x\.quarantine cannot be read"):
-        parse_written(dump_written([])[:0], "x.quarantine")
     _, table = world.open()
     written = write_rows(table.metadata, [row(1)])
     with pytest.raises(LakeError, match="partition spec 5"):

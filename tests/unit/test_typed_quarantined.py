@@ -2,6 +2,8 @@
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from typed_files import write_rows
@@ -10,15 +12,15 @@ from typed_world import JOURNAL, World, publish, row
 from gazette_platform.errors import (
     LakeError,
 )
-from gazette_platform.lake.typed.publishing import (
-    progress_of,
-)
+from gazette_platform.lake.typed.publishing import progress_of, summary_of
 from gazette_platform.lake.typed.quarantined import (
     count_rows,
     quarantined_rows,
+    rows_within,
     settle_quarantine,
     write_list,
 )
+from gazette_platform.lake.typed.row_ranges import RowRanges
 
 
 @pytest.fixture
@@ -37,12 +39,13 @@ def bad(n, journal=JOURNAL):
     return {**at, "_uuid": None, "reason": f"bad {n}", "raw": b"{"}
 
 
-def quarantining(world, door, quarantine, ns, *, run=""):
-    """A run that sets records aside, and dies before it settles."""
+def quarantining(world, door, quarantine, ns, *, run="", removed=()):
+    """A run that sets records aside, and has others go, and dies before it settles."""
     settle_quarantine(door, quarantine)
     _, table = world.open()
     written = [write_rows(quarantine.load().metadata, [bad(n) for n in ns])] if ns else []
-    path = write_list(table.location, written, table.io)
+    gone = RowRanges({JOURNAL: [(10 * n, 10 * n + 10) for n in removed]})
+    path = write_list(table.location, written, table.io, removed=gone)
     publish(door, table, [], run=run, quarantine=path)
 
 
@@ -66,6 +69,50 @@ def test_quarantined_records_come_once(world):
     assert offsets(quarantine) == [10, 20, 30]
     assert settle_quarantine(door, quarantine)
     assert offsets(quarantine) == [10, 20, 30, 40]
+
+
+def test_records_of_which_others_are_made_go_once_that_is_settled(world):
+    door, _ = world.open()
+    quarantine = world.quarantine()
+    quarantining(world, door, quarantine, [1, 2, 3])
+    quarantining(world, door, quarantine, [5])
+    # One comes where others go, and stays.
+    quarantining(world, door, quarantine, [2], removed=[2, 3, 4])
+    counts = count_rows(door, quarantine)
+    assert (offsets(quarantine), counts.quarantined) == ([10, 20, 30, 50], {JOURNAL: 3})
+    assert settle_quarantine(door, quarantine)
+    assert not settle_quarantine(door, quarantine)
+    assert offsets(quarantine) == [10, 20, 50]
+    assert count_rows(door, quarantine) == counts
+    # Whole files, and none at all.
+    quarantining(world, door, quarantine, [], removed=[1, 5, 7])
+    assert count_rows(door, quarantine).quarantined == {JOURNAL: 1}
+    quarantining(world, door, quarantine, [], removed=[7])
+    assert count_rows(door, quarantine).quarantined == {JOURNAL: 1}
+    settle_quarantine(door, quarantine)
+    assert offsets(quarantine) == [20]
+
+
+def test_rows_are_counted_within_ranges_and_beside(world):
+    door, table = world.open()
+    publish(door, table, [], rows=[row(1), row(2), row(3, "other")])
+    _, table = world.open()
+    publish(door, table, [4, 5])
+    within, beside = rows_within(door.load(), RowRanges({JOURNAL: [(20, 50)], "other": [(0, 99)]}))
+    assert (within, beside) == ({JOURNAL: 2, "other": 1}, {JOURNAL: 2})
+    assert rows_within(door.load(), RowRanges({})) == ({}, {JOURNAL: 4, "other": 1})
+
+
+def test_list_that_is_damaged_is_told(world):
+    door, _ = world.open()
+    quarantine = world.quarantine()
+    quarantining(world, door, quarantine, [1])
+    metadata = door.load().metadata
+    named = summary_of(metadata, progress_of(metadata))["gazette.quarantine"]
+    path = Path(urlsplit(named).path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(LakeError, match=r"\.quarantine cannot be read.*fetch it from a backup"):
+        settle_quarantine(door, quarantine)
 
 
 class Then:
@@ -93,7 +140,8 @@ def test_zombie_settles_nothing_twice(world, on, looks, others):
     """Whoever is held up, behind any look at either table, while others settle and go on."""
     door, _ = world.open()
     quarantine = world.quarantine()
-    quarantining(world, door, quarantine, [1])
+    quarantining(world, door, quarantine, [0, 5])
+    quarantining(world, door, quarantine, [1], removed=[0])
 
     def meanwhile():
         settle_quarantine(door, quarantine)
@@ -108,7 +156,7 @@ def test_zombie_settles_nothing_twice(world, on, looks, others):
     settle_quarantine(door, quarantine)
     # The typed door is looked at once only: then nobody came between.
     came = [n for ns in others for n in ns] if on == "quarantine" or looks == 1 else []
-    assert offsets(quarantine) == [10, *(10 * n for n in came)]
+    assert offsets(quarantine) == [10, *(10 * n for n in came), 50]
 
 
 def test_several_settle_at_once(world):

@@ -20,6 +20,7 @@ from gazette_platform.lake.typed.ranges import (
     held_ranges,
     plan_backfill,
     plan_run,
+    whole_ranges,
 )
 from gazette_platform.lake.typed.state import Counts, JournalState, Producer, TypedState
 from gazette_platform.protocol import Fragment
@@ -283,7 +284,8 @@ def test_backfill_is_screened_from_the_newest_state_before_it():
     (found,) = plan_backfill(states, [journal], {J: [(30, 50)]}, task_bytes=20).ranges
     assert (found.begin, found.end, found.start.offset) == (30, 50, 20)
     assert found.start.producers == {b"former": Producer(4)}
-    assert [(task.begin, task.end) for task in found.tasks] == [(20, 40), (40, 50)]
+    assert [(task.begin, task.end) for task in found.before] == [(20, 30)]
+    assert [(task.begin, task.end) for task in found.tasks] == [(30, 50)]
     assert [(task.begin, task.end) for task in found.follow] == [(50, 70), (70, 80)]
 
 
@@ -329,6 +331,21 @@ def test_hive_partition_is_the_bytes_that_are_read_of_it():
             held_ranges(journal, lambda each, hour=hour: each.fragment.path_postfix == hour)
             == wanted
         )
+
+
+def test_ranges_that_touch_are_made_anew_once():
+    journal = now(stored(0, 30), stored(30, 60))
+    plan = plan_backfill([at(60)], [journal], {J: [(20, 50), (0, 30)]})
+    assert [(each.begin, each.end) for each in plan.ranges] == [(0, 50)]
+
+
+def test_any_offsets_are_made_wider_to_begin_and_end_where_messages_do():
+    journal = now(stored(10, 20), stored(20, 40), stored(30, 50), spooled(50, 70))
+    assert whole_ranges(journal, [(22, 23), (0, 12)]) == ((0, 40),)
+    assert whole_ranges(journal, [(40, 50)]) == ((40, 50),)
+    assert whole_ranges(journal, [(45, 51), (48, 49)]) == ((40, 70),)
+    assert whole_ranges(now(stored(10, 20), stored(40, 50)), [(25, 45)]) == ((25, 50),)
+    assert whole_ranges(now(), [(3, 5)]) == ((3, 5),)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol import LabelSelector
 
-__all__ = ["JournalsNow", "journal_now", "journals_now"]
+__all__ = ["JournalsNow", "journal_now", "journals_now", "journals_of"]
 
 _AT_A_TIME: Final = 16
 # Of signed URLs: a task that begins later reads through brokers.
@@ -61,6 +61,20 @@ async def journals_now(
 
     found = await side_by_side(look, await client.list(selector), at_a_time=_AT_A_TIME)
     return JournalsNow(asked_at, tuple(one for one in found if one is not None), unreadable)
+
+
+async def journals_of(
+    client: AsyncClient, listed: Sequence[JournalListing]
+) -> tuple[JournalNow, ...]:
+    """These journals, with all of their fragments.
+
+    Raises: TransportError, StatusError: brokers tell nothing of one of them. Cancellation: safe.
+    """
+
+    async def look(listing: JournalListing) -> JournalNow:
+        return await journal_now(client, listing, 0)
+
+    return tuple(await side_by_side(look, listed, at_a_time=_AT_A_TIME))
 
 
 async def journal_now(client: AsyncClient, listing: JournalListing, needed_from: int) -> JournalNow:

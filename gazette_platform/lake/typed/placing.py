@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed_spec.spec import TypedSpec
     from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 
-__all__ = ["BAD_ROWS_SCHEMA", "bad_rows", "placed_rows"]
+__all__ = ["BAD_ROWS_SCHEMA", "bad_rows", "in_schema", "placed_rows"]
 
 BAD_ROWS_SCHEMA: Final = pa.schema(
     [
@@ -102,6 +102,21 @@ def bad_rows(
         pa.array([content[first - begin : end - begin] for first, end in spans], pa.binary()),
     ]
     return pa.Table.from_arrays(arrays, schema=BAD_ROWS_SCHEMA)
+
+
+def in_schema(bad: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Bad rows in the columns of a quarantine table, whose types are theirs; others are null.
+
+    Args:
+        schema: of the table.
+    """
+    arrays: list[Any] = [
+        bad.column(field.name)
+        if field.name in bad.column_names
+        else pa.nulls(bad.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _segment_value(column: TypedColumn, journal: str) -> pa.Scalar:

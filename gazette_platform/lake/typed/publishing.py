@@ -12,7 +12,7 @@ held up for any time is refused.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Final, cast, final
 
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.exceptions import CommitFailedException
@@ -28,7 +28,7 @@ from pyiceberg.table.update import (
 from gazette_platform.errors import LakeError, TypedFenced, TypedProgressGone, TypedRolledBack
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyiceberg.manifest import DataFile
     from pyiceberg.table.metadata import TableMetadata
@@ -45,6 +45,8 @@ __all__ = [
     "is_rolled_back",
     "progress_of",
     "publish_files",
+    "publish_snapshot",
+    "require_parted_by",
     "require_progress",
     "still_at",
     "still_parted_by",
@@ -186,6 +188,23 @@ def publish_files(
         a person has to look; nothing was changed. LakeError: the catalog broke off, or the table is changed all
         the time: ask again.
     """
+
+    def appended(now: Loaded) -> Snapshot:
+        require_parted_by(now.metadata, files, door.name)
+        return _appended(now, files, {**properties, RUN: run})
+
+    return publish_snapshot(door, start, run, appended)
+
+
+def publish_snapshot(
+    door: Door, start: int | None, run: str, made: Callable[[Loaded], Snapshot]
+) -> Published:
+    """Publish a snapshot of any kind, on the conditions of `publish_files`, of which arguments, result and errors are.
+
+    Args:
+        made: writes one on top of what the table holds now, with the property `RUN`. It is asked anew whenever
+            others have changed the table meanwhile.
+    """
     refused: CommitFailedException | None = None
     for _ in range(_ATTEMPTS):
         now = _loaded(door)
@@ -194,8 +213,7 @@ def publish_files(
             return Published(before.snapshot_id, now.metadata)
         _require_start(now.metadata, start, door.name)
         require_progress(now.metadata, door.name)
-        _require_spec(now.metadata, files, door.name)
-        snapshot = _appended(now, files, {**properties, RUN: run})
+        snapshot = made(now)
         requirements = (
             AssertTableUUID(uuid=now.metadata.table_uuid),
             _ref_at(_MAIN, head_of(now.metadata)),
@@ -244,7 +262,11 @@ def _require_start(metadata: TableMetadata, start: int | None, name: str) -> Non
         )
 
 
-def _require_spec(metadata: TableMetadata, files: Sequence[DataFile], name: str) -> None:
+def require_parted_by(metadata: TableMetadata, files: Sequence[DataFile], name: str) -> None:
+    """Let only files in that are parted as the table parts new ones now.
+
+    Raises: TypedFenced: some are not.
+    """
     other = {file.spec_id for file in files} - {metadata.default_spec_id}
     if other:
         raise TypedFenced(
@@ -253,7 +275,7 @@ def _require_spec(metadata: TableMetadata, files: Sequence[DataFile], name: str)
         )
 
 
-def _appended(now: Loaded, files: Sequence[DataFile], properties: Mapping[str, str]) -> Any:
+def _appended(now: Loaded, files: Sequence[DataFile], properties: Mapping[str, str]) -> Snapshot:
     """A snapshot with the files, on top of what the table holds now; its manifests are written."""
     table = Table(("", ""), now.metadata, "", now.io, NoopCatalog("none"))
     transaction = table.transaction()
@@ -261,7 +283,7 @@ def _appended(now: Loaded, files: Sequence[DataFile], properties: Mapping[str, s
     with update.merge_append() as append:
         for file in files:
             append.append_data_file(file)
-    return transaction.table_metadata.current_snapshot()
+    return cast("Snapshot", transaction.table_metadata.current_snapshot())
 
 
 def _ref_at(name: str, snapshot_id: int | None) -> AssertRefSnapshotId:

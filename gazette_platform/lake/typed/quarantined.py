@@ -1,9 +1,9 @@
 """Quarantined records of a typed table: those that are committed, and of which no row could be made.
 
 They are rows of an Iceberg table beside it, ``<name>_quarantine``. Two tables cannot be changed in one step, so the
-typed table comes first: its snapshot names a list of the quarantined files that its run wrote (`write_list`), and
-`settle_quarantine` brings the quarantine table up to that, afterwards. A record is in quarantine exactly once,
-whoever dies, because:
+typed table comes first: its snapshot names a list of what becomes of quarantine (`write_list`): files that its run wrote,
+and ranges of offsets whose records go, where rows were made anew. `settle_quarantine` brings the quarantine table up to
+that, afterwards. A record is in quarantine exactly once, whoever dies, because:
 
 1. *At most one publication is pending.* Each run settles what the run before it left, before it publishes
    itself; and it is fenced, if another has published meanwhile. So the newest publication alone can be unsettled,
@@ -23,6 +23,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
+import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyiceberg.catalog.noop import NoopCatalog
@@ -49,11 +50,12 @@ from gazette_platform.lake.typed.publishing import (
     MANIFESTS,
     RUN,
     progress_of,
-    publish_files,
     summary_of,
 )
+from gazette_platform.lake.typed.replacing import publish_replacing
+from gazette_platform.lake.typed.row_ranges import Overlap, RowRanges
 from gazette_platform.lake.typed.side_files import QUARANTINE, read_side_file, write_side_file
-from gazette_platform.lake.typed.written import METRICS, data_file_of, dump_written, parse_written
+from gazette_platform.lake.typed.written import METRICS, WrittenFile, data_file_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,7 +64,6 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
 
     from gazette_platform.lake.typed.doors import Door, Loaded
-    from gazette_platform.lake.typed.written import WrittenFile
 
 __all__ = [
     "OF",
@@ -75,6 +76,7 @@ __all__ = [
     "quarantine_schema",
     "quarantined_rows",
     "rows_at",
+    "rows_within",
     "settle_quarantine",
     "write_list",
 ]
@@ -90,6 +92,17 @@ _PROPERTIES: Final = {
 }
 # Runs come seconds apart, and counting opens manifests of two tables between.
 _ATTEMPTS: Final = 5
+_NOTHING: Final = RowRanges({})
+
+
+@final
+class _List(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What becomes of quarantine behind a publication."""
+
+    files: tuple[WrittenFile, ...]
+    """That come."""
+    removed: dict[str, tuple[tuple[int, int], ...]]
+    """Offsets by journal, whose records go."""
 
 
 def quarantine_schema() -> Schema:
@@ -128,13 +141,27 @@ def open_quarantine(door: Door, of: str, location: str) -> Loaded:
     return loaded
 
 
-def write_list(location: str, files: Sequence[WrittenFile], io: FileIO | None = None) -> str:
-    """Write what a run has quarantined beside the typed table at `location`.
+def write_list(
+    location: str,
+    files: Sequence[WrittenFile],
+    io: FileIO | None = None,
+    *,
+    removed: RowRanges = _NOTHING,
+) -> str:
+    """Write what becomes of quarantine beside the typed table at `location`.
+
+    Args:
+        files: that were quarantined.
+        io: of the table; None: one by PyIceberg's defaults.
+        removed: records that go. Those of `files` stay, wherever they begin.
 
     Returns: the path, for `state_properties`; empty, if there is nothing.
     Raises: LakeError: it cannot be written.
     """
-    return write_side_file(location, "quarantine", dump_written(files), io) if files else ""
+    if not files and not removed:
+        return ""
+    content = msgspec.msgpack.encode(_List(files=tuple(files), removed=removed.by_journal))
+    return write_side_file(location, "quarantine", content, io)
 
 
 def settle_quarantine(door: Door, quarantine: Door) -> bool:
@@ -158,9 +185,9 @@ def settle_quarantine(door: Door, quarantine: Door) -> bool:
     told = _told(typed)
     if not _is_pending(held, told):
         return False
-    files = _listed(typed.io, told[QUARANTINE], held, door.name)
+    files, removed = _listed(typed.io, told[QUARANTINE], held, door.name)
     try:
-        publish_files(quarantine, at, files, told[RUN], {})
+        publish_replacing(quarantine, at, removed, files, run=told[RUN], properties={})
     except TypedFenced:
         return False  # somebody else has settled it
     return True
@@ -175,6 +202,8 @@ class Moment:
     quarantine: Loaded | None
     pending: Sequence[DataFile] = ()
     """Files of quarantined records that are still to be settled."""
+    going: RowRanges = _NOTHING
+    """Records of `quarantine` that go as it is."""
 
     @property
     def start(self) -> int | None:
@@ -202,7 +231,7 @@ def moment_of(door: Door, quarantine: Door | None) -> Moment:
         told = _told(typed)
         if not _is_pending(held, told):
             return Moment(typed, held)
-        return Moment(typed, held, _listed(typed.io, told[QUARANTINE], held, door.name))
+        return Moment(typed, held, *_listed(typed.io, told[QUARANTINE], held, door.name))
     raise LakeError(
         f"runs have published to {door.name} {_ATTEMPTS} times while it was looked at: try again"
     )
@@ -217,7 +246,7 @@ class RowCounts:
     """The typed table's progress, to whose state they belong."""
     rows: Mapping[str, int]
     quarantined: Mapping[str, int]
-    """Those that are still to be settled among them."""
+    """As they are once all is settled."""
 
 
 def count_rows(door: Door, quarantine: Door | None) -> RowCounts:
@@ -238,8 +267,9 @@ def rows_at(moment: Moment) -> RowCounts:
     """
     quarantined: Counter[str] = Counter()
     if moment.quarantine is not None:
-        tasks = _tasks(moment.quarantine) + [FileScanTask(file) for file in moment.pending]
-        quarantined = _counted(moment.quarantine, tasks)
+        pending = [FileScanTask(file) for file in moment.pending]
+        quarantined = _counted(moment.quarantine, pending)
+        quarantined += _counted(moment.quarantine, _tasks(moment.quarantine), moment.going)
     rows = _counted(moment.typed, _tasks(moment.typed))
     return RowCounts(moment.start, dict(rows), dict(quarantined))
 
@@ -256,8 +286,24 @@ def begins_at(moment: Moment, journal: str, begin: int, end: int) -> pa.Int64Arr
     )
     found = [_begins(moment.typed, wanted)]
     if moment.quarantine is not None:
+        held = _begins(moment.quarantine, wanted)
+        gone = moment.going.mask(pa.repeat(pa.scalar(journal), len(held)), held)
+        found.append(held.filter(pc.invert(gone)))
         found.append(_begins(moment.quarantine, wanted, moment.pending))
     return pa.concat_arrays(found)
+
+
+def rows_within(loaded: Loaded, ranges: RowRanges) -> tuple[Counter[str], Counter[str]]:
+    """How many rows of a table begin in ranges, and how many do not, both by journal.
+
+    Args:
+        loaded: a typed table, or a quarantine table of which nothing is to be settled.
+
+    Raises: LakeError: a file cannot be read.
+    """
+    tasks = _tasks(loaded)
+    others = _counted(loaded, tasks, ranges)
+    return _counted(loaded, tasks) - others, others
 
 
 def quarantined_rows(
@@ -336,26 +382,43 @@ def _is_pending(held: Loaded, told: Mapping[str, str]) -> bool:
     return QUARANTINE in told and settled != told[RUN]
 
 
-def _listed(io: FileIO, path: str, held: Loaded, name: str) -> list[DataFile]:
-    written = parse_written(read_side_file(io, path, name), where=path)
-    return [data_file_of(one, held.metadata) for one in written]
+def _listed(io: FileIO, path: str, held: Loaded, name: str) -> tuple[list[DataFile], RowRanges]:
+    """Files that come, and records that go."""
+    found = _parsed_list(read_side_file(io, path, name), path)
+    return [data_file_of(one, held.metadata) for one in found.files], RowRanges(found.removed)
+
+
+def _parsed_list(content: bytes, path: str) -> _List:
+    try:
+        return msgspec.msgpack.decode(content, type=_List)
+    except msgspec.MsgspecError as err:
+        raise LakeError(
+            f"{path} cannot be read ({err}): a run of another release wrote it, or it is damaged; fetch it from a backup"
+        ) from err
 
 
 def _tasks(loaded: Loaded) -> list[FileScanTask]:
     return list(_table(loaded).scan(selected_fields=("_journal",)).plan_files())
 
 
-def _counted(loaded: Loaded, tasks: Sequence[FileScanTask]) -> Counter[str]:
-    column = loaded.metadata.schema().find_field("_journal").field_id
+def _counted(
+    loaded: Loaded, tasks: Sequence[FileScanTask], removed: RowRanges = _NOTHING
+) -> Counter[str]:
+    """Rows by journal, but for those that are removed."""
+    schema = loaded.metadata.schema()
+    column = schema.find_field("_journal").field_id
     found: Counter[str] = Counter()
     rest = []
     for task in tasks:
-        journal = None if task.delete_files else _only(task.file, column)
-        if journal is None:
+        overlap = removed.overlap(task.file, schema)
+        journal = _only(task.file, column)
+        if overlap is Overlap.ALL:
+            continue
+        if journal is None or task.delete_files or overlap is Overlap.SOME:
             rest.append(task)
         else:
             found[journal] += task.file.record_count
-    found += _read(loaded, rest)
+    found += _read(loaded, rest, removed)
     return found
 
 
@@ -366,25 +429,32 @@ def _only(file: DataFile, column: int) -> str | None:
     return bytes(lower).decode() if is_one and lower is not None else None
 
 
-def _read(loaded: Loaded, tasks: Sequence[FileScanTask]) -> Counter[str]:
+def _read(loaded: Loaded, tasks: Sequence[FileScanTask], removed: RowRanges) -> Counter[str]:
     """Rows of files whose journals have to be read."""
     found: Counter[str] = Counter()
     if not tasks:
         return found
-    schema = loaded.metadata.schema().select("_journal")
+    schema = loaded.metadata.schema().select("_journal", "_begin")
     scan = ArrowScan(loaded.metadata, loaded.io, schema, AlwaysTrue())
     for batch in scan.to_record_batches(tasks):
-        for one in batch.column(0).value_counts().to_pylist():
+        journals, begins = batch.column("_journal"), batch.column("_begin")
+        if removed:
+            mask = removed.mask(journals.cast(pa.string()), begins.cast(pa.int64()))
+            journals = journals.filter(pc.invert(mask))
+        for one in journals.value_counts().to_pylist():
             found[one["values"]] += one["counts"]
     return found
 
 
 def _begins(
-    loaded: Loaded, wanted: BooleanExpression, more: Sequence[DataFile] = ()
+    loaded: Loaded, wanted: BooleanExpression, files: Sequence[DataFile] | None = None
 ) -> pa.Int64Array:
+    """Of rows of files; None: of those of the table."""
     try:
-        tasks = list(_table(loaded).scan(row_filter=wanted).plan_files())
-        tasks += [FileScanTask(file) for file in more]
+        if files is None:
+            tasks = list(_table(loaded).scan(row_filter=wanted).plan_files())
+        else:
+            tasks = [FileScanTask(file) for file in files]
         schema = loaded.metadata.schema().select("_begin")
         found = ArrowScan(loaded.metadata, loaded.io, schema, wanted).to_table(tasks)
     except OSError as err:

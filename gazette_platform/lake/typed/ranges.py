@@ -47,9 +47,11 @@ __all__ = [
     "RunPlan",
     "Task",
     "held_ranges",
+    "merged_ranges",
     "plan_backfill",
     "plan_run",
     "tasks_between",
+    "whole_ranges",
 ]
 
 _Range = tuple[int, int]
@@ -350,8 +352,8 @@ class BackfillRange:
     In one commit, rows with this `_journal` and with `_begin` in [begin, end) are removed, and what is committed of
     these messages is added. So it may be done any number of times.
 
-    Which of them are committed depends on what is before, and, of transactions, on what is behind. So `tasks` begin where
-    a state is known, and are screened from there; rows outside of [begin, end) are dropped. If a
+    Which of them are committed depends on what is before, and, of transactions, on what is behind. So it is read from
+    where a state is known, and screened from there; only what begins in [begin, end) becomes rows. If a
     transaction that began before `end` is open there, `follow` is read, too, in order.
     """
 
@@ -360,8 +362,10 @@ class BackfillRange:
     end: int
     start: JournalState
     """What is known where the tasks begin."""
+    before: tuple[Task, ...]
+    """Up to `begin`. No task ends softly."""
     tasks: tuple[Task, ...]
-    """Up to `end`. None of them ends softly."""
+    """Of [begin, end)."""
     follow: tuple[Task, ...]
     """From `end` to where the table has come: messages behind commit, or take back, those before."""
 
@@ -390,7 +394,7 @@ def plan_backfill(
         states: the table's now, and any of before, of snapshots that are still there: each range is screened from the
             newest one that lies before it. With none, all that is still stored before it has to be read.
         journals: those of `wanted`, with all of their fragments.
-        wanted: by journal, offsets that begin and end where messages do, such as `held_ranges` gives.
+        wanted: by journal, offsets that begin and end where messages do, such as `held_ranges` and `whole_ranges` give.
         task_bytes: as of `Limits`.
 
     Raises: ValidationError: there is no state; a range is empty, or its journal unknown.
@@ -408,11 +412,12 @@ def plan_backfill(
             )
         known = [state.journals[name] for state in states if name in state.journals]
         reached = max((one.offset for one in known), default=0)
-        for begin, end in sorted(ranges):
+        for begin, end in ranges:
             if begin >= end:
                 raise ValidationError(
                     f"offsets {begin} to {end} of {name} hold nothing", path="range"
                 )
+        for begin, end in merged_ranges(ranges):
             if end > reached:
                 behind.append((name, max(begin, reached), end))
             pieces, gone = _pieces(now[name], begin, min(end, reached))
@@ -428,15 +433,48 @@ def held_ranges(
 
     Bytes of fragments that overlap are of the one that reaches farther, and of no other partition.
     """
+    held = _held(journal, journal.head)
+    return tuple(
+        merged_ranges(
+            (each.begin, each.end)
+            for each in held
+            if each.listing is not None and is_wanted(each.listing)
+        )
+    )
+
+
+def whole_ranges(journal: JournalNow, wanted: Iterable[_Range]) -> tuple[_Range, ...]:
+    """Ranges made wider, to begin and end where messages do: with fragments, or all of the live tail. Merged.
+
+    Args:
+        wanted: any offsets.
+    """
+    held = _held(journal, journal.head)
     found: list[_Range] = []
-    for each in _held(journal, journal.head):
-        if each.listing is None or not is_wanted(each.listing):
+    for begin, end in merged_ranges(wanted):
+        cut = [each for each in held if each.begin < end and begin < each.end]
+        found.append((
+            min([begin, *(each.begin for each in cut[:1])]),
+            max([end, *(each.end for each in cut[-1:])]),
+        ))  # fmt: skip
+    return tuple(merged_ranges(found))
+
+
+def merged_ranges(ranges: Iterable[_Range]) -> list[_Range]:
+    """Ranges in order, without those that are empty, and such that none touches the next one.
+
+    >>> merged_ranges([(4, 6), (0, 2), (1, 3), (6, 8), (9, 9)])
+    [(0, 3), (4, 8)]
+    """
+    found: list[_Range] = []
+    for begin, end in sorted(ranges):
+        if begin >= end:
             continue
-        if found and found[-1][1] == each.begin:
-            found[-1] = found[-1][0], each.end
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
         else:
-            found.append((each.begin, each.end))
-    return tuple(found)
+            found.append((begin, end))
+    return found
 
 
 def _pieces(journal: JournalNow, begin: int, end: int) -> tuple[list[_Range], list[Hole]]:
@@ -462,8 +500,8 @@ def _backfilled(
     task_bytes: int,
 ) -> BackfillRange:
     begin, end = piece
-    before = [one for one in known if one.offset <= begin]
-    start = max(before, key=lambda one: one.offset, default=JournalState())
+    lower = [one for one in known if one.offset <= begin]
+    start = max(lower, key=lambda one: one.offset, default=JournalState())
     # Behind the last hole before it: what that state knows holds behind a hole, too.
     read_from, last_end = start.offset, start.offset
     for each in _held(journal, end):
@@ -473,10 +511,16 @@ def _backfilled(
             read_from = each.begin
         last_end = each.end
     start = JournalState(offset=read_from, producers=start.producers)
-    tasks, follow = (
+    before, tasks, follow = (
         tuple(_tasks(_reach(journal, *span).segments, task_bytes, is_settled=True))
-        for span in ((read_from, end), (end, reached))
+        for span in ((read_from, begin), (begin, end), (end, reached))
     )
     return BackfillRange(
-        journal=journal.name, begin=begin, end=end, start=start, tasks=tasks, follow=follow
+        journal=journal.name,
+        begin=begin,
+        end=end,
+        start=start,
+        before=before,
+        tasks=tasks,
+        follow=follow,
     )

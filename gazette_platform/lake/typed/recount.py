@@ -9,7 +9,6 @@ Offsets are compared once no transaction is open before them, because whether a 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, final
@@ -19,14 +18,13 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from gazette_platform.errors import OffsetJump
 from gazette_platform.lake.typed.completeness import HEAL, Completeness, Incomplete
+from gazette_platform.lake.typed.former_states import FormerStates
 from gazette_platform.lake.typed.journals import journals_now
-from gazette_platform.lake.typed.publishing import summary_of
 from gazette_platform.lake.typed.quarantined import begins_at, moment_of
 from gazette_platform.lake.typed.ranges import held_ranges, plan_backfill, tasks_between
 from gazette_platform.lake.typed.rounds import Kind, Order
 from gazette_platform.lake.typed.running import job_of
 from gazette_platform.lake.typed.screening import sequence
-from gazette_platform.lake.typed.side_files import STATE, read_side_file
 from gazette_platform.lake.typed.state import TypedState
 from gazette_platform.lake.typed.table import typed_table
 from gazette_platform.ops.clock import SystemClock
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from gazette_platform.client import Client, FragmentListing
     from gazette_platform.lake.table_spec import TableSpec
     from gazette_platform.lake.typed.catalogs import TypedCatalog
-    from gazette_platform.lake.typed.doors import Loaded
     from gazette_platform.lake.typed.jobs import Workers
     from gazette_platform.lake.typed.ranges import BackfillRange, JournalNow, Task
     from gazette_platform.lake.typed.rounds import Done
@@ -157,7 +154,7 @@ class Recounter:
             if one.name in table.state.journals and (journals is None or one.name in journals)
         }
         wanted = _wanted(by_name, table.state, is_wanted)
-        states = [table.state, *_states_before(moment.typed, spec.name, wanted)]
+        states = FormerStates(table).before(wanted)
         plan = plan_backfill(states, by_name.values(), wanted)
         assert moment.quarantine is not None  # it was asked for
         job = job_of(spec, table, moment.quarantine, self._client.config)
@@ -272,38 +269,6 @@ def _wanted(
         cut = [(begin, min(end, reached)) for begin, end in ranges if begin < reached]
         if cut:
             found[name] = cut
-    return found
-
-
-def _states_before(
-    loaded: Loaded, name: str, wanted: Mapping[str, Sequence[tuple[int, int]]]
-) -> list[TypedState]:
-    """Of former snapshots, for each journal the newest state that lies before what is wanted of it.
-
-    Offsets never go back from snapshot to snapshot, so a few states are read of thousands.
-    """
-    snapshots = sorted(loaded.metadata.snapshots, key=lambda one: one.sequence_number or 0)
-    paths = list(
-        dict.fromkeys(
-            path
-            for one in snapshots
-            if (path := summary_of(loaded.metadata, one.snapshot_id).get(STATE))
-        )
-    )
-    read: dict[str, TypedState] = {}
-
-    def is_behind(journal: str, begin: int, path: str) -> bool:
-        if path not in read:
-            read[path] = TypedState.decode(read_side_file(loaded.io, path, name), where=path)
-        one = read[path].journals.get(journal)
-        return one is not None and one.offset > begin
-
-    found = []
-    for journal, ranges in wanted.items():
-        begin = min(begin for begin, _ in ranges)
-        if begin:
-            at = bisect_left(paths, True, key=partial(is_behind, journal, begin))
-            found += [read[path] for path in paths[max(0, at - 1) : at]]
     return found
 
 

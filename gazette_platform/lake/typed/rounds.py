@@ -63,6 +63,8 @@ class Order:
     """For `TaskScreen`."""
     keep: pa.Int64Array | None = None
     """Offsets at which messages begin that are rows, rising."""
+    writes: bool = True
+    """Of kind `PLAIN`: whether rows are written. If not, the task is only screened."""
 
 
 @final
@@ -113,6 +115,7 @@ class JournalRounds:
         tasks_of: gives tasks for [begin, end), which lies before the range: a transaction began there. Raises, if
             something of that is gone.
         look: carries out orders of kind `LOOK` at once, for these.
+        only: offsets [begin, end) of messages whose rows are wanted; tasks end there. All are screened. None: all.
         group_messages: how many messages the sequencer is given at a time, as far as tasks allow.
         ring_size: of the sequencer.
     """
@@ -124,6 +127,7 @@ class JournalRounds:
         *,
         tasks_of: Callable[[int, int], Sequence[Task]],
         look: Callable[[Sequence[Order]], Sequence[Done]],
+        only: tuple[int, int] | None = None,
         group_messages: int = _GROUP_MESSAGES,
         ring_size: int = RING_SIZE,
     ) -> None:
@@ -133,6 +137,9 @@ class JournalRounds:
         self._committed_before = self._state.counts.committed
         self._tasks_of = tasks_of
         self._look = look
+        self._only = only
+        # Committed, and not wanted.
+        self._passed = 0
         self._group_messages = group_messages
         self._ring_size = ring_size
         self._done: dict[int, Done] = {}
@@ -142,8 +149,7 @@ class JournalRounds:
         # The first task can be told at once what was there before; others seldom need it.
         self._numbers = list(range(len(self._tasks)))
         self.orders: list[Order] = [
-            Order(journal=self._journal, task=task, known={} if n else self._state.known)
-            for n, task in enumerate(self._tasks)
+            self._plain_order(n, {} if n else self._state.known) for n in self._numbers
         ]
         """What is to be done next; empty: the journal is done."""
 
@@ -189,16 +195,22 @@ class JournalRounds:
         match verdict:
             case Again():
                 self._ask(
-                    [
-                        (n, Order(journal=self._journal, task=self._tasks[n], known=known))
-                        for n, known in sorted(verdict.known.items())
-                    ]
+                    [(n, self._plain_order(n, known)) for n, known in sorted(verdict.known.items())]
                 )
             case Plain():
                 self._use(len(self._tasks))
                 self._finish(verdict.state)
             case Sequenced():
                 self._begin_looking(verdict)
+
+    def _plain_order(self, number: int, known: Mapping[bytes, int]) -> Order:
+        task = self._tasks[number]
+        return Order(
+            journal=self._journal, task=task, known=known, writes=self._is_wanted(task.begin)
+        )
+
+    def _is_wanted(self, begin: int) -> bool:
+        return self._only is None or self._only[0] <= begin < self._only[1]
 
     def _replace(self, number: int, done: Done) -> None:
         before = self._done.get(number)
@@ -212,7 +224,11 @@ class JournalRounds:
 
     def _use(self, count: int) -> None:
         for number in range(count):
-            self._written.add(self._done.pop(number))
+            done = self._done.pop(number)
+            self._written.add(done)
+            if not self._is_wanted(self._tasks[number].begin):
+                summary = _summary(done)
+                self._passed += summary.messages - summary.duplicates
 
     def _begin_looking(self, verdict: Sequenced) -> None:
         """Keep what is plain, and have the rest looked at where that is not done."""
@@ -252,7 +268,9 @@ class JournalRounds:
                 ring_size=self._ring_size,
             )
             state = found.state
-            _sort_in(keep, before, found.begin, begins, numbers)
+            wanted = found.begin if self._only is None else _within(found.begin, *self._only)
+            self._passed += len(found.begin) - len(wanted)
+            _sort_in(keep, before, wanted, begins, numbers)
         self._done.clear()
         self._state = state
         orders = [self._keeping_order(self._tasks[n], keep[n]) for n in sorted(keep)]
@@ -304,15 +322,13 @@ class JournalRounds:
     def _keeping_order(self, task: Task, begins: Sequence[pa.Int64Array]) -> Order:
         pa = required("pyarrow", extra="lake", by="typed tables")
         pc = required("pyarrow.compute", extra="lake", by="typed tables")
-        every = pa.concat_arrays(begins)
-        within = pc.and_(pc.greater_equal(every, task.begin), pc.less(every, task.end))
-        kept = pc.filter(every, within)
+        kept = _within(pa.concat_arrays(begins), task.begin, task.end)
         kept = pc.take(kept, pc.array_sort_indices(kept))
         return Order(journal=self._journal, task=task, kind=Kind.KEEP, keep=kept)
 
     def _finish(self, state: JournalState) -> None:
         written = self._written
-        committed = state.counts.committed - self._committed_before
+        committed = state.counts.committed - self._committed_before - self._passed
         if committed != written.typed + written.quarantined:
             raise LakeError(
                 f"{self._journal}: {committed} messages are committed from offset {self._range_begin} to "
@@ -362,6 +378,13 @@ def _sort_in(
 
 
 def _between(messages: pa.Table, begin: int, end: int) -> pa.Table:
+    return messages.filter(_lie_within(messages.column("begin"), begin, end))
+
+
+def _within(offsets: pa.Int64Array, begin: int, end: int) -> pa.Int64Array:
+    return offsets.filter(_lie_within(offsets, begin, end))
+
+
+def _lie_within(offsets: Any, begin: int, end: int) -> Any:
     pc = required("pyarrow.compute", extra="lake", by="typed tables")
-    column = messages.column("begin")
-    return messages.filter(pc.and_(pc.greater_equal(column, begin), pc.less(column, end)))
+    return pc.and_(pc.greater_equal(offsets, begin), pc.less(offsets, end))

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Final, final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -20,7 +20,7 @@ from gazette_platform.lake.segment_content import LineBlocks, pieces_of
 from gazette_platform.lake.segments import Segment
 from gazette_platform.lake.typed.jobs import Output
 from gazette_platform.lake.typed.parsing import BlockParser
-from gazette_platform.lake.typed.placing import bad_rows, placed_rows
+from gazette_platform.lake.typed.placing import bad_rows, in_schema, placed_rows
 from gazette_platform.lake.typed.rounds import Done, Kind
 from gazette_platform.lake.typed.screening import TaskScreen
 from gazette_platform.lake.typed.writing import RowWriter, remove_files
@@ -95,10 +95,10 @@ def _screened(job: Job, order: Order, content: _TaskContent, files: _Files) -> D
             continue
         keep = screen.take(parsed.parts)
         is_plain = screen.is_plain
-        if is_plain:
-            files.add(parsed, block, begin, keep)
-        else:
+        if not is_plain:
             files.abort()
+        elif order.writes:
+            files.add(parsed, block, begin, keep)
     summary = screen.summary(content.end)
     if is_plain:
         return files.close(Done(summary=summary))
@@ -242,7 +242,7 @@ class _Files:
         self._rows.add(rows)
         if parsed.bad:
             bad = bad_rows(self._journal, parsed, content, begin, keep)
-            self._bad.add(_in_schema(bad, self._bad.schema))
+            self._bad.add(in_schema(bad, self._bad.schema))
 
     def close(self, done: Done) -> Done:
         """End all files. Returns: `done`, with what was written."""
@@ -260,17 +260,6 @@ class _Files:
         with ExitStack() as stack:
             stack.callback(self._bad.abort)
             stack.callback(self._rows.abort)
-
-
-def _in_schema(bad: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Bad rows in the columns of the quarantine table, whose types are theirs; others are null."""
-    arrays: list[Any] = [
-        bad.column(field.name)
-        if field.name in bad.column_names
-        else pa.nulls(bad.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 @final

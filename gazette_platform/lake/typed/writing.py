@@ -14,7 +14,7 @@ from gazette_platform.lake.typed.partition_values import RowParter
 from gazette_platform.lake.typed.written import FileDescriber
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     import pyarrow as pa
     from pyiceberg.io import FileIO
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.typed.written import WrittenFile
 
-__all__ = ["RowWriter", "remove_files"]
+__all__ = ["OpenFile", "RowWriter", "remove_files"]
 
 # As Arrow holds them, of all partitions together: what a row group has at most. Parting them takes as much again.
 _HELD_BYTES: Final = 64 << 20
@@ -74,14 +74,13 @@ class RowWriter:
         self._io = io
         self._location = location
         self._describer = FileDescriber(schema, partitions.spec_id)
-        self._dictionaries = [leaf for leaf in self._describer.leaves if leaf not in _UNEQUAL]
         self._parter = RowParter(schema, partitions)
         self._held_bytes_max = held_bytes
         self._file_bytes = file_bytes
         self._open_files = open_files
         self._held: list[pa.Table] = []
         self._held_bytes = 0
-        self._open: dict[tuple[Any, ...], _OpenFile] = {}
+        self._open: dict[tuple[Any, ...], OpenFile] = {}
         self._begun: list[str] = []
         self._written: list[WrittenFile] = []
 
@@ -136,22 +135,28 @@ class RowWriter:
             if is_last or size >= self._file_bytes or len(self._open) > self._open_files:
                 self._end(self._open.pop(value))
 
-    def _new_file(self, value: tuple[Any, ...]) -> _OpenFile:
+    def _new_file(self, value: tuple[Any, ...]) -> OpenFile:
         path = f"{self._location}/data/{uuid.uuid4()}.parquet"
         self._begun.append(path)
-        return _OpenFile(self._io, path, self.schema, self._dictionaries, value)
+        return OpenFile(self._io, path, self.schema, self._describer.leaves, value)
 
-    def _end(self, file: _OpenFile) -> None:
+    def _end(self, file: OpenFile) -> None:
         size, metadata = file.close()
         self._written.append(self._describer.describe(file.path, size, metadata, file.partition))
 
 
 @final
-class _OpenFile:
+class OpenFile:
     """A Parquet file that is being written.
 
     Args:
-        dictionaries: columns, by path, of which values are likely to be there more than once.
+        io: of the table.
+        path: where it will be.
+        schema: of its rows, with ids of fields.
+        leaves: its columns, by path.
+        partition: that all rows have in common.
+
+    Raises: LakeError: it cannot be written; so do the methods.
     """
 
     def __init__(
@@ -159,7 +164,7 @@ class _OpenFile:
         io: FileIO,
         path: str,
         schema: pa.Schema,
-        dictionaries: Sequence[str],
+        leaves: Iterable[str],
         partition: tuple[Any, ...],
     ) -> None:
         self.path = path
@@ -171,7 +176,7 @@ class _OpenFile:
                 schema,
                 compression="zstd",
                 compression_level=1,
-                use_dictionary=dictionaries,
+                use_dictionary=[leaf for leaf in leaves if leaf not in _UNEQUAL],
                 # As Iceberg wants decimals of few digits, and its readers in Java are fastest.
                 store_decimal_as_integer=True,
             )

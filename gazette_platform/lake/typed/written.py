@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from datetime import date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, Self, cast, final
+from typing import TYPE_CHECKING, Any, Final, Self, final
 
 import msgspec
 from pyiceberg.io.pyarrow import (
@@ -36,8 +36,6 @@ __all__ = [
     "FileDescriber",
     "WrittenFile",
     "data_file_of",
-    "dump_written",
-    "parse_written",
     "written_file",
 ]
 
@@ -81,23 +79,13 @@ class WrittenFile(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
         Raises: LakeError: it is something else.
         """
-        return cast("Self", _parsed(content, cls))
-
-
-def dump_written(files: Sequence[WrittenFile]) -> bytes:
-    """Several files as msgpack."""
-    return msgspec.msgpack.encode(list(files))
-
-
-def parse_written(content: bytes, where: str = "") -> list[WrittenFile]:
-    """The files that were dumped.
-
-    Args:
-        where: what it is of, for errors.
-
-    Raises: LakeError: it is something else.
-    """
-    return cast("list[WrittenFile]", _parsed(content, list[WrittenFile], where))
+        try:
+            return msgspec.msgpack.decode(content, type=cls)
+        except msgspec.MsgspecError as err:
+            raise LakeError(
+                f"what a worker says of its files cannot be read ({err}): workers of another release wrote it, or it is "
+                "damaged; run again"
+            ) from err
 
 
 @final
@@ -205,13 +193,3 @@ def _plain(value: Any) -> Any:
             return str(value)
         case _:
             return value
-
-
-def _parsed(content: bytes, kind: Any, where: str = "") -> Any:
-    try:
-        return msgspec.msgpack.decode(content, type=kind)
-    except msgspec.MsgspecError as err:
-        raise LakeError(
-            f"{where or 'what a worker says of its files'} cannot be read ({err}): workers of another release "
-            "wrote it, or it is damaged; run again"
-        ) from err

@@ -1,0 +1,380 @@
+"""Publishing with rows removed: what goes and what stays, and on top of what others do. On a real catalog."""
+
+from collections import Counter
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from gazette_platform.lake.typed.partitions import parse_partition
+from hypothesis import given, strategies as st
+from pyarrow import parquet
+from pyiceberg.manifest import FileFormat
+from typed_files import delete_rows, write_rows
+from typed_world import JOURNAL, Held, World, numbers, publish, row, spec
+
+from gazette_platform.errors import LakeError, TypedFenced
+from gazette_platform.lake.typed.iceberg_types import new_schema
+from gazette_platform.lake.typed.publishing import head_of, progress_of, publish_files
+from gazette_platform.lake.typed.replacing import publish_replacing
+from gazette_platform.lake.typed.rewriting import FileRewriter
+from gazette_platform.lake.typed.row_ranges import Overlap, RowRanges
+from gazette_platform.lake.typed.state import TypedState
+from gazette_platform.lake.typed.table import state_properties, write_state
+from gazette_platform.lake.typed.written import data_file_of
+
+OTHER = JOURNAL + "-and-another"
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path)
+    yield made
+    for catalog in made.catalogs:
+        catalog.close()
+
+
+def ranges(*spans, journal=JOURNAL):
+    """Of rows by their numbers."""
+    return RowRanges({journal: [(10 * low, 10 * high) for low, high in spans]})
+
+
+def replace(door, removed, ns=(), *, start=None, run="anew", **more):
+    loaded = door.load()
+    files = []
+    if ns:
+        written = write_rows(
+            loaded.metadata, [row(n, k="new") for n in ns], more.pop("partition", ())
+        )
+        files = [data_file_of(written, loaded.metadata)]
+    start = progress_of(loaded.metadata) if start is None else start
+    return publish_replacing(
+        door, start, removed, files, run=run, properties={"told": "yes"}, **more
+    )
+
+
+def filled(world, *files, wanted=None):
+    """A table with files of rows, by their numbers or as they are."""
+    door, _ = world.open(wanted)
+    for rows in files:
+        _, table = world.open(wanted)
+        publish(door, table, [], rows=[row(n) if isinstance(n, int) else n for n in rows])
+    return door
+
+
+def files_of(door):
+    table = door.load().token
+    found = [task.file for task in table.scan().plan_files()]
+    return {file.file_path: file.record_count for file in found}
+
+
+def content(door):
+    rows = door.load().token.scan().to_arrow().to_pylist()
+    return sorted((r["_journal"] == JOURNAL, r["n"], r["k"]) for r in rows)
+
+
+def test_rows_of_ranges_go_and_others_come_in_one_snapshot(world):
+    door = filled(world, range(4), range(4, 8), range(8, 12), [row(5, OTHER)])
+    before = files_of(door)
+    published = replace(door, ranges((3, 9)), [4, 5])
+    assert content(door) == [
+        (False, 5, "k5"), *((True, n, f"k{n}") for n in range(3)), (True, 4, "new"), (True, 5, "new"),
+        *((True, n, f"k{n}") for n in range(9, 12)),
+    ]  # fmt: skip
+    # Of the files one is out of the ranges, one within, and two are written anew.
+    assert len(before.keys() & files_of(door).keys()) == 1
+    assert sorted(files_of(door).values()) == [1, 2, 3, 3]
+    snapshot = published.metadata.current_snapshot()
+    assert head_of(published.metadata) == progress_of(published.metadata) == snapshot.snapshot_id
+    told = snapshot.summary.additional_properties
+    assert (snapshot.summary.operation.value, told["told"], told["gazette.run"]) == (
+        "overwrite",
+        "yes",
+        "anew",
+    )
+    assert (told["deleted-data-files"], told["deleted-records"], told["added-records"]) == (
+        "3",
+        "12",
+        "8",
+    )
+    assert (told["total-data-files"], told["total-records"]) == ("4", "9")
+    # Whoever does not know whether it was published asks again, with what was planned then.
+    again = replace(door, ranges((0, 99)), [1], start=1)
+    assert again.snapshot_id == published.snapshot_id
+    assert len(numbers(door)) == 9
+
+
+def test_what_was_removed_is_not_removed_or_added_twice(world):
+    door = filled(world, range(10))
+    for run in ("one", "two"):
+        replace(door, ranges((2, 5)), [2, 3], run=run)
+        assert numbers(door) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+    replace(door, ranges((0, 99)), run="three")
+    assert (numbers(door), files_of(door)) == ([], {})
+    replace(door, ranges((0, 99)), [7], run="four")
+    assert numbers(door) == [7]
+
+
+def test_nothing_to_be_removed_is_an_append(world):
+    door = filled(world, range(3))
+    published = replace(door, RowRanges({}), [7])
+    assert published.metadata.current_snapshot().summary.operation.value == "append"
+    assert numbers(door) == [0, 1, 2, 7]
+
+
+def test_table_that_never_held_anything_is_replaced_too(world):
+    door, _ = world.open()
+    replace(door, ranges((0, 9)), [1])
+    assert numbers(door) == [1]
+
+
+def test_it_is_fenced_as_any_publication(world):
+    door = filled(world, range(3))
+    _, zombie = world.open()
+    _, table = world.open()
+    publish(door, table, [], rows=[row(5)])
+    with pytest.raises(TypedFenced):
+        replace(door, ranges((0, 9)), [1], start=zombie.start)
+    assert numbers(door) == [0, 1, 2, 5]
+    held = Held(door, lambda: publish(world.door(), world.open()[1], [], rows=[row(6)]))
+    with pytest.raises(TypedFenced):
+        replace(held, ranges((0, 9)), [1])
+    assert numbers(door) == [0, 1, 2, 5, 6]
+
+
+def test_files_that_are_parted_otherwise_by_now_are_fenced(world):
+    door = filled(world, range(3))
+    loaded = door.load()
+    files = [data_file_of(write_rows(loaded.metadata, [row(1)]), loaded.metadata)]
+    world.open(spec(partitions=(parse_partition("bucket(4, k)"),)))
+    with pytest.raises(TypedFenced, match="partitioned by spec 1"):
+        publish_replacing(
+            door, progress_of(loaded.metadata), ranges((0, 9)), files, run="x", properties={}
+        )
+    assert numbers(door) == [0, 1, 2]
+
+
+def by_hand(door, change):
+    """Another who changes the table, and knows nothing of us."""
+    table = door.load().token
+    rows = table.scan().to_arrow().sort_by("n")
+    change(table, rows)
+
+
+COMPACT = lambda table, rows: table.overwrite(rows)  # noqa: E731
+MORE = lambda table, rows: table.append(rows.slice(0, 1))  # noqa: E731
+
+
+@pytest.mark.parametrize("changes", [[COMPACT], [COMPACT, COMPACT], [MORE], [COMPACT, MORE]])
+def test_what_others_commit_meanwhile_is_looked_at_anew(world, changes):
+    door = filled(world, [0, 1, 2], [3, 4, 5], [6, 7, 8])
+    held = Held(door, *(lambda change=one: by_hand(world.door(), change) for one in changes))
+    replace(held, ranges((1, 5)), [1, 4])
+    more = [0] * changes.count(MORE)
+    assert numbers(door) == [*more, 0, 1, 4, 5, 6, 7, 8]
+
+
+def test_files_are_written_anew_once_whoever_comes_between(world):
+    door = filled(world, [0, 1, 2], [3, 4, row(4, OTHER)], [6, 9])
+    removed = ranges((1, 2), (7, 9))
+    rewriter = FileRewriter(removed)
+    folder = Path(urlsplit(door.load().metadata.location).path) / "data"
+    before = files_of(door)
+    for attempt in range(3):
+        held = Held(door, lambda: publish(world.door(), world.open()[1], [], rows=[row(20)]))
+        with pytest.raises(TypedFenced):
+            replace(held, removed, rewriter=rewriter, run=f"late {attempt}")
+    replace(door, removed, rewriter=rewriter)
+    assert numbers(door) == [0, 2, 3, 4, 4, 6, 9, 20, 20, 20]
+    # Neither the one that lies beside all of the ranges, nor the one of which only reading tells.
+    assert len(before.keys() & files_of(door).keys()) == 2
+    assert len(list(folder.iterdir())) == 3 + 3 + 1
+
+
+# ------------------------------------------------------------------ files that are written anew
+
+
+def test_file_keeps_the_schema_that_it_was_written_by(world):
+    door = filled(world, range(6), wanted=spec(("n int", "k string")))
+    path = lambda: Path(urlsplit(next(iter(files_of(door)))).path)  # noqa: E731
+    before = parquet.ParquetFile(path()).schema
+    world.open(spec(("n bigint", "k string", "more double", "at timestamptz")))
+    replace(door, ranges((2, 4)))
+    assert parquet.ParquetFile(path()).schema.equals(before)
+    assert numbers(door) == [0, 1, 4, 5]
+    assert door.load().token.scan(row_filter="n = 4").to_arrow()["more"].to_pylist() == [None]
+    (task,) = door.load().token.scan().plan_files()
+    column = door.load().metadata.schema().find_field("_journal").field_id
+    assert bytes(task.file.lower_bounds[column]).decode() == JOURNAL
+
+
+def test_values_of_all_types_are_copied_as_they_are(world):
+    wanted = spec((
+        "n bigint", "k string", "price decimal(10,2)", "big decimal(30,2)", "at timestamptz", "local timestamp", "day date",
+        "id uuid", "raw binary", "tags array<string>", "extra map<string,bigint>", "place struct<zip:string,lines:array<int>>",
+    ))  # fmt: skip
+    values = {
+        "tags": ["a", None],
+        "extra": [("a", 1)],
+        "place": {"zip": "1", "lines": [1, 2]},
+        "raw": b"\xff",
+    }
+    door = filled(world, [row(1, **values), row(2, **values), row(3)], wanted=wanted)
+    path = lambda: Path(urlsplit(next(iter(files_of(door)))).path)  # noqa: E731
+    schema, before = parquet.ParquetFile(path()).schema, parquet.read_table(path())
+    replace(door, ranges((2, 3)))
+    assert parquet.ParquetFile(path()).schema.equals(schema)
+    assert parquet.read_table(path()) == before.filter(pc.not_equal(before["n"], 2))
+
+
+def test_file_keeps_its_partition_though_new_ones_are_parted_otherwise(world):
+    wanted = spec(partitions=(parse_partition("k"),))
+    door, table = world.open(wanted)
+    parts = {"a": [1, 2, 3], "b": [4, 5]}
+    files = [
+        data_file_of(write_rows(table.metadata, [row(n, k=k) for n in ns], [k]), table.metadata)
+        for k, ns in parts.items()
+    ]
+    path = write_state(table.location, TypedState(), table.io)
+    publish_files(door, None, files, "one", state_properties(TypedState(), path=path, run="one"))
+    world.open(spec(partitions=(parse_partition("truncate(4, n)"),)))
+    replace(door, ranges((2, 5)), [4], partition=[4])
+    assert content(door) == [(True, 1, "a"), (True, 4, "new"), (True, 5, "b")]
+    tasks = list(door.load().token.scan(row_filter="k = 'b'").plan_files())
+    assert sorted((t.file.spec_id, t.file.record_count) for t in tasks) == [(0, 1)]
+    found = {(t.file.spec_id, t.file.partition[0]) for t in door.load().token.scan().plan_files()}
+    assert found == {(0, "a"), (0, "b"), (1, 4)}
+
+
+def test_large_files_are_read_and_written_in_pieces(world, monkeypatch):
+    monkeypatch.setattr("gazette_platform.lake.typed.stored_rows._BATCH_ROWS_MAX", 7)
+    monkeypatch.setattr("gazette_platform.lake.typed.rewriting._GROUP_BYTES", 2000)
+    door = filled(world, range(100))
+    replace(door, ranges((10, 30), (95, 200)))
+    assert numbers(door) == [*range(10), *range(30, 95)]
+    (path,) = files_of(door)
+    assert parquet.ParquetFile(Path(urlsplit(path).path)).num_row_groups > 3
+
+
+def test_rows_that_engines_deleted_stay_deleted(world):
+    door = filled(world, range(6), range(10, 14), range(20, 24))
+    tasks = sorted(door.load().token.scan().plan_files(), key=lambda t: t.file.record_count)
+    (long,) = [t.file for t in tasks if t.file.record_count == 6]
+    shorts = [t.file for t in tasks if t.file.record_count == 4]
+    delete_rows(door.load().token, long, [0, 3])
+    delete_rows(door.load().token, long, [5])
+    for short in shorts:
+        delete_rows(door.load().token, short, [1, 2])
+    assert numbers(door) == [1, 2, 4, 10, 13, 20, 23]
+    replace(door, ranges((2, 4), (10, 13)), [3])
+    assert numbers(door) == [1, 3, 4, 13, 20, 23]
+    # One that lies beside the ranges is left as it is, with its deletes.
+    (kept,) = files_of(door).keys() & {one.file_path for one in shorts}
+    assert files_of(door)[kept] == 4
+    # A file of which the rest was deleted is not written at all.
+    replace(door, ranges((23, 24)), run="rest")
+    replace(door, ranges((20, 21)), run="all")
+    assert numbers(door) == [1, 3, 4, 13]
+
+
+def test_deletes_by_values_are_refused_where_a_file_is_written_anew(world):
+    door = filled(world, range(4), range(10, 14))
+    file = next(t.file for t in door.load().token.scan().plan_files())
+    delete_rows(door.load().token, file, equal=[1])
+    before = door.load().metadata.current_snapshot_id
+    with pytest.raises(LakeError, match=r"deleted by their values.*delete-file-threshold"):
+        replace(door, ranges((1, 2)))
+    assert door.load().metadata.current_snapshot_id == before
+    # Files that go as a whole need no look at them, and later ones are none of theirs.
+    replace(door, ranges((0, 20)), [7, 8, 9])
+    replace(door, ranges((8, 9)), run="later")
+    assert len(set(_data_files(door))) == 1
+
+
+def _data_files(door):
+    loaded = door.load()
+    for manifest in loaded.metadata.current_snapshot().manifests(loaded.io):
+        if manifest.content == 0:
+            yield from (
+                entry.data_file.file_path for entry in manifest.fetch_manifest_entry(loaded.io)
+            )
+
+
+def test_files_that_cannot_be_written_anew_are_told(world):
+    door = filled(world, range(4))
+    (path,) = files_of(door)
+    loaded = door.load()
+    (task,) = loaded.token.scan().plan_files()
+    rewriter = FileRewriter(ranges((1, 2)))
+    Path(urlsplit(path).path).write_bytes(b"PAR1")
+    with pytest.raises(LakeError, match=f"{path} cannot be read, or written anew"):
+        rewriter.without(loaded, task.file, [])
+    task.file[2] = FileFormat.ORC
+    with pytest.raises(LakeError, match="is ORC, and only Parquet"):
+        rewriter.without(loaded, task.file, [])
+
+
+def test_file_that_somebody_added_without_ids_is_told(world):
+    door = filled(world, range(4))
+    (path,) = files_of(door)
+    where = Path(urlsplit(path).path)
+    plain = parquet.read_table(where).replace_schema_metadata(None)
+    fields = [field.remove_metadata() for field in plain.schema]
+    parquet.write_table(plain.cast(pa.schema(fields)), where)
+    with pytest.raises(LakeError, match="no column of the id of _journal"):
+        replace(door, ranges((1, 2)))
+
+
+# ------------------------------------------------------------------ what bounds tell
+
+
+@given(
+    st.dictionaries(st.sampled_from("abc"), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=4)),
+    st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 25)), max_size=20),
+)  # fmt: skip
+def test_rows_lie_in_ranges_of_their_journal(spans, rows):
+    found = RowRanges(spans)
+    mask = found.mask(
+        pa.array([j for j, _ in rows], pa.string()), pa.array([b for _, b in rows], pa.int64())
+    )
+    wanted = [
+        any(low <= begin < high for low, high in spans.get(journal, ())) for journal, begin in rows
+    ]
+    assert mask.to_pylist() == wanted
+    assert bool(found) == any(low < high for of_it in spans.values() for low, high in of_it)
+
+
+class File:
+    """What manifests say of a file."""
+
+    def __init__(self, journals, begins, is_told=True):
+        self.lower_bounds = self.upper_bounds = None
+        if is_told and journals:
+            low, high = (
+                {4: bound(journals).encode(), 5: bound(begins).to_bytes(8, "little")}
+                for bound in (min, max)
+            )
+            self.lower_bounds, self.upper_bounds = low, high
+
+
+@given(
+    st.dictionaries(st.sampled_from("abc"), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=4)),
+    st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 25)), min_size=1, max_size=6),
+    st.booleans(),
+)  # fmt: skip
+def test_bounds_never_tell_too_much(spans, rows, is_told):
+    schema = new_schema(spec(("n bigint", "k string", "m string")))
+    found = RowRanges(spans)
+    file = File([j for j, _ in rows], [b for _, b in rows], is_told)
+    inside = Counter(
+        any(low <= begin < high for low, high in spans.get(journal, ())) for journal, begin in rows
+    )
+    overlap = found.overlap(file, schema)
+    if overlap is Overlap.NONE:
+        assert not inside[True]
+    if overlap is Overlap.ALL:
+        assert not inside[False]
+    of_one = len({journal for journal, _ in rows}) == 1
+    if is_told and of_one and len(rows) == 1:
+        assert overlap is (Overlap.ALL if inside[True] else Overlap.NONE)
