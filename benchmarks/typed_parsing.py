@@ -1,7 +1,8 @@
 """``python -m benchmarks.typed_parsing``: by which way fragments become typed tables, and how fast.
 
 A proof by itself, of which docs/internals/typed-parsing.md tells. Groups: `ways` compares all on the same data,
-`codecs` and `bad` vary that, `tuning` what can be set, `linear` goes on to 2 GiB with the way that was chosen. Each
+`codecs` and `bad` vary that, `tuning` what can be set, `linear` goes on to 2 GiB with the way that was chosen, `worker` is what
+was built of it. Each
 way runs in processes of its own; what is told of memory is the most that they had at a time.
 """
 
@@ -146,12 +147,25 @@ def _groups() -> dict[str, list[Step]]:
         Step(label=f"files_{size}_mib", way="files", plan=replace(plan, content_bytes=size * _MIB))
         for size in (512, 1024, 2048)
     ]
+    worker = [
+        Step(label=f"worker_{name}", way="worker", plan=replace(plan, **data), settings=settings)
+        for name, data, settings in (
+            ("gzip", {}, {}),
+            ("uncompressed", {"codec": "NONE"}, {}),
+            ("bad_0", {"bad_share": 0.0}, {}),
+            ("bad_1_percent", {"bad_share": 1e-2}, {}),
+            ("by_day", {}, {"source": {"partitions": "day(placed_at)"}}),
+            ("by_16_buckets", {}, {"source": {"partitions": "bucket(16,order_id)"}}),
+            ("by_1000_buckets", {}, {"source": {"partitions": "bucket(1000,order_id)"}}),
+        )
+    ]
     return {
         "ways": [Step(label=way, way=way, plan=plan) for way in ways],
         "codecs": codecs,
         "bad": bad,
         "tuning": tuning,
         "linear": linear,
+        "worker": worker,
     }
 
 

@@ -61,6 +61,8 @@ class Options:
     level: int = 1
     field_ids: str = "{}"
     """Iceberg's, by path, as JSON."""
+    partitions: str = ""
+    """Of the table, as specs have them, with blanks between: of the product's worker alone."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Options:

@@ -241,6 +241,14 @@ def _arrow_alone(_: Case, options: Options) -> None:
         Work(options).file(fragment)
 
 
+def _worker_alone(_: Case, options: Options) -> None:
+    """What was built: the product's worker."""
+    from benchmarks.typed_worker import work  # noqa: PLC0415  slow to import
+
+    options.target.mkdir(parents=True, exist_ok=True)
+    _SEEN["bad"] = work(options)
+
+
 def _duckdb_alone(case: Case, options: Options) -> None:
     """DuckDB's reader of JSON. It takes what is no value of a column for NULL."""
     import duckdb  # noqa: PLC0415
@@ -269,6 +277,7 @@ _SPARK: Final[dict[str, Callable[[Any, Options], None]]] = {
 _ALONE: Final[dict[str, Callable[[Case, Options], None]]] = {
     "arrow": _arrow_alone,
     "duckdb": _duckdb_alone,
+    "worker": _worker_alone,
 }
 WAYS: Final = (*_SPARK, *_ALONE)
 
@@ -338,7 +347,7 @@ def _sum_of_table(spark: SparkSession, result: Result) -> None:
 def _sum_of_files(folder: Path, result: Result) -> None:
     import duckdb  # noqa: PLC0415
 
-    files = list(folder.glob("*.parquet"))
+    files = list(folder.rglob("*.parquet"))
     with duckdb.connect() as connection:
         found = connection.execute(
             "SELECT count(*), sum(order_id), sum(quantity), cast(sum(amount) * 100 AS bigint) "

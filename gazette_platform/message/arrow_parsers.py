@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from gazette_platform.message.selection import JournalSpan
 
-__all__ = ["ArrowParser", "arrow_parser", "check_depth", "cut_csv"]
+__all__ = ["DEPTH_MAX", "ArrowParser", "arrow_parser", "check_depth", "cut_csv"]
 
 # Of values of JSON within each other. Arrow's work grows with the square: 10,000 take it minutes.
-_DEPTH_MAX = 500
+DEPTH_MAX = 500
 # With such a first value Arrow ends the process by a signal.
 _NULL_FIRST = re.compile(rb"(\xef\xbb\xbf)?\s*null")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]\n"))
@@ -113,18 +113,18 @@ def _why_no_table(content: bytes, error: Exception) -> str:
 
 
 def check_depth(content: bytes) -> None:
-    """Raises: DataError: a line of JSON may hold values deeper within each other than `_DEPTH_MAX`."""
+    """Raises: DataError: a line of JSON may hold values deeper within each other than `DEPTH_MAX`."""
     brackets = content.translate(None, _NO_BRACKETS)
     # Each pass takes the innermost away, and leaves those that stand in texts.
-    for _ in range(_DEPTH_MAX):
+    for _ in range(DEPTH_MAX):
         before, brackets = len(brackets), brackets.replace(b"{}", b"").replace(b"[]", b"")
         if len(brackets) == before:
             break
-    if max(map(len, brackets.split(b"\n"))) <= _DEPTH_MAX:
+    if max(map(len, brackets.split(b"\n"))) <= DEPTH_MAX:
         return
     left = zip(content.split(b"\n"), brackets.split(b"\n"), strict=True)
     for line, kept in left:
-        if len(kept) > _DEPTH_MAX:
+        if len(kept) > DEPTH_MAX:
             try:
                 orjson.loads(line)  # which goes to 1,024
             except ValueError as err:

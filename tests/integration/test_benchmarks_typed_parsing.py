@@ -48,6 +48,13 @@ def test_arrow_alone_finds_all_records_and_the_bad_ones(tmp_path):
     assert {"parse", "write"} <= found[0].result.stages.keys()
 
 
+def test_product_finds_all_records_and_the_bad_ones(tmp_path):
+    found = check("worker", tmp_path, source={"partitions": "bucket(2,order_id)"})
+    assert found[0].result.bad == found[0].truth.bad > 0
+    # Of each fragment, a file a bucket.
+    assert found[1].result.files == 2 * 2
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(300)

@@ -8,6 +8,8 @@ from random import Random
 
 import pyarrow as pa
 import pytest
+from gazette_platform.lake.typed.spec import TypedSpec
+from gazette_platform.lake.typed.typed_columns import TypedColumn
 from msgspec import structs
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table.update import RemoveSnapshotsUpdate
@@ -22,9 +24,7 @@ from gazette_platform.lake.typed.publishing import progress_of, summary_of
 from gazette_platform.lake.typed.quarantined import count_rows, quarantined_rows
 from gazette_platform.lake.typed.reprocessing import Quarantined, Reprocessor
 from gazette_platform.lake.typed.running import COMPLETE_AT, TypedRunner
-from gazette_platform.lake.typed.spec import TypedSpec
 from gazette_platform.lake.typed.table import typed_table
-from gazette_platform.lake.typed.typed_columns import TypedColumn
 from gazette_platform.lake.typed.working import LocalWorkers
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet

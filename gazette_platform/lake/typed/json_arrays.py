@@ -27,7 +27,7 @@ from pyiceberg.types import NestedField
 
 from gazette_platform.errors import DataError
 from gazette_platform.lake.typed.iceberg_types import arrow_schema, iceberg_type
-from gazette_platform.message.arrow_parsers import check_depth
+from gazette_platform.message.arrow_parsers import DEPTH_MAX, check_depth
 from gazette_platform.message.uuid import uuid_bytes
 
 if TYPE_CHECKING:
@@ -293,17 +293,20 @@ class LineReader:
             unexpected_field_behavior="error" if forbids_unknown else "ignore",
         )
 
-    def read(self, content: bytes, rows: int) -> pa.Table:
+    def read(self, content: bytes, rows: int, *, longest: int | None = None) -> pa.Table:
         """Columns of one chunk.
 
         Args:
-            content: plain lines, as `parsing` looks for.
+            content: plain lines, as `records` looks for.
             rows: how many there are.
+            longest: bytes of the longest line; None: nobody has looked.
 
         Raises: RefusedError: something does not fit, or there are not as many.
         """
         try:
-            check_depth(content)
+            # A short line cannot go deep.
+            if longest is None or longest > DEPTH_MAX:
+                check_depth(content)
             table = arrow_json.read_json(
                 pa.BufferReader(content),
                 read_options=arrow_json.ReadOptions(use_threads=False, block_size=len(content) + 1),

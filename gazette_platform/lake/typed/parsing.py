@@ -1,20 +1,24 @@
 """Blocks of a journal as typed rows, with bad records told by their place. Pure.
 
-A block is read at once (`records`), which takes all of it or nothing. Of one that is refused, msgspec looks at
-each line, as fast as the lines are many and however many are bad. It is a guess: what it lets pass is read
+A block is read at once (`records`), which takes all of it or nothing. One that is refused is read in parts, unless many
+were bad in the one before. Of a part that is refused, msgspec looks at each line, as fast as the lines are many and
+however many are bad. It is a guess: what it lets pass is read
 at once again, in halves if that is refused too, and what it does not is read alone. So `records` has the last word on
 each line.
 
     content ── records ── all good
                   │
-               refused ── each line, trimmed: msgspec ── good ── records, at once ── refused: in halves
-                                                 └─ no ── records, alone ── refused: bad (`reasons`)
+               refused: in parts ── records ── all good
+                                       │
+                                    refused ── each line, trimmed: msgspec ── good ── records, at once ── refused: in halves
+                                                                      └─ no ── records, alone ── refused: bad (`reasons`)
 
 An ACK of a transaction is no row, and not bad, whatever else it holds.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, final
 
 import msgspec
@@ -24,7 +28,13 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from gazette_platform.errors import DataError
 from gazette_platform.lake.typed.json_arrays import RefusedError
 from gazette_platform.lake.typed.reasons import Reasons
-from gazette_platform.lake.typed.records import RecordsReader, acks_of, record_columns, with_uuid
+from gazette_platform.lake.typed.records import (
+    RecordsReader,
+    acks_of,
+    lines_of,
+    record_columns,
+    with_uuid,
+)
 from gazette_platform.message.uuid import parse_uuid
 from gazette_platform.message.uuid_columns import parse_uuid_column
 
@@ -32,13 +42,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from gazette_platform.lake.schema import ColumnType
-    from gazette_platform.lake.typed.records import Records
+    from gazette_platform.lake.typed.records import Lines, Records
     from gazette_platform.lake.typed_spec.spec import TypedSpec
 
 __all__ = ["BadRecord", "BlockParser", "ParsedBlock"]
 
-_NEWLINE: Final = 0x0A
 _BLANKS: Final = b" \t\r"
+# Of a refused block, so many parts are read at once before lines are looked at; smaller ones cost as much as their lines.
+_PARTS: Final = 8
+_PART_LINES: Final = 128
 
 
 class BadRecord(NamedTuple):
@@ -76,6 +88,7 @@ class BlockParser:
         self._is_likely = _guess(spec)
         self._reasons = Reasons(spec, self._records.values)
         self._uuid_of = _uuid_reader(spec.uuid)
+        self._is_seldom_bad = True
 
     def parse(self, begin: int, content: bytes) -> ParsedBlock:
         """The messages of a block.
@@ -84,12 +97,13 @@ class BlockParser:
             begin: offset of its first byte.
             content: whole lines; if the last one lacks its newline, it is a bad record.
         """
-        begins, ends = _bounds(begin, content)
+        lines = lines_of(content)
+        begins, ends = _bounds(begin, lines)
         if not len(begins):
             rows = self._records.empty
             return ParsedBlock(self._parts_of([]), begins, ends, rows, None, ())
         try:
-            found = self._records.read(content)
+            found = self._records.read(lines)
         except RefusedError:
             return self._sifted(content, begins, ends)
         return _without_acks(
@@ -97,22 +111,24 @@ class BlockParser:
         )
 
     def _sifted(self, content: bytes, begins: Any, ends: Any) -> ParsedBlock:
-        """The same line by line."""
-        *lines, cut = (line.strip(_BLANKS) for line in content.split(b"\n"))
-        likely = [
-            index
-            for index, line in enumerate(lines)
-            if self._is_likely(line) or self._fits(line + b"\n")
+        """The same, where a line or more are bad."""
+        *lines, cut = content.split(b"\n")
+        # Most often it is one line, and what is far from it is good.
+        step = max(len(lines) // _PARTS, _PART_LINES) if self._is_seldom_bad else len(lines)
+        pieces = [
+            piece
+            for first in range(0, len(lines), step or 1)
+            for piece in self._part(lines, first, min(first + step, len(lines)))
         ]
-        pieces = list(self._pieces(lines, likely))
         good = [index for indices, _ in pieces for index in indices]
         tables = [self._records.empty, *(records.rows for _, records in pieces)]
         # Tables of many chunks are slow to write.
         rows = pa.concat_tables(tables).combine_chunks() if pieces else self._records.empty
         if len(lines) < len(begins):
-            lines.append(cut)
+            lines.append(cut.strip(_BLANKS))
         is_good = set(good)
         bad = [index for index in range(len(lines)) if index not in is_good]
+        self._is_seldom_bad = len(bad) < _PARTS
         bad_parts = self._parts_of([self._uuid_of(lines[index]) for index in bad])
         both = pa.concat_arrays([*(records.parts for _, records in pieces), bad_parts])
         parts = both.take(pc.array_sort_indices(pa.array([*good, *bad], pa.int64())))
@@ -129,6 +145,22 @@ class BlockParser:
     def _reason(self, line: bytes, is_cut: bool) -> str:  # noqa: FBT001
         return "ends within a record: there is no newline" if is_cut else self._reasons.why(line)
 
+    def _part(
+        self, lines: list[bytes], first: int, last: int
+    ) -> Iterator[tuple[Sequence[int], Records]]:
+        """Good ones of some lines, in their order: at once, or line by line. These are trimmed then."""
+        if last - first < len(lines):
+            content = b"\n".join([*lines[first:last], b""])
+            with suppress(RefusedError):
+                return iter([(range(first, last), self._records.read(lines_of(content)))])
+        lines[first:last] = [line.strip(_BLANKS) for line in lines[first:last]]
+        likely = [
+            index
+            for index in range(first, last)
+            if self._is_likely(lines[index]) or self._fits(lines[index] + b"\n")
+        ]
+        return self._pieces(lines, likely)
+
     def _pieces(
         self, lines: Sequence[bytes], likely: list[int]
     ) -> Iterator[tuple[list[int], Records]]:
@@ -140,7 +172,7 @@ class BlockParser:
                 continue
             content = b"".join([lines[index] + b"\n" for index in indices])
             try:
-                yield indices, self._records.read(content)
+                yield indices, self._records.read(lines_of(content))
             except RefusedError:
                 middle = len(indices) // 2
                 if middle:
@@ -148,7 +180,7 @@ class BlockParser:
 
     def _fits(self, line: bytes) -> bool:
         try:
-            self._records.read(line)
+            self._records.read(lines_of(line))
         except RefusedError:
             return False
         return True
@@ -158,13 +190,11 @@ class BlockParser:
         return parse_uuid_column(pa.array(texts, pa.string()))
 
 
-def _bounds(begin: int, content: bytes) -> tuple[Any, Any]:
+def _bounds(begin: int, lines: Lines) -> tuple[Any, Any]:
     """Where messages begin, and where they end."""
-    octets = pa.Array.from_buffers(pa.uint8(), len(content), [None, pa.py_buffer(content)])
-    newlines = pc.indices_nonzero(pc.equal(octets, pa.scalar(_NEWLINE, pa.uint8())))
-    ends = pc.add(newlines.cast(pa.int64()), pa.scalar(begin + 1, pa.int64()))
-    if content and not content.endswith(b"\n"):
-        ends = pa.concat_arrays([ends, pa.array([begin + len(content)], pa.int64())])
+    ends, end = pc.add(lines.ends, pa.scalar(begin, pa.int64())), begin + len(lines.content)
+    if lines.content and not lines.content.endswith(b"\n"):
+        ends = pa.concat_arrays([ends, pa.array([end], pa.int64())])
     first = pa.array([begin] if len(ends) else [], pa.int64())
     return pa.concat_arrays([first, ends.slice(0, max(len(ends) - 1, 0))]), ends
 

@@ -1,7 +1,7 @@
 """Rows of a typed table, parted by what its partition spec makes of them. Pure.
 
 Where PyIceberg's own functions take a step of Python for each row, and its vectorised ones a library more, Arrow
-takes a few for all. Hashes are PyIceberg's, for each value that differs.
+takes a few for all. Hashes, and decimals cut short, are PyIceberg's, for each value that differs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from pyiceberg.transforms import (
     YearTransform,
 )
 from pyiceberg.types import BinaryType, IntegerType, LongType, StringType
+from pyiceberg.utils.decimal import decimal_to_bytes
 
 from gazette_platform.errors import LakeError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
@@ -36,6 +37,7 @@ __all__ = ["Part", "RowParter"]
 
 _HOUR_US: Final = 3_600_000_000
 _UNIX_YEAR: Final = 1970
+_INT_MAX: Final = 2**31 - 1
 
 
 class Part(NamedTuple):
@@ -129,7 +131,9 @@ def _values_of(transform: Any, kind: IcebergType) -> Callable[[Any], Any] | None
     if isinstance(transform, TruncateTransform):
         return _truncation(transform, kind)
     if isinstance(transform, BucketTransform):
-        return partial(_each, function=transform.transform(kind), kind=pa.int32())
+        # Of numbers and texts, PyIceberg hashes the bytes that these come to.
+        hash_of: Any = transform.transform(BinaryType(), bucket=False)
+        return partial(_each, function=partial(_buckets, hash_of, transform.num_buckets))
     return _OF_COLUMNS.get(type(transform))
 
 
@@ -176,21 +180,42 @@ def _truncation(transform: TruncateTransform[Any], kind: IcebergType) -> Callabl
         case IntegerType() | LongType():
             return lambda values: _floored(values, width)
         case _:
-            function = transform.transform(kind)
-            return lambda values: _each(values, function=function, kind=values.type)
+            return partial(_each, function=partial(_truncated, transform.transform(kind)))
 
 
 def _floored(values: Any, width: int) -> Any:
     """The next multiple of `width` below each value. Arrow's division rounds to zero."""
     unit = pa.scalar(width, values.type)
     zero = pa.scalar(0, values.type)
-    rest = pc.subtract(values, pc.multiply(pc.divide(values, unit), unit))
+    rest = _remainder(values, unit)
     rest = pc.if_else(pc.less(rest, zero), pc.add(rest, unit), rest)
     return pc.subtract(values, rest)
 
 
-def _each(values: Any, *, function: Callable[[Any], Any], kind: Any) -> Any:
-    """What `function` makes of each value. It is called once for those that are equal, and not for null."""
+def _remainder(values: Any, unit: Any) -> Any:
+    return pc.subtract(values, pc.multiply(pc.divide(values, unit), unit))
+
+
+def _each(values: Any, *, function: Callable[[Any], Any]) -> Any:
+    """What `function` makes of an array, which is given those values that differ, and no null."""
     encoded = pc.dictionary_encode(values)
-    made = pa.array([function(value) for value in encoded.dictionary.to_pylist()], kind)
-    return made.take(encoded.indices)
+    return function(encoded.dictionary).take(encoded.indices)
+
+
+def _truncated(function: Callable[[Any], Any], values: Any) -> Any:
+    return pa.array(map(function, values.to_pylist()), values.type)
+
+
+def _buckets(hash_of: Callable[[bytes], int], count: int, values: Any) -> Any:
+    hashes = pa.array(map(hash_of, _bytes_of(values)), pa.int32())
+    positive = pc.bit_wise_and(hashes, pa.scalar(_INT_MAX, pa.int32()))
+    return _remainder(positive, pa.scalar(count, pa.int32()))
+
+
+def _bytes_of(values: Any) -> Iterable[bytes]:
+    """What is hashed of values: the same of equal numbers, whether they are 32 bits or 64."""
+    if pa.types.is_decimal(values.type):
+        return map(decimal_to_bytes, values.to_pylist())
+    if pa.types.is_integer(values.type):
+        values = values.cast(pa.int64()).view(pa.binary(8))
+    return values.cast(pa.binary()).to_pylist()  # type: ignore[no-any-return]

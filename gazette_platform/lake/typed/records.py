@@ -35,12 +35,37 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed_spec.spec import TypedSpec
     from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 
-__all__ = ["Records", "RecordsReader", "acks_of", "record_columns", "with_uuid"]
+__all__ = [
+    "Lines",
+    "Records",
+    "RecordsReader",
+    "acks_of",
+    "lines_of",
+    "record_columns",
+    "with_uuid",
+]
 
 _ACK: Final = int(Flags.ACK_TXN)
 _STRING: Final = ColumnType("string")
 # Arrow is asked for it where nothing else is asked for, and gives a row for each line then.
 _NO_KEY: Final = "\0"
+
+
+class Lines(NamedTuple):
+    """Content, and where its lines are."""
+
+    content: bytes
+    texts: pa.LargeBinaryArray
+    """Without newlines. What stands behind the last newline is not among them."""
+    ends: pa.Int64Array
+    """Of each the byte behind its newline, from the first one of the content."""
+
+
+def lines_of(content: bytes) -> Lines:
+    """The lines of content: looked for once, as all that is done with them needs it."""
+    parts = pc.split_pattern(_as_text(content, pa.large_binary()), "\n").flatten()
+    texts = parts.slice(0, len(parts) - 1)
+    return Lines(content, texts, pc.cumulative_sum(pc.add(pc.binary_length(texts), 1)))
 
 
 class Records(NamedTuple):
@@ -125,14 +150,15 @@ class RecordsReader:
         nothing = [pa.nulls(0, kind) for kind in self.schema.types]
         self.empty = pa.Table.from_arrays(nothing, schema=self.schema)
 
-    def read(self, content: bytes) -> Records:
-        """Records of lines, of which each ends with a newline.
+    def read(self, lines: Lines) -> Records:
+        """Records of one line or more.
 
-        Raises: RefusedError: one of them is no record of the table.
+        Raises: RefusedError: one of them is no record of the table, or the last one has not ended.
         """
-        _check_plain(content)
-        count = content.count(b"\n")
-        table = self._lines.read(content, count)
+        _check_plain(lines)
+        content, count = lines.content, len(lines.texts)
+        longest = pc.max(pc.binary_length(lines.texts)).as_py()
+        table = self._lines.read(content, count, longest=longest)
         try:
             parts = parse_uuid_column(self._uuids(table, count))
             raws = self._taker.take(content) if self._taker is not None else {}
@@ -262,20 +288,25 @@ def _parts_of(kind: ColumnType) -> Iterator[tuple[str, str, Any]]:
         yield f"f{index}", name, _shape_of(part)
 
 
-def _check_plain(content: bytes) -> None:
+def _check_plain(lines: Lines) -> None:
     """Raises: RefusedError: Arrow might take for records what are none, or other ones.
 
     It takes values from wherever they stand: an object over two lines, two in one, or none (`null` ends the
     process). Between such ends a row never spans lines. It takes texts that are no UTF-8, too, which its own
     check finds ten times as fast as decoding.
     """
-    ends = pa.array([0, len(content)], pa.int64()).buffers()[1]
-    text = pa.Array.from_buffers(pa.large_string(), 1, [None, ends, pa.py_buffer(content)])
+    if not lines.content.endswith(b"\n"):
+        raise RefusedError
     try:
-        text.validate(full=True)
+        _as_text(lines.content, pa.large_string()).validate(full=True)
     except pa.ArrowInvalid as err:
         raise RefusedError from err
-    if not (content.startswith(b"{") and content.endswith(b"}\n")):
+    is_object = pc.and_(pc.starts_with(lines.texts, "{"), pc.ends_with(lines.texts, "}"))
+    if not pc.all(is_object).as_py():
         raise RefusedError
-    if content.count(b"}\n{") != content.count(b"\n") - 1:
-        raise RefusedError
+
+
+def _as_text(content: bytes, kind: Any) -> Any:
+    """All of it as the one value of an array, which is not copied."""
+    ends = pa.array([0, len(content)], pa.int64()).buffers()[1]
+    return pa.Array.from_buffers(kind, 1, [None, ends, pa.py_buffer(content)])

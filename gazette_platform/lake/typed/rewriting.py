@@ -84,7 +84,7 @@ class FileRewriter:
         path = f"{now.metadata.location}/data/{uuid.uuid4()}.parquet"
         describer = FileDescriber(pyarrow_to_schema(rows.schema), file.spec_id)
         partition = tuple(file.partition[index] for index in range(len(file.partition)))
-        copy = OpenFile(now.io, path, rows.schema, describer.leaves, partition)
+        copy = OpenFile(now.io, path, rows.schema, partition)
         try:
             for group in self._groups(rows, places):
                 copy.write(group)

@@ -54,6 +54,7 @@ class _Done(msgspec.Struct, frozen=True, array_like=True):
     files: list[WrittenFile] | None
     """None: there is no output."""
     quarantined_files: list[WrittenFile] | None
+    failure: str
 
 
 class _Error(msgspec.Struct, frozen=True, array_like=True):
@@ -107,6 +108,7 @@ def dump_done(done: Done) -> bytes:
             quarantined=done.quarantined,
             files=None if output is None else list(output.files),
             quarantined_files=None if output is None else list(output.quarantined),
+            failure=done.failure,
         )
     )
 
@@ -124,6 +126,7 @@ def parse_done(content: bytes) -> Done:
             end=found.end,
             typed=found.typed,
             quarantined=found.quarantined,
+            failure=found.failure,
             output=None
             if found.files is None
             else Output(files=tuple(found.files), quarantined=tuple(found.quarantined_files or ())),

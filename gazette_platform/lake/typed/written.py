@@ -100,8 +100,7 @@ class FileDescriber:
     def __init__(self, schema: Schema, spec_id: int) -> None:
         self._spec_id = spec_id
         self._plan = compute_statistics_plan(schema, METRICS)
-        self.leaves = parquet_path_to_id_mapping(schema)
-        """Field id of each column of Parquet, by path."""
+        self._leaves = parquet_path_to_id_mapping(schema)
 
     def describe(
         self, path: str, size: int, parquet_metadata: pq.FileMetaData, partition: Sequence[Any]
@@ -119,7 +118,7 @@ class FileDescriber:
         statistics = data_file_statistics_from_parquet_metadata(
             parquet_metadata=parquet_metadata,
             stats_columns=self._plan,
-            parquet_column_mapping=self.leaves,
+            parquet_column_mapping=self._leaves,
         ).to_serialized_dict()
         return WrittenFile(
             path=path,
