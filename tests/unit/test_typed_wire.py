@@ -164,3 +164,8 @@ def test_an_error_of_a_newer_release_is_a_plain_one():
     assert str(found) == "why"
     for other in (b"ClassVar\0", b"OffsetJum"):
         assert type(wire.parse_error(sent.replace(b"NewerKind", other))) is LakeError
+
+
+def test_that_content_could_not_be_read_is_told():
+    done = Done(failure="j: no line ends")
+    assert wire.parse_done(wire.dump_done(done)) == done
