@@ -18,6 +18,7 @@ from gazette_platform.lake.typed.catalogs import CatalogTables
 from gazette_platform.lake.typed.quarantined import count_rows, quarantined_rows
 from gazette_platform.lake.typed.ranges import HoleKind, Limits
 from gazette_platform.lake.typed.running import COMPLETE_AT, TypedRunner
+from gazette_platform.lake.typed.tail import read_tail
 from gazette_platform.lake.typed.working import LocalWorkers
 from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
@@ -312,3 +313,27 @@ def test_runs_go_on_where_a_hundred_fragments_lie_before(client, table, prefix):
             assert table.run().is_whole
     table.run()
     assert table.numbers() == list(range(12))
+
+
+def test_history_and_the_live_tail_meet_at_the_state(client, table, prefix):
+    one, two = create(client, prefix, "part=0", "part=1")
+    door = table.catalog.door("typed.t")
+
+    def everything():
+        tail = read_tail(door, table.spec, table.raw, client)
+        history = tail.loaded.token.scan().to_arrow()["n"].to_pylist() if tail.loaded else []
+        return sorted(history), sorted(tail.rows["n"].to_pylist()), tail.quarantined
+
+    client.append(one, lines(1, 2))
+    assert everything() == ([], [1, 2], 0)
+    table.run()
+    assert everything() == ([1, 2], [], 0)
+    client.append(one, lines(2, 3) + b"none\n")  # the first one comes again
+    client.flush(f"name={one}")
+    client.append(two, lines(4))
+    assert everything() == ([1, 2], [3, 4], 1)
+    before = door.load().metadata.metadata_log if door.load() else []
+    assert everything() == ([1, 2], [3, 4], 1)
+    assert door.load().metadata.metadata_log == before
+    table.run()
+    assert everything() == ([1, 2, 3, 4], [], 0)

@@ -49,16 +49,23 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.catalogs import TypedCatalog
     from gazette_platform.lake.typed.doors import Door, Loaded
     from gazette_platform.lake.typed.jobs import Output, Workers
-    from gazette_platform.lake.typed.journals import JournalsNow
     from gazette_platform.lake.typed.publishing import Published
-    from gazette_platform.lake.typed.ranges import Hole, JournalRange, RunPlan
+    from gazette_platform.lake.typed.ranges import Hole, JournalNow, JournalRange, RunPlan
     from gazette_platform.lake.typed.rounds import Done, Order
     from gazette_platform.lake.typed.state import TypedState
     from gazette_platform.lake.typed.table import TypedTable
     from gazette_platform.lake.typed_spec.spec import TypedSpec
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["COMPLETE_AT", "RunReport", "TypedRunner", "insisting", "job_of", "work_through"]
+__all__ = [
+    "COMPLETE_AT",
+    "RunReport",
+    "TypedRunner",
+    "insisting",
+    "job_of",
+    "work_ranges",
+    "work_through",
+]
 
 COMPLETE_AT: Final = "gazette.complete-at"
 """Property of a snapshot: what was acknowledged before this instant (ISO 8601, UTC) is in the table. Absent: something
@@ -186,7 +193,13 @@ class TypedRunner:
         plan = plan_run(table.state, now.journals, limits, given_up=given_up)
         self._tell(spec, plan)
         job = job_of(spec, table, quarantine, self._client.config)
-        done, failed = self._carried_out(job, table.state, now, plan, limits)
+        done, failed = work_ranges(
+            table.state,
+            now.journals,
+            plan.ranges,
+            lambda orders: self._workers.carry_out(job, orders),
+            limits.task_bytes,
+        )
         unreadable = {**now.unreadable, **failed}
         for name, why in sorted(unreadable.items()):
             self._log(f"{spec.name}: {name} cannot be read now, and is left to the next run: {why}")
@@ -235,28 +248,6 @@ class TypedRunner:
             f"{plan.left_bytes} are left"
         )
 
-    def _carried_out(
-        self, job: Job, state: TypedState, now: JournalsNow, plan: RunPlan, limits: Limits
-    ) -> tuple[dict[str, JournalRounds], dict[str, str]]:
-        """Have workers do all that is planned.
-
-        Returns: by journal, what came of it; and of those that could not be read, why.
-        """
-        by_name = {one.name: one for one in now.journals}
-
-        def rounds_of(wanted: JournalRange) -> JournalRounds:
-            journal = by_name[wanted.journal]
-            return JournalRounds(
-                state.journals.get(wanted.journal),
-                wanted,
-                tasks_of=lambda begin, end: tasks_between(journal, begin, end, limits.task_bytes),
-                look=lambda orders: self._workers.carry_out(job, orders),
-            )
-
-        rounds = {one.journal: rounds_of(one) for one in plan.ranges}
-        failed = work_through(rounds, lambda orders: self._workers.carry_out(job, orders))
-        return rounds, failed
-
     def _publish(
         self,
         doors: tuple[Door, Door],
@@ -303,6 +294,40 @@ def job_of(spec: TypedSpec, table: TypedTable, quarantine: Loaded, config: Clien
         io_properties=dict(table.io.properties),
         client=config,
     )
+
+
+def work_ranges(
+    state: TypedState,
+    journals: Sequence[JournalNow],
+    ranges: Sequence[JournalRange],
+    carry_out: Callable[[Sequence[Order]], Sequence[Done]],
+    task_bytes: int,
+) -> tuple[dict[str, JournalRounds], dict[str, str]]:
+    """Have workers do what is planned of all journals.
+
+    Args:
+        state: of the table.
+        journals: as brokers tell of them.
+        ranges: of these, by `plan_run`.
+        carry_out: as of `Workers`.
+        task_bytes: as of `Limits`.
+
+    Returns: by journal, what came of it; and of those that could not be read, why.
+    Raises: as `work_through`.
+    """
+    by_name = {one.name: one for one in journals}
+
+    def rounds_of(wanted: JournalRange) -> JournalRounds:
+        journal = by_name[wanted.journal]
+        return JournalRounds(
+            state.journals.get(wanted.journal),
+            wanted,
+            tasks_of=lambda begin, end: tasks_between(journal, begin, end, task_bytes),
+            look=carry_out,
+        )
+
+    rounds = {one.journal: rounds_of(one) for one in ranges}
+    return rounds, work_through(rounds, carry_out)
 
 
 def work_through(

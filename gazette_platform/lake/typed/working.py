@@ -6,7 +6,7 @@ from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -26,7 +26,7 @@ from gazette_platform.lake.typed.screening import TaskScreen
 from gazette_platform.lake.typed.writing import RowWriter, remove_files
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from pyiceberg.io import FileIO
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.ranges import Task
     from gazette_platform.lake.typed.rounds import Order
 
-__all__ = ["LocalWorkers", "attempt", "carry_out", "discard"]
+__all__ = ["LocalWorkers", "Sink", "attempt", "carry_out", "discard"]
 
 _MESSAGES: Final = pa.schema(
     [
@@ -49,11 +49,37 @@ _MESSAGES: Final = pa.schema(
 )
 
 
-def carry_out(job: Job, order: Order) -> Done:
+class Sink(Protocol):
+    """Where an order's rows of one table go."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the rows."""
+
+    @property
+    def rows(self) -> int:
+        """That were taken."""
+
+    def add(self, rows: pa.Table) -> None:
+        """Take rows. Raises: LakeError: they cannot be written."""
+
+    def close(self) -> tuple[Any, ...]:
+        """Take no more. Returns: what was made of them; nothing, if there were none."""
+
+    def abort(self) -> None:
+        """Forget all that was taken."""
+
+
+def carry_out(
+    job: Job, order: Order, sinks: Callable[[Job], tuple[Sink, Sink]] | None = None
+) -> Done:
     """Do what an order says, with a client of its own.
 
     Memory: blocks of 1 MiB, or the longest record; rows that are held until they are written; and 34 bytes for each
     message of the task.
+
+    Args:
+        sinks: for rows of the typed table and of its quarantine; None: files below the tables' locations.
 
     Returns: for `JournalRounds`; its output is an `Output`, or None if nothing was written.
     Raises: DataError: content is damaged or gone. LakeError: a file cannot be written, or the journal's name has
@@ -65,24 +91,26 @@ def carry_out(job: Job, order: Order) -> Done:
         with closing(content.blocks):
             if order.kind is Kind.LOOK:
                 return _looked(job, content)
-            with _Files(job, order.journal) as files:
+            with _Rows(job, order.journal, *(sinks or _files)(job)) as files:
                 if order.kind is Kind.KEEP:
                     return _kept(job, order, content, files)
                 return _screened(job, order, content, files)
 
 
-def attempt(job: Job, order: Order) -> Done:
+def attempt(
+    job: Job, order: Order, sinks: Callable[[Job], tuple[Sink, Sink]] | None = None
+) -> Done:
     """As `carry_out`; but if content cannot be read, that is told, for other journals are to go on.
 
     Raises: LakeError: a file cannot be written, or the journal's name has no value for a column.
     """
     try:
-        return carry_out(job, order)
+        return carry_out(job, order, sinks)
     except (DataError, StoreError, StatusError, TransportError) as err:
         return Done(failure=str(err) or type(err).__name__)
 
 
-def _screened(job: Job, order: Order, content: _TaskContent, files: _Files) -> Done:
+def _screened(job: Job, order: Order, content: _TaskContent, files: _Rows) -> Done:
     """Of kind `PLAIN`. Once there is a transaction, it goes on as `LOOK` does."""
     parser = BlockParser(job.spec)
     screen = TaskScreen(order.task.begin, order.known)
@@ -111,7 +139,7 @@ def _looked(job: Job, content: _TaskContent) -> Done:
     return Done(messages=_table_of(messages), end=content.end)
 
 
-def _kept(job: Job, order: Order, content: _TaskContent, files: _Files) -> Done:
+def _kept(job: Job, order: Order, content: _TaskContent, files: _Rows) -> Done:
     parser = BlockParser(job.spec)
     wanted = order.keep if order.keep is not None else pa.array([], pa.int64())
     begins = memoryview(wanted.buffers()[1] or b"").cast("q")[wanted.offset :][: len(wanted)]
@@ -207,27 +235,34 @@ class _TaskContent:
         return None
 
 
-@final
-class _Files:
-    """Files of an order: rows, and records that were set aside. They are removed, should it fail."""
+def _files(job: Job) -> tuple[Sink, Sink]:
+    """Parquet files of the typed table, and of its quarantine."""
+    rows = RowWriter(
+        _io(job, job.location),
+        job.location,
+        Schema.model_validate_json(job.schema),
+        PartitionSpec.model_validate_json(job.partitions),
+    )
+    bad = RowWriter(
+        _io(job, job.quarantine_location),
+        job.quarantine_location,
+        Schema.model_validate_json(job.quarantine_schema),
+        UNPARTITIONED_PARTITION_SPEC,
+    )
+    return rows, bad
 
-    def __init__(self, job: Job, journal: str) -> None:
+
+@final
+class _Rows:
+    """What an order makes: rows, and records that were set aside. Both are forgotten, should it fail."""
+
+    def __init__(self, job: Job, journal: str, rows: Sink, bad: Sink) -> None:
         self._spec = job.spec
         self._journal = journal
-        self._rows = RowWriter(
-            _io(job, job.location),
-            job.location,
-            Schema.model_validate_json(job.schema),
-            PartitionSpec.model_validate_json(job.partitions),
-        )
-        self._bad = RowWriter(
-            _io(job, job.quarantine_location),
-            job.quarantine_location,
-            Schema.model_validate_json(job.quarantine_schema),
-            UNPARTITIONED_PARTITION_SPEC,
-        )
+        self._rows = rows
+        self._bad = bad
 
-    def __enter__(self) -> _Files:
+    def __enter__(self) -> _Rows:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
