@@ -20,6 +20,9 @@ from gazette_platform.lake.typed.quarantined import quarantine_schema
 from gazette_platform.lake.typed.ranges import Task
 from gazette_platform.lake.typed.rounds import Order
 from gazette_platform.lake.typed.working import carry_out
+from gazette_platform.lake.typed_spec.partitions import parse_partition
+from gazette_platform.lake.typed_spec.spec import TypedSpec
+from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 
 if TYPE_CHECKING:
     from benchmarks.typed_source import Options

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from msgspec import structs
 from spark_journals import json_lines
 from typed_world import World, spec
 
@@ -22,6 +23,7 @@ from gazette_platform.lake.typed.rounds import Kind, Order
 from gazette_platform.lake.typed.running import TypedRunner
 from gazette_platform.lake.typed.working import LocalWorkers, carry_out, discard
 from gazette_platform.lake.typed_spec.partitions import parse_partition
+from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.message import Flags, MessageClock, build_uuid, new_producer_id
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
@@ -347,20 +349,32 @@ def test_journal_that_is_shorter_than_told_is_no_end(typed):
         carry_out(job, Order(journal=a, task=longer))
 
 
-def test_orders_are_carried_out_side_by_side_and_one_that_fails_ends_all(typed):
+def test_orders_are_carried_out_side_by_side_and_one_that_cannot_be_read_is_told(typed):
     names = [typed.journal(f"part-{part}", CompressionCodec.NONE) for part in range(5)]
     for part, name in enumerate(names):
         typed.store(name, typed.messages(*range(part + 1)))
     job, orders = typed.job()
-    done = LocalWorkers(3).carry_out(job, orders)
-    assert [one.typed for one in done] == [1, 2, 3, 4, 5]
-    for one in done:
-        discard(job, one.output)
     [path] = [path for path in (typed.root / names[3]).rglob("*-*-*") if path.is_file()]
     path.write_bytes(b"x" * len(path.read_bytes()))
-    with pytest.raises(ChecksumMismatch, match=names[3]):
-        LocalWorkers(2).carry_out(job, orders)
+    done = LocalWorkers(3).carry_out(job, orders)
+    assert [one.typed for one in done] == [1, 2, 3, 0, 5]
+    assert names[3] in done[3].failure
+    assert [one.output is None for one in done] == [False, False, False, True, False]
+    for one in done:
+        discard(job, one.output)
     assert typed.files() == []
+
+
+def test_order_that_cannot_be_written_ends_all_and_leaves_no_file(typed):
+    region = TypedColumn(name="region", type="string", segment="region")
+    typed.wanted = structs.replace(spec(), columns=(*spec().columns, region))
+    for part in ("region=eu/0", "region=us/0", "zz"):
+        typed.store(typed.journal(part), typed.messages(1))
+    job, orders = typed.job()
+    with pytest.raises(LakeError, match=r"zz: column region is segment 'region' .* has no value"):
+        LocalWorkers(1).carry_out(job, orders)
+    assert typed.files() == []
+    assert [one.typed for one in LocalWorkers(1).carry_out(job, orders[:2])] == [1, 1]
 
 
 def test_place_that_cannot_be_written_is_told(typed):
