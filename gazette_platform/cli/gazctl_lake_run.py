@@ -25,12 +25,12 @@ from gazette_platform.cli.gazctl_lake_typed import Engine
 from gazette_platform.cli.output import note, print_json, print_text, printable
 from gazette_platform.cli.step_line import StepLine
 from gazette_platform.cli.typed_hands import workers_of
+from gazette_platform.cli.typed_holes import hole_text
 from gazette_platform.cli.typed_tables import TypedTable, typed_named
 from gazette_platform.cli.typed_turns import TypedTurns
 from gazette_platform.errors import GazetteError, TransportError, ValidationError
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.typed.catalogs import typed_catalog
-from gazette_platform.lake.typed.ranges import Hole, HoleKind
 from gazette_platform.lake.typed.running import RunReport, TypedRunner
 from gazette_platform.ops.clock import SystemClock
 
@@ -286,26 +286,6 @@ def _print_line(values: dict[str, Any]) -> None:
 
 def _tell_what_is_missing(report: RunReport) -> None:
     for hole in report.holes:
-        note(f"{report.table}: {_hole_text(report.table, hole)}")
+        note(f"{report.table}: {hole_text(report.table, hole)}")
     for journal, why in sorted(report.unreadable.items()):
         note(f"{report.table}: brokers tell nothing of {journal} now, so it is left out: {why}")
-
-
-def _hole_text(table: str, hole: Hole) -> str:
-    what = f"bytes {hole.begin} to {hole.end} of {hole.journal}"
-    give_up = f"`gazctl lake run {table} --give-up {hole.journal}={hole.end}`"
-    match hole.kind:
-        case HoleKind.PRUNED:
-            return f"{what} were pruned before they were read, so it stands still; {give_up} goes on without them"
-        case HoleKind.MISSING:
-            return (
-                f"nobody holds {what} now, so it stands still: they may be on their way to their store; if they are "
-                f"lost, {give_up} goes on without them"
-            )
-        case HoleKind.OPEN_PRUNED:
-            return f"{what} were pruned, in which a transaction begins that is open: if that is committed, runs fail"
-        case HoleKind.MADE_AGAIN:
-            return (
-                f"{hole.journal} ends at {hole.begin}, and was read up to {hole.end}: it was deleted and made again, and "
-                "stands still until it is longer; give the new journal another name"
-            )
