@@ -37,18 +37,15 @@ from gazette_platform.ops.clock import SystemClock
 if TYPE_CHECKING:
     from dagster import RawMetadataValue
 
-    from gazette_platform.client import Client
     from gazette_platform.lake.typed.behind import Behind
     from gazette_platform.lake.typed.catalogs import TypedCatalog
-    from gazette_platform.lake.typed.completeness import Completeness
     from gazette_platform.lake.typed.jobs import Workers
-    from gazette_platform.lake.typed.progress import TypedProgress
     from gazette_platform.lake.typed.running import RunReport, TypedRunner
 
 # What the lake does is imported where it is called: it is slow to import, and every process that loads definitions
 # loads this module.
 
-__all__ = ["behind_now", "completeness_of", "look_at_table", "run_table", "workers_of"]
+__all__ = ["look_at_table", "run_table", "workers_of"]
 
 # That read and write where there is no Spark.
 _THREADS_MAX = 4
@@ -75,6 +72,7 @@ def run_table(
         spark: key of Spark's resource; empty: there is none.
         catalog: what Trino calls the catalog of the table.
     """
+    from gazette_platform.lake.typed.looking import progress_of_table  # noqa: PLC0415
     from gazette_platform.lake.typed.running import TypedRunner  # noqa: PLC0415
 
     # Before journals are looked at: what comes meanwhile lets it run again.
@@ -89,7 +87,7 @@ def run_table(
     if _is_waiting(last):
         mark = ""  # nobody tells when it is back
     metadata: dict[str, RawMetadataValue] = {}
-    progress = _progress(tables, spec)
+    progress = progress_of_table(tables, spec)
     if progress is not None:
         told = told_typed(context.instance, typed_key(spec))
         page = lake.table_page(f"{catalog}.{spec.name}")
@@ -119,6 +117,8 @@ def look_at_table(
     wanted = {check.name for check in context.selected_asset_check_keys}
     found: Behind | None = None
     if FRESH_CHECK in wanted:
+        from gazette_platform.lake.typed.looking import behind_now  # noqa: PLC0415
+
         with context.resources.broker.client() as client:
             found = behind_now(client, tables, raw, spec)
     yield from _results(tables, raw, spec, wanted, found)
@@ -139,39 +139,6 @@ def workers_of(resources: Any, spark: str) -> "Workers":
 
     prepare_environment()
     return SparkWorkers(getattr(resources, spark).spark_session)
-
-
-def behind_now(
-    client: "Client", tables: "TypedCatalog", raw: TableSpec, spec: TypedSpec
-) -> "Behind":
-    """How far a table is behind its journals now.
-
-    Raises: TransportError: brokers cannot be reached. LakeError: the table cannot be read. TypedRolledBack,
-        TypedProgressGone: a person has to look at it.
-    """
-    from gazette_platform.lake.typed.behind import behind  # noqa: PLC0415
-    from gazette_platform.lake.typed.journals import journals_now  # noqa: PLC0415
-    from gazette_platform.lake.typed.state import TypedState  # noqa: PLC0415
-
-    progress = _progress(tables, spec)
-    state = TypedState() if progress is None else progress.state
-    asked = client.asynchronous
-    now = client.run(journals_now(asked, raw.label_selector, state, SystemClock()))
-    return behind(now, state)
-
-
-def completeness_of(tables: "TypedCatalog", spec: TypedSpec) -> "Completeness":
-    """What counting its rows tells of a table.
-
-    Raises: LakeError: a table cannot be read. TypedRolledBack, TypedProgressGone: a person has to look.
-    """
-    from gazette_platform.lake.typed.completeness import Completeness, check_counts  # noqa: PLC0415
-
-    door, quarantine = tables.door(spec.name), tables.door(spec.quarantine)
-    if door.load() is None:
-        return Completeness(table=spec.name, notes=(f"{spec.name} is not made yet",))
-    has_quarantine = quarantine.load() is not None
-    return check_counts(door, quarantine if has_quarantine else None, is_upserted=bool(spec.key))
 
 
 def _runs(
@@ -209,13 +176,6 @@ def _left(report: "RunReport") -> "Behind":
     return Behind(bytes=report.left_bytes, holes=report.holes, unreadable=report.unreadable)
 
 
-def _progress(tables: "TypedCatalog", spec: TypedSpec) -> "TypedProgress | None":
-    from gazette_platform.lake.typed.progress import read_progress  # noqa: PLC0415
-
-    loaded = tables.door(spec.name).load()
-    return None if loaded is None else read_progress(loaded, spec.name)
-
-
 def _results(
     tables: "TypedCatalog",
     raw: TableSpec,
@@ -223,6 +183,8 @@ def _results(
     wanted: set[str],
     found: "Behind | None",
 ) -> Iterator[AssetCheckResult]:
+    from gazette_platform.lake.typed.looking import completeness_of  # noqa: PLC0415
+
     try:
         counted = completeness_of(tables, spec)
     except (TypedProgressGone, TypedRolledBack) as err:

@@ -267,6 +267,9 @@ def check(
     foreign files. Every fragment is read, for values that do not fit the spec. Refused specs and files of rollups,
     selectors that match no journal, and what could not be looked at, are red, too. Nothing is changed.
 
+    Of typed tables, what is committed is to be a row or in quarantine, each once. Rows are counted; without --quick journals are read
+    again, too, and offsets compared. A journal that stands still, because nobody holds what comes next, is red.
+
     **Examples**
 
     gazctl lake check

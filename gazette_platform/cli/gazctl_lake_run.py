@@ -1,10 +1,9 @@
 """`gazctl lake run`."""
 
-import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -25,22 +24,19 @@ from gazette_platform.cli.gazctl_lake_context import (
 from gazette_platform.cli.gazctl_lake_typed import Engine
 from gazette_platform.cli.output import note, print_json, print_text, printable
 from gazette_platform.cli.step_line import StepLine
+from gazette_platform.cli.typed_hands import workers_of
+from gazette_platform.cli.typed_holes import hole_text
 from gazette_platform.cli.typed_tables import TypedTable, typed_named
 from gazette_platform.cli.typed_turns import TypedTurns
 from gazette_platform.errors import GazetteError, TransportError, ValidationError
 from gazette_platform.lake import LakeSettings
-from gazette_platform.lake.spark import start_session
 from gazette_platform.lake.typed.catalogs import typed_catalog
-from gazette_platform.lake.typed.jobs import Workers
-from gazette_platform.lake.typed.ranges import Hole, HoleKind
 from gazette_platform.lake.typed.running import RunReport, TypedRunner
-from gazette_platform.lake.typed.working import LocalWorkers
 from gazette_platform.ops.clock import SystemClock
 
-__all__ = ["go_on", "once", "run_values", "workers_of"]
+__all__ = ["go_on", "once", "run_values"]
 
 _JOURNALS_SHOWN = 3
-_THREADS_MAX = 4
 # Specs are read anew so often, while no table is due.
 _LOOK_S = 10.0
 
@@ -62,10 +58,12 @@ def once(
         raise ValidationError("is about one table: name it", path="--give-up")
     for text in refused:
         note(f"refused: {text}")
+    if not found:
+        note("note: no spec has a section `typed:` (`gazctl lake infer --typed` proposes one)")
     told: list[dict[str, Any]] = []
     is_well = not refused
     if found:
-        with _runner(ctx, settings, engine, output_format) as runner:
+        with _runner(ctx, settings, engine, output_format) as (runner, _):
             for table in found:
                 values, is_whole = _ran(runner, table, given_up)
                 is_well &= is_whole
@@ -96,7 +94,7 @@ def go_on(
                 told = "says no `every`: give it one in its section, or leave out --continuous"
                 raise ValidationError(f"{table.typed.name} {told}")
     clock, turns = SystemClock(), TypedTurns()
-    with _runner(ctx, settings, engine, output_format) as runner, _stopping() as stop:
+    with _runner(ctx, settings, engine, output_format) as (runner, is_alive), _stopping() as stop:
         while not stop.is_set():
             found = specs.tables()
             every_s = {n: each.typed.every_s for n, each in found.items() if each.typed.every_s}
@@ -108,6 +106,8 @@ def go_on(
             try:
                 report = runner.run(found[name].typed, found[name].raw)
             except (GazetteError, OSError) as err:
+                if not is_alive():
+                    raise  # no run would succeed: whoever has started this starts it again
                 pause_s = turns.failed(name, now=clock.monotonic(), every_s=every_s[name])
                 note(f"{name}: {err}; it is tried again in {pause_s:.0f} s")
                 continue
@@ -126,44 +126,20 @@ def go_on(
 
 
 @contextmanager
-def workers_of(settings: LakeSettings, engine: Engine | None, line: StepLine) -> Iterator[Workers]:
-    """Who reads journals and writes files; Spark ends with it.
-
-    Args:
-        settings: of Spark.
-        engine: who is asked for; None: Spark, if it is configured.
-        line: says that Spark is starting.
-
-    Raises: SetupError, LakeError: Spark is not configured, or does not start.
-    """
-    is_configured = bool(settings.metastore and settings.iceberg_jar)
-    if engine is Engine.LOCAL or (engine is None and not is_configured):
-        yield LocalWorkers(min(_THREADS_MAX, os.cpu_count() or 1))
-        return
-    from gazette_platform.spark.typed_workers import SparkWorkers  # noqa: PLC0415  slow to import
-
-    line.step("starting Spark")
-    session = start_session(settings)
-    try:
-        yield SparkWorkers(session)
-    finally:
-        session.stop()
-
-
-@contextmanager
 def _runner(
     ctx: typer.Context,
     settings: LakeSettings,
     engine: Engine | None,
     output_format: OutputFormat,
-) -> Iterator[TypedRunner]:
+) -> Iterator[tuple[TypedRunner, Callable[[], bool]]]:
     is_shown = output_format is OutputFormat.TABLE and sys.stderr.isatty()
     with (
         StepLine(is_shown=is_shown) as line,
         brokers(ctx, settings, reads_files=True) as client,
-        workers_of(settings, engine, line) as workers,
+        workers_of(settings, engine, line) as hands,
     ):
-        yield TypedRunner(typed_catalog(settings), workers, client, log=line.step)
+        runner = TypedRunner(typed_catalog(settings), hands.workers, client, log=line.step)
+        yield runner, hands.is_alive
 
 
 def _ran(
@@ -310,26 +286,6 @@ def _print_line(values: dict[str, Any]) -> None:
 
 def _tell_what_is_missing(report: RunReport) -> None:
     for hole in report.holes:
-        note(f"{report.table}: {_hole_text(report.table, hole)}")
+        note(f"{report.table}: {hole_text(report.table, hole)}")
     for journal, why in sorted(report.unreadable.items()):
         note(f"{report.table}: brokers tell nothing of {journal} now, so it is left out: {why}")
-
-
-def _hole_text(table: str, hole: Hole) -> str:
-    what = f"bytes {hole.begin} to {hole.end} of {hole.journal}"
-    give_up = f"`gazctl lake run {table} --give-up {hole.journal}={hole.end}`"
-    match hole.kind:
-        case HoleKind.PRUNED:
-            return f"{what} were pruned before they were read, so it stands still; {give_up} goes on without them"
-        case HoleKind.MISSING:
-            return (
-                f"nobody holds {what} now, so it stands still: they may be on their way to their store; if they are "
-                f"lost, {give_up} goes on without them"
-            )
-        case HoleKind.OPEN_PRUNED:
-            return f"{what} were pruned, in which a transaction begins that is open: if that is committed, runs fail"
-        case HoleKind.MADE_AGAIN:
-            return (
-                f"{hole.journal} ends at {hole.begin}, and was read up to {hole.end}: it was deleted and made again, and "
-                "stands still until it is longer; give the new journal another name"
-            )

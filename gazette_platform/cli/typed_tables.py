@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import NamedTuple, final
 
-from gazette_platform.cli.output import note
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import SpecFolder, TableSpec, read_spec_folder
 from gazette_platform.lake.meant import or_meant
@@ -33,10 +32,6 @@ def typed_named(folder: Path, names: list[str]) -> tuple[list[TypedTable], list[
         if spec.typed is not None
     }
     if not names:
-        if not every:
-            note(
-                f"note: no spec in {folder} has a section `typed:` (`gazctl lake infer --typed` proposes one)"
-            )
         return [every[name] for name in sorted(every)], [str(error) for error in found.errors]
     by_raw = {table.raw.name: name for name, table in every.items()}
     wanted = dict.fromkeys(by_raw.get(name, name) for name in names)

@@ -38,7 +38,6 @@ from gazette_platform.assets.typed_events import (
     unreadable_evaluation,
 )
 from gazette_platform.assets.typed_keys import quarantine_key, typed_key, typed_pairs
-from gazette_platform.assets.typed_runs import behind_now, completeness_of
 from gazette_platform.errors import GazetteError, TypedProgressGone, TypedRolledBack
 from gazette_platform.lake import TableSpec
 from gazette_platform.lake.typed_spec import TypedSpec
@@ -108,6 +107,9 @@ def typed_sensor(
         return SensorResult(
             skip_reason="No table spec has a section `typed`.", cursor=context.cursor
         )
+    # Slow to import, and every process that loads definitions loads this module.
+    from gazette_platform.lake.typed.looking import behind_now  # noqa: PLC0415
+
     clock = SystemClock()
     ends_at = clock.monotonic() + _TICK_S
     tables = lake.typed_catalog(metastore.client())
@@ -174,13 +176,13 @@ def _supervised(outcome: TypedOutcome, name: str) -> Iterator[None]:
 def _published(ports: TypedPorts, raw: TableSpec, spec: TypedSpec) -> list[_Event]:
     """What is to be told of one table, if something was published to it since."""
     # Slow to import, and every process that loads definitions loads this module.
-    from gazette_platform.lake.typed.progress import read_progress  # noqa: PLC0415
+    from gazette_platform.lake.typed.looking import (  # noqa: PLC0415
+        completeness_of,
+        progress_of_table,
+    )
 
-    loaded = ports.tables.door(spec.name).load()
-    if loaded is None:
-        return []
     try:
-        progress = read_progress(loaded, spec.name)
+        progress = progress_of_table(ports.tables, spec)
     except (TypedProgressGone, TypedRolledBack) as err:
         return _changed(ports.instance, [unreadable_evaluation(spec, err)])
     told = told_typed(ports.instance, typed_key(spec))
@@ -205,6 +207,8 @@ def _looked_at(
     ports: TypedPorts, raw: TableSpec, spec: TypedSpec
 ) -> Iterator[AssetCheckEvaluation]:
     """What checks say of a table whose turn it is."""
+    from gazette_platform.lake.typed.looking import completeness_of  # noqa: PLC0415  slow to import
+
     if ports.tables.door(spec.name).load() is not None:
         try:
             yield complete_evaluation(spec, completeness_of(ports.tables, spec))

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 
+import pyarrow as pa
 import pytest
 import yaml
 from gazctl_runner import gazctl_runner
@@ -214,6 +215,12 @@ def test_what_nobody_holds_is_given_up_on_a_persons_word(
     word = f"--give-up {journal}={hole['end']}"
     assert f"`gazctl lake run typed.orders {word}` goes on without them" in done.err
     assert rows() == [(1, journal)]
+    checked = lake("check", "typed.orders", "--quick")
+    assert checked.code == 1
+    assert (
+        f"typed.orders: red: holes: bytes 98 to {hole['end']} of {journal} were pruned"
+        in checked.out.decode()
+    )
     given = lake("run", "typed.orders", *word.split())
     assert given.code == 0, given.err
     assert f"typed.orders: 98 bytes of {journal} before {hole['end']} are given up" in given.err
@@ -430,3 +437,43 @@ def test_a_typed_table_is_proposed_out_of_records(lake, root, append, rows, tmp_
     assert lake("apply", "-", stdin=done.out).code == 0
     assert lake("run").code == 0
     assert rows() == [(1, f"{root}/part=one"), (2, f"{root}/part=one")]
+
+
+def test_typed_tables_are_checked_for_what_is_lost_or_there_twice(
+    lake, root, apply, append, tmp_path
+):
+    apply()
+    before = lake("check", "typed.orders")
+    assert before.code == 0, before.err
+    assert "typed.orders: yellow: complete: is not made yet" in before.out.decode()
+    journal = f"{root}/part=one"
+    append(journal, message(1), message(2), message(3, at="soon"))
+    assert lake("run").code == 0
+    good = lake("check", "typed.orders")
+    assert (good.code, good.out) == (0, b""), good.err
+    assert "1 table(s): 0 error(s), 0 warning(s)" in good.err
+
+    # As many rows as there should be, and the wrong ones: only reading tells.
+    table = SqlCatalog("lakehouse", uri=f"sqlite:///{tmp_path}/catalog.db").load_table(
+        "typed.orders"
+    )
+    rows = table.scan().to_arrow()
+    table.overwrite(pa.concat_tables([rows.slice(0, 1), rows.slice(0, 1)]))
+    quick = lake("check", "typed.orders", "--quick")
+    assert quick.code == 0, quick.out
+    found = lake("check", "typed.orders", "-o", "json")
+    assert found.code == 1
+    told = json.loads(found.out)
+    assert {each["check"] for each in told if each["severity"] == "error"} == {"offsets"}
+    assert all(each["text"].startswith(f"{journal}: ") for each in told)
+    table.overwrite(rows.slice(0, 1))
+    lost = lake("check", "typed.orders", "--quick")
+    assert lost.code == 1
+    assert (
+        f"typed.orders: red: complete: {journal}: typed.orders has 1 of 2, 1 row lost"
+        in lost.out.decode()
+    )
+    (tmp_path / "catalog.db").write_bytes(b"no database")
+    broken = lake("check", "typed.orders", "--quick")
+    assert broken.code == 1
+    assert "typed.orders: red: not checked: cannot be looked at" in broken.out.decode()

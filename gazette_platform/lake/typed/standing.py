@@ -1,4 +1,4 @@
-"""How a typed table stands: rows, records in quarantine, how far its journals were read, and what is wrong."""
+"""How a typed table stands: what it says of itself, how far it is behind its journals, and what is wrong."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.errors import GazetteError
-from gazette_platform.lake.typed.publishing import head_of, summary_of
-from gazette_platform.lake.typed.running import COMPLETE_AT
+from gazette_platform.lake.typed.progress import read_progress
 from gazette_platform.lake.typed.state import Counts, TypedState
-from gazette_platform.lake.typed.table import typed_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed_spec.spec import TypedSpec
 
 __all__ = ["TypedStanding", "typed_standing"]
-
-_ROWS = "total-records"
 
 
 @final
@@ -33,7 +29,7 @@ class TypedStanding:
     location: str | None = None
     """Empty: it is not made yet. None: not known."""
     rows: int | None = None
-    """As the newest snapshot says; None: not known."""
+    """None: not known."""
     state: TypedState | None = None
     """What was read; None: not known."""
     complete_at: str = ""
@@ -82,22 +78,23 @@ def typed_standing(door: Door, spec: TypedSpec, heads: Mapping[str, int]) -> Typ
     standing = TypedStanding(spec=spec, heads=heads)
     try:
         loaded = door.load()
-        if loaded is None:
-            standing.location, standing.rows, standing.state = "", 0, TypedState()
+        if loaded is not None:
+            standing.location = loaded.metadata.location
+            progress = read_progress(loaded, door.name)
+        else:
+            standing.location, progress = "", None
             standing.problems.append("the table is not made yet: its first run makes it")
-            return standing
-        standing.location = loaded.metadata.location
-        rows = summary_of(loaded.metadata, head_of(loaded.metadata)).get(_ROWS, "0")
-        standing.rows = int(rows) if rows.isdecimal() else None
-        table = typed_table(loaded, door.name)
     except GazetteError as err:
         standing.problems.append(str(err))
         standing.is_unread = True
         return standing
-    standing.state = table.state
-    standing.complete_at = summary_of(table.metadata, table.start).get(COMPLETE_AT, "")
+    if progress is None:
+        standing.rows, standing.state = 0, TypedState()
+        return standing
+    standing.rows, standing.state = progress.rows, progress.state
+    standing.complete_at = progress.complete_at.isoformat() if progress.complete_at else ""
     standing.problems += (
         f"{journal}: {why}: `gazctl lake check` tells more"
-        for journal, why in table.state.unaccounted.items()
+        for journal, why in progress.state.unaccounted.items()
     )
     return standing

@@ -1,0 +1,26 @@
+"""What commands say of content that a typed table needs, and that nobody holds."""
+
+from gazette_platform.lake.typed.ranges import Hole, HoleKind
+
+__all__ = ["hole_text"]
+
+
+def hole_text(table: str, hole: Hole) -> str:
+    """What a hole of a journal is to a typed table, and what may be done."""
+    what = f"bytes {hole.begin} to {hole.end} of {hole.journal}"
+    give_up = f"`gazctl lake run {table} --give-up {hole.journal}={hole.end}`"
+    match hole.kind:
+        case HoleKind.PRUNED:
+            return f"{what} were pruned before they were read, so it stands still; {give_up} goes on without them"
+        case HoleKind.MISSING:
+            return (
+                f"nobody holds {what} now, so it stands still: they may be on their way to their store; if they are "
+                f"lost, {give_up} goes on without them"
+            )
+        case HoleKind.OPEN_PRUNED:
+            return f"{what} were pruned, in which a transaction begins that is open: if that is committed, runs fail"
+        case HoleKind.MADE_AGAIN:
+            return (
+                f"{hole.journal} ends at {hole.begin}, and was read up to {hole.end}: it was deleted and made again, and "
+                "stands still until it is longer; give the new journal another name"
+            )
