@@ -16,12 +16,14 @@ from dagster import (
     AssetCheckEvaluation,
     DagsterInstance,
     ResourceDefinition,
+    RunConfig,
     materialize,
 )
 
 from gazette_platform.assets.rollups import rollup_asset
 from gazette_platform.assets.typed import typed_asset
-from gazette_platform.assets.typed_keys import maintenance_key, typed_key
+from gazette_platform.assets.typed_backfill import BackfillConfig, backfill_asset
+from gazette_platform.assets.typed_keys import backfill_key, maintenance_key, typed_key
 from gazette_platform.assets.typed_maintenance import UpkeepEngine, maintenance_asset
 from gazette_platform.client import Change, Client, ClientConfig
 from gazette_platform.lake import parse_table_spec
@@ -107,10 +109,16 @@ class Platform:
             sum(len(one.quarantined) for one in found.values()),
         )
 
-    def materialize(self, *assets, selection=None):
+    def materialize(self, *assets, selection=None, partition=None, compare_only=False):
         """Metadata by asset, and checks by name."""
+        config = {asset.op.name: BackfillConfig(compare_only=True) for asset in assets}
         result = materialize(
-            assets, instance=self.instance, resources=self.resources, selection=selection
+            assets,
+            instance=self.instance,
+            resources=self.resources,
+            selection=selection,
+            partition_key=partition,
+            run_config=RunConfig(config) if compare_only else None,
         )
         assert result.success
         events = [
@@ -224,9 +232,12 @@ def test_a_typed_table_is_run_told_checked_and_looked_after(platform):
     (event,) = platform.tick()
     assert event.asset_key == typed_key(SPEC)
     assert event.metadata["rows_added"].value == report.counts.typed
+    assert event.metadata["read_bytes"].value == report.read_bytes > 0
+    assert event.metadata["freshness_s"].value > 0
 
     _upkeep_loses_nothing(platform, asset)
     _thorough_check_finds_what_is_lost(platform)
+    _backfill_heals_it(platform)
 
 
 def _upkeep_loses_nothing(platform, asset):
@@ -266,3 +277,17 @@ def _thorough_check_finds_what_is_lost(platform):
     lost, doubled = counter.recount(SPEC, RAW, journals=[journal]).findings
     assert (lost.journal, lost.begin, lost.lost) == (journal, begin, 1)
     assert (doubled.journal, doubled.doubled) == (journal, 1)
+
+
+def _backfill_heals_it(platform):
+    platform.client.flush("name:prefix=typed_dagster/")
+    platform.instance.add_dynamic_partitions(RAW.name, ["all"])
+    backfill, key = backfill_asset(RAW, SPEC), backfill_key(SPEC).to_user_string()
+    _, checks = platform.materialize(backfill, partition="all", compare_only=True)
+    assert not checks["complete"].passed
+    metadata, checks = platform.materialize(backfill, partition="all")
+    assert checks["complete"].passed
+    assert (metadata[key]["rows"], metadata[key]["healed"]) == (platform.expected()[0], 0)
+    (event,) = platform.tick()
+    # As many rows as before, and others.
+    assert event.metadata["rows_added"].value == 0

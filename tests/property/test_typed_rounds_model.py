@@ -116,7 +116,11 @@ class Workers:
             turns.take(done)
         assert not turns.orders, "there are few rounds"
         assert sorted(map(id, written)) == sorted(map(id, [*turns.outputs, *turns.discarded]))
-        return turns.state, [begin for output in turns.outputs for begin in output]
+        found = [begin for output in turns.outputs for begin in output]
+        committed = [one for one in self.log if one.begin in found and one.begin >= cuts[0]]
+        clocks = [one.uuid.clock for one in committed if one.uuid.clock]
+        assert turns.oldest_clock == (None if state is None else min(clocks, default=None))
+        return turns.state, found
 
 
 def check(log, plan, **options):

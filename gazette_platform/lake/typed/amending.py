@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.doors import Door, Loaded
     from gazette_platform.lake.typed.publishing import Published
     from gazette_platform.lake.typed.row_ranges import RowRanges
-    from gazette_platform.lake.typed.spec import TypedSpec
     from gazette_platform.lake.typed.table import TypedTable
     from gazette_platform.lake.typed.written import WrittenFile
+    from gazette_platform.lake.typed_spec import TypedSpec
 
 __all__ = ["Amended", "Amending", "Amendment", "publish_amendment", "require_no_key"]
 

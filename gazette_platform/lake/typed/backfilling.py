@@ -16,14 +16,13 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, final
 
 from gazette_platform.client import FragmentListing
-from gazette_platform.errors import LakeError, OffsetJump
+from gazette_platform.errors import DataError, LakeError, OffsetJump
 from gazette_platform.lake.typed.amending import Amendment, publish_amendment, require_no_key
 from gazette_platform.lake.typed.backfill_rounds import BackfillRounds
 from gazette_platform.lake.typed.doors import Loaded
 from gazette_platform.lake.typed.former_states import FormerStates
 from gazette_platform.lake.typed.journals import journals_of
 from gazette_platform.lake.typed.quarantined import (
-    SUFFIX,
     open_quarantine,
     rows_within,
     settle_quarantine,
@@ -57,9 +56,9 @@ if TYPE_CHECKING:
         Task,
     )
     from gazette_platform.lake.typed.rounds import Done, Order
-    from gazette_platform.lake.typed.spec import TypedSpec
     from gazette_platform.lake.typed.state import TypedState
     from gazette_platform.lake.typed.table import TypedTable
+    from gazette_platform.lake.typed_spec import TypedSpec
     from gazette_platform.ops.clock import Clock
 
 __all__ = ["BackfillReport", "BackfillRunner", "Wanted"]
@@ -151,7 +150,7 @@ class BackfillRunner:
         """
         began = self._clock.monotonic()
         require_no_key(spec)
-        doors = self._catalog.door(spec.name), self._catalog.door(spec.name + SUFFIX)
+        doors = self._catalog.door(spec.name), self._catalog.door(spec.quarantine)
         table = open_table(doors[0], spec, self._catalog.new_location(spec.name))
         location = self._catalog.new_location(doors[1].name)
         quarantine = open_quarantine(doors[1], spec.name, location)
@@ -279,7 +278,16 @@ class _Backfill:
     def work(self) -> None:
         """Have workers do all that is to be done by now."""
         while busy := [one for one in self._rounds if one.rounds is not None]:
-            work_through([one.rounds for one in busy if one.rounds], self._carry_out)
+            failed = work_through(
+                {
+                    f"{one.journal} from offset {one.wanted.begin}": one.rounds
+                    for one in busy
+                    if one.rounds is not None
+                },
+                self._carry_out,
+            )
+            for name, why in failed.items():
+                raise DataError(f"{name}: {why}")
             for one in busy:
                 one.go_on()
 

@@ -32,7 +32,7 @@ from gazette_platform.errors import LakeError, TypedFenced
 from gazette_platform.lake.typed.amending import Amendment, publish_amendment, require_no_key
 from gazette_platform.lake.typed.parsing import BlockParser
 from gazette_platform.lake.typed.placing import BAD_ROWS_SCHEMA, in_schema, placed_rows
-from gazette_platform.lake.typed.quarantined import SUFFIX, open_quarantine, settle_quarantine
+from gazette_platform.lake.typed.quarantined import open_quarantine, settle_quarantine
 from gazette_platform.lake.typed.row_ranges import RowRanges
 from gazette_platform.lake.typed.stored_rows import stored_rows
 from gazette_platform.lake.typed.table import open_table
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.catalogs import TypedCatalog
     from gazette_platform.lake.typed.doors import Loaded
     from gazette_platform.lake.typed.parsing import ParsedBlock
-    from gazette_platform.lake.typed.spec import TypedSpec
     from gazette_platform.lake.typed.state import TypedState
     from gazette_platform.lake.typed.table import TypedTable
     from gazette_platform.lake.typed.written import WrittenFile
+    from gazette_platform.lake.typed_spec import TypedSpec
     from gazette_platform.ops.clock import Clock
 
 __all__ = ["Quarantined", "ReprocessReport", "Reprocessor"]
@@ -172,7 +172,7 @@ class Reprocessor:
         """
         began = self._clock.monotonic()
         require_no_key(spec)
-        doors = self._catalog.door(spec.name), self._catalog.door(spec.name + SUFFIX)
+        doors = self._catalog.door(spec.name), self._catalog.door(spec.quarantine)
         table = open_table(doors[0], spec, self._catalog.new_location(spec.name))
         location = self._catalog.new_location(doors[1].name)
         open_quarantine(doors[1], spec.name, location)

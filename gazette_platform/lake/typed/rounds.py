@@ -26,7 +26,7 @@ from gazette_platform.message.sequencer import RING_SIZE
 from gazette_platform.ops.extras import required
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -140,6 +140,8 @@ class JournalRounds:
         self._only = only
         # Committed, and not wanted.
         self._passed = 0
+        self._is_new = state is None
+        self._oldest: int | None = None
         self._group_messages = group_messages
         self._ring_size = ring_size
         self._done: dict[int, Done] = {}
@@ -167,6 +169,11 @@ class JournalRounds:
     def discarded(self) -> Sequence[Any]:
         """What was written in vain."""
         return self._discarded
+
+    @property
+    def oldest_clock(self) -> int | None:
+        """Clock of the oldest message that the run committed; None: none has one, or the journal is new to the table."""
+        return None if self._is_new else self._oldest
 
     def drop(self, done: Sequence[Done] = ()) -> None:
         """Give the journal up for this run, with what came of its orders: all that was written was in vain."""
@@ -226,8 +233,9 @@ class JournalRounds:
         for number in range(count):
             done = self._done.pop(number)
             self._written.add(done)
+            summary = _summary(done)
+            self._note(clocks.first for clocks in summary.clocks.values())
             if not self._is_wanted(self._tasks[number].begin):
-                summary = _summary(done)
                 self._passed += summary.messages - summary.duplicates
 
     def _begin_looking(self, verdict: Sequenced) -> None:
@@ -268,6 +276,7 @@ class JournalRounds:
                 ring_size=self._ring_size,
             )
             state = found.state
+            self._note(_clocks(messages, found.row))
             wanted = found.begin if self._only is None else _within(found.begin, *self._only)
             self._passed += len(found.begin) - len(wanted)
             _sort_in(keep, before, wanted, begins, numbers)
@@ -280,6 +289,12 @@ class JournalRounds:
         self._phase, self.orders = Kind.KEEP, orders
         if not orders:
             self._finish(state)
+
+    def _note(self, clocks: Iterable[int]) -> None:
+        """Remember the oldest of clocks of messages that are committed; 0 is none."""
+        oldest = min((clock for clock in clocks if clock), default=None)
+        if oldest is not None:
+            self._oldest = oldest if self._oldest is None else min(self._oldest, oldest)
 
     @property
     def _range_begin(self) -> int:
@@ -348,6 +363,16 @@ def _begun(state: JournalState | None, wanted: JournalRange) -> JournalState:
     for _, end in wanted.passed:
         begun = begun.passing(end)
     return begun
+
+
+def _clocks(messages: pa.Table, rows: pa.Int64Array) -> Iterable[int]:
+    """The least clock of messages in `rows`, if one has any."""
+    pa = required("pyarrow", extra="lake", by="typed tables")
+    pc = required("pyarrow.compute", extra="lake", by="typed tables")
+    clocks = pc.take(messages.column("clock"), rows.drop_null())
+    # Of its own type: clocks take all of their 64 bits.
+    least = pc.min(clocks.filter(pc.greater(clocks, pa.scalar(0, pa.uint64())))).as_py()
+    return () if least is None else (least,)
 
 
 def _summary(done: Done) -> TaskSummary:

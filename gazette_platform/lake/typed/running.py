@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import (
@@ -24,6 +25,7 @@ from gazette_platform.errors import (
 )
 from gazette_platform.lake.typed.jobs import Job
 from gazette_platform.lake.typed.journals import journals_now
+from gazette_platform.lake.typed.progress import COMPLETE_AT, measures
 from gazette_platform.lake.typed.publishing import publish_files
 from gazette_platform.lake.typed.quarantined import (
     open_quarantine,
@@ -36,11 +38,12 @@ from gazette_platform.lake.typed.state import Counts
 from gazette_platform.lake.typed.table import open_table, state_properties, write_state
 from gazette_platform.lake.typed.working import discard
 from gazette_platform.lake.typed.written import data_file_of
+from gazette_platform.message.uuid import unix_ns_of
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.durations import SECOND_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from datetime import datetime
 
     from pyiceberg.table.metadata import TableMetadata
 
@@ -66,10 +69,6 @@ __all__ = [
     "work_ranges",
     "work_through",
 ]
-
-COMPLETE_AT: Final = "gazette.complete-at"
-"""Property of a snapshot: what was acknowledged before this instant (ISO 8601, UTC) is in the table. Absent: something
-was left to later runs."""
 
 # Plain, again, look, keep: more would be a journal that is not done for a reason that nobody foresaw.
 _ROUNDS_MAX: Final = 16
@@ -211,9 +210,13 @@ class TypedRunner:
         run, published = "", None
         if state.digest != table.state.digest:
             run = uuid.uuid4().hex
-            published = self._publish(
-                doors, table, state, outputs, run=run, complete_at=complete_at
+            told = measures(
+                read_bytes=sum(one.end - one.begin for one in plan.ranges if one.journal in read),
+                seconds=self._clock.monotonic() - began,
+                complete_at=complete_at,
+                oldest_at=_oldest_at([done[name] for name in read]),
             )
+            published = self._publish(doors, table, state, outputs, run=run, told=told)
         for output in (each for one in done.values() for each in one.discarded):
             discard(job, output)
         return RunReport(
@@ -256,7 +259,7 @@ class TypedRunner:
         outputs: Sequence[Output],
         *,
         run: str,
-        complete_at: datetime | None,
+        told: Mapping[str, str],
     ) -> Published:
         """Let readers see it, and settle the quarantine behind."""
         properties = state_properties(
@@ -267,8 +270,7 @@ class TypedRunner:
                 table.location, [file for one in outputs for file in one.quarantined], table.io
             ),
         )
-        if complete_at is not None:
-            properties[COMPLETE_AT] = complete_at.isoformat()
+        properties |= told
         files = [data_file_of(file, table.metadata) for one in outputs for file in one.files]
         published = insisting(
             lambda: publish_files(doors[0], table.start, files, run, properties), self._log
@@ -280,6 +282,12 @@ class TypedRunner:
             # The next run does it, before it publishes.
             self._log(f"{table.name}: quarantined records are to be settled yet: {err}")
         return published
+
+
+def _oldest_at(done: Sequence[JournalRounds]) -> datetime | None:
+    """When the oldest message was published that a run committed; see `OLDEST_AT`."""
+    clocks = [one.oldest_clock for one in done if one.oldest_clock is not None]
+    return datetime.fromtimestamp(unix_ns_of(min(clocks)) / SECOND_NS, UTC) if clocks else None
 
 
 def job_of(spec: TypedSpec, table: TypedTable, quarantine: Loaded, config: ClientConfig) -> Job:
