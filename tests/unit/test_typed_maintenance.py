@@ -10,12 +10,14 @@ from typed_world import JOURNAL, World, numbers, publish
 from gazette_platform.errors import TypedFenced
 from gazette_platform.lake.catalogs import TrinoCatalogs
 from gazette_platform.lake.rollups.maintenance import RETAINED_S
+from gazette_platform.lake.typed.amending import LATE_S
 from gazette_platform.lake.typed.maintenance import ORPHANS_S, keeping_s, maintain_typed
 from gazette_platform.lake.typed.publishing import progress_of
 from gazette_platform.lake.typed.quarantined import quarantined_rows, write_list
 from gazette_platform.ops.clock import SystemClock
 
 DAY_S = 86400.0
+HOUR_S = 3600.0
 
 
 class Engine:
@@ -90,9 +92,20 @@ def test_a_table_that_was_published_to_since_needs_no_fence(world):
     door, table = world.open()
     publish(door, table, [1])
     before = progress_of(door.load().metadata)
-    done = maintain_typed(door, world.quarantine(), Engine(), now_s=now_s() + ORPHANS_S / 2)
+    done = maintain_typed(door, world.quarantine(), Engine(), now_s=now_s() + ORPHANS_S / 3)
     assert not done.is_fenced
     assert progress_of(door.load().metadata) == before
+
+
+def test_amendments_are_fenced_while_their_files_are_there(world):
+    """They may have written them before the run was published on top of which they come."""
+    door, table = world.open()
+    publish(door, table, [1])
+    young = maintain_typed(
+        door, world.quarantine(), Engine(), now_s=now_s() + ORPHANS_S - LATE_S - 2 * HOUR_S
+    )
+    old = maintain_typed(door, world.quarantine(), Engine(), now_s=now_s() + ORPHANS_S - LATE_S)
+    assert (young.is_fenced, old.is_fenced) == (False, True)
 
 
 def test_files_beside_a_table_are_removed_once_no_snapshot_names_them(world):

@@ -23,6 +23,7 @@ from gazette_platform.lake.typed.row_ranges import Overlap, RowRanges
 from gazette_platform.lake.typed.state import TypedState
 from gazette_platform.lake.typed.table import state_properties, write_state
 from gazette_platform.lake.typed.written import data_file_of
+from gazette_platform.lake.typed_spec.partitions import parse_partition
 
 OTHER = JOURNAL + "-and-another"
 

@@ -16,11 +16,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, final
 
 from gazette_platform.errors import LakeError, SchemaMismatch, TypedFenced
+from gazette_platform.lake.typed.progress import COMPLETE_AT
 from gazette_platform.lake.typed.publishing import require_parted_by, summary_of
 from gazette_platform.lake.typed.quarantined import rows_within, settle_quarantine, write_list
 from gazette_platform.lake.typed.replacing import publish_replacing
 from gazette_platform.lake.typed.rewriting import FileRewriter
-from gazette_platform.lake.typed.running import COMPLETE_AT, insisting
+from gazette_platform.lake.typed.running import insisting
 from gazette_platform.lake.typed.side_files import STATE, read_side_file
 from gazette_platform.lake.typed.state import TypedState
 from gazette_platform.lake.typed.table import state_properties, typed_table, write_state
@@ -28,6 +29,7 @@ from gazette_platform.lake.typed.written import data_file_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from datetime import datetime
 
     from pyiceberg.table.metadata import TableMetadata
 
@@ -37,8 +39,13 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.table import TypedTable
     from gazette_platform.lake.typed.written import WrittenFile
     from gazette_platform.lake.typed_spec import TypedSpec
+    from gazette_platform.ops.clock import Clock
 
-__all__ = ["Amended", "Amending", "Amendment", "publish_amendment", "require_no_key"]
+__all__ = ["LATE_S", "Amended", "Amending", "Amendment", "publish_amendment", "require_no_key"]
+
+LATE_S: Final = 12 * 3600.0
+"""Seconds behind its begin after which an amendment is given up. Maintenance takes files that nobody names for orphans once they
+are old, and an amendment is not fenced by a run that has published since it wrote its files, as runs are."""
 
 # Each that fails means that a run has published between a look at the table and a commit.
 _ATTEMPTS: Final = 20
@@ -100,23 +107,30 @@ class Amended:
 
 
 def publish_amendment(
-    doors: tuple[Door, Door], amending: Amending, log: Callable[[str], None]
+    doors: tuple[Door, Door],
+    amending: Amending,
+    *,
+    began_at: datetime,
+    clock: Clock,
+    log: Callable[[str], None],
 ) -> Amended:
     """Publish an amendment on top of whatever runs have published since it began, and settle quarantine.
 
     Args:
         doors: of the typed table, and of its quarantine.
         amending: makes it.
+        began_at: before it wrote any file. Aware.
         log: gets a line for each step.
 
-    Raises: TypedFenced: it does not hold any more, the table is parted otherwise by now, or runs publish faster than it.
-        TypedRolledBack, TypedProgressGone: a person has to look. LakeError: a catalog or store broke off.
+    Raises: TypedFenced: it does not hold any more, it is late, the table is parted otherwise by now, or runs publish all
+        the time.        TypedRolledBack, TypedProgressGone: a person has to look. LakeError: a catalog or store broke off.
     """
     run, rewriter = uuid.uuid4().hex, FileRewriter(amending.rows)
     fenced: TypedFenced | None = None
     for _ in range(_ATTEMPTS):
         table, quarantine = _now(doors)
         amendment = amending.amendment(table, *rows_within(quarantine, amending.records))
+        _require_young(table.name, began_at, clock)
         state = _counted_anew(table.state, amendment.records)
         files = [data_file_of(one, table.metadata) for one in amendment.files]
         require_parted_by(table.metadata, files, table.name)
@@ -170,6 +184,16 @@ def _now(doors: tuple[Door, Door]) -> tuple[TypedTable, Loaded]:
     if quarantine is None:
         raise LakeError(f"there is no table {doors[1].name}: it is made by the first run")
     return table, quarantine
+
+
+def _require_young(name: str, began_at: datetime, clock: Clock) -> None:
+    # Asked behind the look at the table: maintenance counts from what it finds published.
+    late_s = (clock.now() - began_at).total_seconds()
+    if late_s > LATE_S:
+        raise TypedFenced(
+            f"rows of {name} took {late_s / 3600:.0f} h to be made anew, and by now maintenance may take their files for "
+            "orphans, so nothing was changed: make fewer of them at a time"
+        )
 
 
 def _counted_anew(state: TypedState, records: Mapping[str, int]) -> TypedState:

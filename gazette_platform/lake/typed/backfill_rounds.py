@@ -105,6 +105,14 @@ class BackfillRounds:
                 )
         self._begin(piece)
 
+    def drop(self) -> None:
+        """Give it up: all that was written was in vain."""
+        if self.rounds is not None:
+            self.rounds.drop()
+            self.discarded += self.rounds.discarded
+        self.discarded += self.outputs
+        self.outputs, self.rounds = [], None
+
     def follow_to(self, reached: int, tasks: Sequence[Task]) -> None:
         """Follow transactions that are still open, once the table has read on.
 

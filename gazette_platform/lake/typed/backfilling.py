@@ -148,7 +148,7 @@ class BackfillRunner:
             or store broke off, or content that is needed is gone. TransportError, StatusError, DataError: content cannot
             be read.
         """
-        began = self._clock.monotonic()
+        began, began_at = self._clock.monotonic(), self._clock.now()
         require_no_key(spec)
         doors = self._catalog.door(spec.name), self._catalog.door(spec.quarantine)
         table = open_table(doors[0], spec, self._catalog.new_location(spec.name))
@@ -170,8 +170,14 @@ class BackfillRunner:
             )  # fmt: skip
         job = job_of(spec, table, quarantine, self._client.config)
         backfill = _Backfill(plan, table.state, journals, ask, job, self._workers, task_bytes)
-        backfill.work()
-        amended = publish_amendment(doors, backfill, self._log)
+        try:
+            backfill.work()
+        except BaseException:
+            backfill.abandon()
+            raise
+        amended = publish_amendment(
+            doors, backfill, began_at=began_at, clock=self._clock, log=self._log
+        )
         backfill.tidy()
         report = backfill.report(amended, spec.name, self._clock.monotonic() - began)
         self._log(
@@ -276,20 +282,26 @@ class _Backfill:
         return self._workers.carry_out(self._job, orders)
 
     def work(self) -> None:
-        """Have workers do all that is to be done by now."""
+        """Have workers do all that is to be done by now.
+
+        Raises: DataError: content cannot be read.
+        """
         while busy := [one for one in self._rounds if one.rounds is not None]:
-            failed = work_through(
-                {
-                    f"{one.journal} from offset {one.wanted.begin}": one.rounds
-                    for one in busy
-                    if one.rounds is not None
-                },
-                self._carry_out,
-            )
-            for name, why in failed.items():
-                raise DataError(f"{name}: {why}")
+            rounds = {
+                f"{one.journal} from {one.wanted.begin}": one.rounds for one in busy if one.rounds
+            }
+            failed = work_through(rounds, self._carry_out)
+            if failed:
+                told = "; ".join(f"{name}: {why}" for name, why in sorted(failed.items()))
+                raise DataError(f"nothing was changed, as content cannot be read: {told}")
             for one in busy:
                 one.go_on()
+
+    def abandon(self) -> None:
+        """Remove all that was written, which nobody will publish."""
+        for one in self._rounds:
+            one.drop()
+        self.tidy()
 
     def amendment(
         self, table: TypedTable, going: Mapping[str, int], staying: Mapping[str, int]

@@ -28,6 +28,7 @@ def fragments_of(raw: TableSpec, values: Mapping[str, str]) -> Callable[[Fragmen
     Returns: asked of stored fragments. It raises LakeError, if a value is not of its column's type.
     """
     described = {partition.name: partition for partition in raw.partitions}
+    wanted = {name.lower(): value for name, value in values.items()}
 
     def column_of(key: str) -> PartitionColumn:
         found = described.get(key, Partition(name=key))
@@ -40,7 +41,7 @@ def fragments_of(raw: TableSpec, values: Mapping[str, str]) -> Callable[[Fragmen
         found = {column.column: (column, text) for column, text in texts.items()}
         return all(
             name in found and found[name][0].value(found[name][1]) == found[name][0].value(value)
-            for name, value in values.items()
+            for name, value in wanted.items()
         )
 
     return lambda listing: is_wanted(home_directory(listing.fragment))

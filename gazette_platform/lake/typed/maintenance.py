@@ -7,7 +7,8 @@ so runs go on behind all of it, and beside it. What engines do not know is done 
    names: orphans to every engine.
 2. *Whoever began long ago is fenced.* Files of workers are orphans until they are published, and publishing looks at no
    file. A run that was held up for longer than orphans are kept would publish files that are gone, if nobody has
-   published since it began. So an empty run is published then, from the state that there is: it moves the tag.
+   published since it began. So an empty run is published then, from the state that there is: it moves the tag. Amendments,
+   which go on top of runs, write their files up to `LATE_S` before what they are fenced by.
 3. *Files beside the table* that no snapshot names any more, states and lists, are removed as orphans are.
 
 A table that is written every few seconds has thousands of snapshots a day, each of which is in every metadata file. So they
@@ -24,6 +25,7 @@ from gazette_platform.errors import LakeError, TypedFenced
 from gazette_platform.lake.catalogs import ICEBERG
 from gazette_platform.lake.rollups.iceberg import deleting
 from gazette_platform.lake.rollups.maintenance import RETAINED_S, maintenance_statements
+from gazette_platform.lake.typed.amending import LATE_S
 from gazette_platform.lake.typed.publishing import (
     RUN,
     head_of,
@@ -122,7 +124,7 @@ def maintain_typed(
     if has_quarantine:
         # Only now, behind the look at the table: what was pending then is settled.
         settle_quarantine(door, quarantine)
-    is_fenced = fence_before(door, loaded, now_s - orphans_s + _CLOCKS_S)
+    is_fenced = fence_before(door, loaded, now_s - orphans_s + LATE_S + _CLOCKS_S)
     names = [door, quarantine] if has_quarantine else [door]
     done = [
         _kept_up(

@@ -170,7 +170,7 @@ class Reprocessor:
             changed the same records, or the table, meanwhile: run again. TypedProgressGone, TypedRolledBack: a person
             has to look. LakeError: a catalog or store broke off.
         """
-        began = self._clock.monotonic()
+        began, began_at = self._clock.monotonic(), self._clock.now()
         require_no_key(spec)
         doors = self._catalog.door(spec.name), self._catalog.door(spec.quarantine)
         table = open_table(doors[0], spec, self._catalog.new_location(spec.name))
@@ -182,7 +182,11 @@ class Reprocessor:
             raise LakeError(f"{doors[1].name} was dropped while it was looked at: run again")
         with _Reprocessing(spec, table, held, self._records_max) as work:
             work.parse(_records(held, meant or Quarantined()))
-            amended = publish_amendment(doors, work, self._log) if work.records else None
+            amended = None
+            if work.records:
+                amended = publish_amendment(
+                    doors, work, began_at=began_at, clock=self._clock, log=self._log
+                )
         self._log(
             f"{spec.name}: of {work.looked_at} quarantined records {work.typed} are rows now, and {work.told_anew} "
             "are told another reason of"
