@@ -26,7 +26,7 @@ from gazette_platform.cli.output import note, print_json, print_text, printable
 from gazette_platform.cli.step_line import StepLine
 from gazette_platform.cli.typed_hands import workers_of
 from gazette_platform.cli.typed_holes import hole_text
-from gazette_platform.cli.typed_tables import TypedTable, typed_named
+from gazette_platform.cli.typed_tables import TypedTable, insisting, typed_named
 from gazette_platform.cli.typed_turns import TypedTurns
 from gazette_platform.errors import GazetteError, TransportError, ValidationError
 from gazette_platform.lake import LakeSettings
@@ -147,7 +147,7 @@ def _ran(
 ) -> tuple[dict[str, Any], bool]:
     """Run a table. Returns: what to tell, and whether it is up to date, or will be by runs alone."""
     try:
-        report = runner.run(table.typed, table.raw, given_up=given_up)
+        report = insisting(lambda: runner.run(table.typed, table.raw, given_up=given_up))
     except TransportError:
         raise  # no broker answers, so nothing is to be told of any table
     except (GazetteError, OSError) as err:

@@ -1,14 +1,20 @@
 """Typed tables as commands name them: by their own name, or by that of the raw table."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeVar, final
 
-from gazette_platform.errors import ValidationError
+from gazette_platform.cli.output import note
+from gazette_platform.errors import TypedFenced, ValidationError
 from gazette_platform.lake import SpecFolder, TableSpec, read_spec_folder
 from gazette_platform.lake.meant import or_meant
 from gazette_platform.lake.typed_spec import TypedSpec
 
-__all__ = ["TypedTable", "apart", "typed_named"]
+__all__ = ["TypedTable", "apart", "insisting", "typed_named"]
+
+T = TypeVar("T")
+
+_ATTEMPTS = 3
 
 
 @final
@@ -39,6 +45,19 @@ def typed_named(folder: Path, names: list[str]) -> tuple[list[TypedTable], list[
         if name not in every:
             raise ValidationError(_why_not(name, folder, found, {*every, *by_raw}))
     return [every[name] for name in wanted], []
+
+
+def insisting(work: Callable[[], T]) -> T:
+    """Do what another one may come in between, some times.
+
+    Raises: TypedFenced: another one always did.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return work()
+        except TypedFenced as err:
+            note(f"{err}; trying again")
+    return work()
 
 
 def apart(folder: Path, names: list[str]) -> tuple[list[str], list[TypedTable]]:

@@ -477,3 +477,94 @@ def test_typed_tables_are_checked_for_what_is_lost_or_there_twice(
     broken = lake("check", "typed.orders", "--quick")
     assert broken.code == 1
     assert "typed.orders: red: not checked: cannot be looked at" in broken.out.decode()
+
+
+def test_records_that_can_be_read_by_now_become_rows(lake, root, apply, append, rows):
+    apply()
+    one, two = f"{root}/part=one", f"{root}/part=two"
+    append(one, message(1), message(2, at="2026"), message(3, at=4))
+    append(two, message(4, at="2026"))
+    assert lake("run").code == 0
+    assert rows() == [(1, one)]
+    nothing = lake("reprocess", "typed.orders")
+    assert nothing.code == 0, nothing.err
+    assert nothing.out.decode() == (
+        "typed.orders: of 3 quarantined record(s) 0 are rows now; 3 stay, 0 of them for another reason\n"
+    )
+    apply(change=lambda text: text.replace(
+        "columns: [{name: at, type: timestamptz}]",
+        "columns: [{name: at_text, from: at, type: string}]\n  retired: [at]",
+    ))  # fmt: skip
+    some = lake("reprocess", "typed.orders", "--journal", one, "-o", "json")
+    assert some.code == 0, some.err
+    (told,) = json.loads(some.out)
+    assert (told["records"], told["rows"], told["stay"], told["told_anew"]) == (2, 1, 1, 1)
+    assert rows() == [(1, one), (2, one)]
+    assert lake("reprocess", "shop.orders", "--reason", "timestamptz").code == 0
+    assert rows() == [(1, one), (2, one), (4, two)]
+    listed = json.loads(lake("quarantine", "typed.orders", "-o", "json").out)
+    assert [(each["begin"], each["reason"]) for each in listed] == [(180, "at: 4 is no string")]
+    assert lake("check", "typed.orders").code == 0
+
+
+def test_rows_are_made_anew_of_offsets_and_hive_partitions(
+    lake, gazctl, root, apply, append, rows, tmp_path
+):
+    apply()
+    one, two = f"{root}/part=one", f"{root}/part=two"
+    append(one, message(1), message(2))
+    append(two, message(3), message(4))
+    for journal in (one, two):
+        assert gazctl("flush", "-l", f"name={journal}").code == 0
+    assert lake("run").code == 0
+    every = [(1, one), (2, one), (3, two), (4, two)]
+    assert rows() == every
+    table = SqlCatalog("lakehouse", uri=f"sqlite:///{tmp_path}/catalog.db").load_table(
+        "typed.orders"
+    )
+
+    def spoil():
+        table.refresh()
+        table.delete("n == 1")
+        table.refresh()
+        table.delete("n == 4")
+        assert len(rows()) == 2
+
+    spoil()
+    done = lake("backfill", "typed.orders", "--partition", "part=one")
+    assert done.code == 0, done.err
+    assert done.out.decode().startswith(
+        "typed.orders: 2 row(s) and 0 quarantined in place of 1 and 0; 196 bytes, 1 range(s) of 1 journal(s)"
+    )
+    assert rows() == every[:3]
+    (told,) = json.loads(lake("backfill", "shop.orders", "--journal", two, "-o", "json").out)
+    assert (told["rows"], told["rows_before"], told["ranges"]) == (2, 1, {two: [[0, 196]]})
+    assert rows() == every
+    spoil()
+    assert lake("backfill", "typed.orders", "--journal", one, "--from", "0", "--to", "1").code == 0
+    assert rows() == every[:3]
+    none = lake("backfill", "typed.orders", "--partition", "part=three")
+    assert none.code == 0, none.err
+    assert "nothing is made anew" in none.out.decode()
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (("backfill", "typed.orders"), "--partition: say what is made anew"),
+        (("backfill", "typed.orders", "--partition", "a=b", "--journal", "c"), "--partition: say what"),
+        (("backfill", "typed.orders", "--partition", "a=b", "--to", "1"), "--from, --to: are offsets of one"),
+        (("backfill", "typed.orders", "--partition", "a"), "'a' is not COLUMN=VALUE"),
+        (("backfill", "typed.orders", "--partition", "a=1/a=2"), "a has two values"),
+        (("backfill", "typed.orders", "--journal", "nope"), "--journal: typed.orders has no rows of nope"),
+        (("backfill", "typed.order", "--journal", "a"), "did you mean typed.orders"),
+        (("reprocess", "typed.order"), "did you mean typed.orders"),
+        (("reprocess", "typed.orders", "--begin", "1"), "--begin, --end: are offsets of one journal"),
+    ],
+)  # fmt: skip
+def test_mistakes_about_rows_to_be_made_anew_are_told(lake, apply, args, why):
+    apply()
+    done = lake(*args)
+    assert (done.code, done.out) == (1, b"")
+    assert why in done.err
+    assert len(done.err.strip().splitlines()) == 1

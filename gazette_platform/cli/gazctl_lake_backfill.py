@@ -1,0 +1,131 @@
+"""`gazctl lake backfill`."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.filesize import decimal
+
+from gazette_platform.cli.errors import EXIT_FAILED
+from gazette_platform.cli.gazctl_lake import OutputFormat
+from gazette_platform.cli.gazctl_lake_context import (
+    brokers,
+    print_values,
+    settings_of,
+    tables_folder,
+)
+from gazette_platform.cli.gazctl_lake_typed import Engine
+from gazette_platform.cli.output import note, print_text, printable
+from gazette_platform.cli.step_line import StepLine
+from gazette_platform.cli.typed_hands import workers_of
+from gazette_platform.cli.typed_tables import TypedTable, insisting, typed_named
+from gazette_platform.errors import ValidationError
+from gazette_platform.lake.typed.backfilling import BackfillReport, BackfillRunner, Wanted
+from gazette_platform.lake.typed.catalogs import TypedCatalog, typed_catalog
+from gazette_platform.lake.typed.hive_partitions import fragments_of
+from gazette_platform.lake.typed.looking import progress_of_table
+
+__all__ = ["backfill"]
+
+
+def backfill(
+    ctx: typer.Context,
+    table: str,
+    tables: Path | None,
+    output_format: OutputFormat,
+    *,
+    partitions: list[str],
+    journal: str,
+    begin: int,
+    end: int | None,
+    engine: Engine | None,
+) -> None:
+    """Make rows anew, and exit with 1 if some of what was asked for cannot be."""
+    settings = settings_of()
+    (found,), _ = typed_named(tables_folder(settings, tables), [table])
+    is_shown = output_format is OutputFormat.TABLE and sys.stderr.isatty()
+    with (
+        StepLine(is_shown=is_shown) as line,
+        brokers(ctx, settings, reads_files=True) as client,
+    ):
+        catalog = typed_catalog(settings)
+        wanted: Wanted
+        if journal:
+            wanted = {journal: [(begin, _end(catalog, found, journal) if end is None else end)]}
+        else:
+            wanted = fragments_of(found.raw, _values(partitions))
+        with workers_of(settings, engine, line) as hands:
+            runner = BackfillRunner(catalog, hands.workers, client, log=line.step)
+            report = insisting(lambda: runner.run(found.typed, found.raw, wanted))
+    for hole in report.holes:
+        note(
+            f"{report.table}: nobody holds bytes {hole.begin} to {hole.end} of {hole.journal} ({hole.kind}), so rows of "
+            "these stay as they are"
+        )
+    for name, first, last in report.behind:
+        note(f"{report.table}: no run has read bytes {first} to {last} of {name} yet")
+    if output_format is OutputFormat.TABLE:
+        print_text(printable(_line(report)))
+    else:
+        print_values([_plain(report)], output_format)
+    if report.holes:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _end(catalog: TypedCatalog, table: TypedTable, journal: str) -> int:
+    """Where the table has come to in a journal."""
+    progress = progress_of_table(catalog, table.typed)
+    state = progress.state.journals.get(journal) if progress is not None else None
+    if state is None:
+        raise ValidationError(f"{table.typed.name} has no rows of {journal}", path="--journal")
+    return state.offset
+
+
+def _values(texts: list[str]) -> dict[str, str]:
+    """Values by partition column. Several may be in one text, as paths have them."""
+    found: dict[str, str] = {}
+    for text in (part for each in texts for part in each.strip("/").split("/")):
+        column, equals, value = text.partition("=")
+        if not column or not equals or not value:
+            raise ValidationError(
+                f"{text!r} is not COLUMN=VALUE, such as `date=2026-01-02`", path="--partition"
+            )
+        if found.setdefault(column.lower(), value) != value:
+            raise ValidationError(
+                f"{column} has two values: a Hive partition has one of each column",
+                path="--partition",
+            )
+    return found
+
+
+def _line(report: BackfillReport) -> str:
+    if not report.ranges:
+        return f"{report.table}: nothing is made anew, for its journals hold no such content"
+    count = sum(map(len, report.ranges.values()))
+    return (
+        f"{report.table}: {report.typed} row(s) and {report.quarantined} quarantined in place of {report.typed_before} "
+        f"and {report.quarantined_before}; {decimal(report.read_bytes)}, {count} range(s) of {len(report.ranges)} "
+        f"journal(s), in {report.seconds:.1f} s"
+    )
+
+
+def _plain(report: BackfillReport) -> dict[str, Any]:
+    return {
+        "table": report.table,
+        "run": report.run or None,
+        "snapshot_id": report.snapshot_id,
+        "rows": report.typed,
+        "quarantined": report.quarantined,
+        "rows_before": report.typed_before,
+        "quarantined_before": report.quarantined_before,
+        "files": report.files,
+        "read_bytes": report.read_bytes,
+        "seconds": round(report.seconds, 3),
+        "ranges": {name: [list(each) for each in of_it] for name, of_it in report.ranges.items()},
+        "holes": [
+            {"journal": h.journal, "begin": h.begin, "end": h.end, "kind": str(h.kind)}
+            for h in report.holes
+        ],
+        "behind": [{"journal": j, "begin": b, "end": e} for j, b, e in report.behind],
+    }
