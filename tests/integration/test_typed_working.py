@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 import time
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from msgspec import structs
+from object_servers import s3_server
+from pyiceberg.io import load_file_io
 from spark_journals import json_lines
 from typed_world import World, spec
 
@@ -24,7 +28,16 @@ from gazette_platform.lake.typed.running import TypedRunner
 from gazette_platform.lake.typed.working import LocalWorkers, carry_out, discard
 from gazette_platform.lake.typed_spec.partitions import parse_partition
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
-from gazette_platform.message import Flags, MessageClock, build_uuid, new_producer_id
+from gazette_platform.message import (
+    Flags,
+    MessageClock,
+    build_uuid,
+    new_producer_id,
+    read_committed,
+)
+from gazette_platform.message.arrow_committed import Frames
+from gazette_platform.message.json_framing import JsonFraming
+from gazette_platform.message.uuid import NO_UUID
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.broker import BrokerServer
@@ -136,6 +149,22 @@ class Typed:
             catalog.close()
 
 
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory):
+    """A server of S3 with a bucket, and PyIceberg's properties to reach it."""
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        server.make_bucket("typed")
+        yield (
+            server,
+            {
+                "s3.endpoint": server.endpoint,
+                "s3.access-key-id": server.access_key,
+                "s3.secret-access-key": server.secret_key,
+                "s3.region": "us-east-1",
+            },
+        )
+
+
 @pytest.fixture
 def typed(client, shared, request, tmp_path):
     made = Typed(client, shared, request.node.name.replace("[", "-").rstrip("]"), tmp_path)
@@ -208,6 +237,51 @@ def test_transactions_are_rows_once_they_are_acknowledged(typed):
         for task in typed.world.door("typed.flights_quarantine").load().token.scan().plan_files()
     }
     assert published | held == set(typed.files())
+
+
+def test_rows_are_those_that_one_reader_of_committed_messages_has(typed):
+    a = typed.journal("a")
+    chance, clock = random.Random(5), MessageClock()
+    producers = [new_producer_id() for _ in range(4)]
+
+    def content(count):
+        lines = []
+        while len(lines) < count:
+            producer = chance.choice(producers)
+            kind = chance.choice(["plain", "plain", "txn", "open", "bad"])
+            flags = [OUT] if kind in {"plain", "bad"} else [CONT] * chance.randint(1, 40)
+            flags += [ACK] * (kind == "txn")
+            for flag in flags:
+                uuid = build_uuid(producer, clock.tick(), flag)
+                record = {"_meta": {"uuid": str(uuid)}, "n": len(lines), "k": "x" * 400}
+                lines.append(json_lines(record | ({"n": "bad"} if kind == "bad" else {})))
+            if chance.random() < 0.1:
+                lines += lines[-3:]  # an append that was repeated
+        return b"".join(lines)
+
+    parts = [content(count) for count in (2500, 100, 4000, 10, 3000)]
+    for number, part in enumerate(parts):
+        if chance.random() < 0.7:
+            typed.store(a, part)
+        else:
+            typed.client.append(a, part)
+        if number in {1, 3}:
+            typed.run(task_bytes=chance.choice([1, 1 << 20]))
+    while not typed.run(task_bytes=1 << 20).is_whole:
+        pass
+    framing = Frames(JsonFraming(uuid_field="_meta.uuid"), unreadable=NO_UUID)
+    found = typed.client.run(committed(typed.client.asynchronous, a, framing))
+    quarantined = quarantined_rows(typed.world.door("typed.flights_quarantine"))
+    begins = [row["_begin"] for row in typed.rows()] + quarantined["_begin"].to_pylist()
+    assert len(found) > 5000
+    assert len(quarantined) > 100
+    assert sorted(begins) == sorted(found)
+
+
+async def committed(client, journal, framing):
+    """Where messages begin that are committed, but for ACKs."""
+    async with await read_committed(client, journal, 0, framing=framing) as reader:
+        return [each.begin async for batch in reader for each in batch if each.uuid.flags != ACK]
 
 
 def test_half_a_message_waits_in_a_tail(typed):
@@ -385,3 +459,33 @@ def test_place_that_cannot_be_written_is_told(typed):
     (Path(urlsplit(job.location).path) / "data").write_bytes(b"in the way")
     with pytest.raises(LakeError, match=r"cannot write file:.*see that there is room"):
         carry_out(job, order)
+
+
+@pytest.mark.s3
+def test_files_are_written_to_objects_and_removed_again(typed, bucket):
+    server, properties = bucket
+    typed.wanted = spec(partitions=(parse_partition("truncate(10, n)"),))
+    a = typed.journal("a")
+    typed.store(a, typed.messages(*range(200)) + b"bad\n")
+    job, [order] = typed.job()
+    job = replace(
+        job, location="s3://typed/a", quarantine_location="s3://typed/b", io_properties=properties
+    )
+    done = carry_out(job, order)
+    files = [*done.output.files, *done.output.quarantined]
+    assert len(files) == 21
+
+    def held():
+        return {
+            f"s3://{path.relative_to(server.folder)}" for path in server.folder.rglob("*.parquet")
+        }
+
+    assert held() == {file.path for file in files}
+    io = load_file_io(properties, "s3://typed/a")
+    assert sum(len(io.new_input(file.path)) for file in files) == sum(file.bytes for file in files)
+    discard(job, done.output)
+    assert held() == set()
+    elsewhere = replace(job, location="s3://nowhere/a")
+    with pytest.raises(LakeError, match="cannot write s3://nowhere/a/data/"):
+        carry_out(elsewhere, order)
+    assert held() == set()

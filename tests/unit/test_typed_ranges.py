@@ -104,6 +104,15 @@ def test_what_spools_hold_between_stored_fragments_ends_where_the_next_one_begin
     assert spans(plan_run(TypedState(), [journal])) == [(0, 30, False)]
 
 
+def test_fragment_that_goes_on_behind_the_head_ends_softly_there():
+    """It was stored since the head was asked for, and half a message may have been appended by then."""
+    journal = now(stored(0, 10), stored(10, 50), head=30)
+    assert spans(plan_run(TypedState(), [journal])) == [(0, 30, True)]
+    assert spans(plan_run(TypedState(), [now(stored(0, 10), stored(10, 50), head=50)])) == [
+        (0, 50, False)
+    ]
+
+
 # ------------------------------------------------------------------ holes
 
 

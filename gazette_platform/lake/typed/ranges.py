@@ -99,9 +99,9 @@ class Task:
 
     segments: tuple[Segment, ...]
     is_soft: bool = False
-    """Whether it ends with the live tail. Then the summary of the task tells where: behind the last whole message
-    that ends before `end`, or, if there is none, behind the first one, however long. Only the last task
-    of a range is."""
+    """Whether it ends with the live tail, or within a fragment that was stored meanwhile. Then the summary of the
+    task tells where: behind the last whole message that ends before `end`, or, if there is none, behind the first one,
+    however long. Only the last task of a range is."""
 
     @property
     def begin(self) -> int:
@@ -294,8 +294,10 @@ def _tasks(segments: Sequence[Segment], task_bytes: int, *, is_settled: bool) ->
             return [*tasks, Task((_cut(each, each.begin, each.begin + task_bytes),), is_soft=True)]
         joined.append(each)
     if joined:
-        is_live = joined[-1].listing is None
-        tasks.append(Task(tuple(joined), is_soft=is_live and not is_settled))
+        last = joined[-1]
+        # A fragment may have been stored since the head was asked for, and go on behind it.
+        is_open = last.listing is None or last.end < last.listing.fragment.end
+        tasks.append(Task(tuple(joined), is_soft=is_open and not is_settled))
     return tasks
 
 
