@@ -59,6 +59,8 @@ def _diagnoses(ctx: typer.Context, tables: Path | None, *, spark: bool) -> Itera
     for error in (error for bad in refused.values() for error in bad.errors):
         yield Diagnosis("specs", "error", str(error), "correct the file, or take it out")
     yield from _of_brokers(ctx, settings, specs)
+    if settings.iceberg_catalog.kind != "hive":
+        yield _of_catalog(settings)
     if not settings.metastore:
         yield Diagnosis("metastore", "error", "none is configured", "set GAZETTE_METASTORE_URI")
         return
@@ -90,6 +92,17 @@ def _of_brokers(
         return
     yield Diagnosis("brokers", "ok", f"{address} answers; tables have {len(journals)} journal(s)")
     yield from look_at_stores(journals, roots)
+
+
+def _of_catalog(settings: LakeSettings) -> Diagnosis:
+    from gazette_platform.lake.typed.catalogs import typed_catalog  # noqa: PLC0415  an extra, and slow
+
+    try:
+        name = typed_catalog(settings).name
+    except GazetteError as err:
+        return Diagnosis("catalog", "error", str(err), "correct GAZETTE_ICEBERG_CATALOG")
+    where = settings.iceberg_catalog.uri
+    return Diagnosis("catalog", "ok", f"{where} answers; Spark calls it {name}")
 
 
 def _of_trino(

@@ -15,6 +15,7 @@ from cut_wire import cut_wire
 from typed_places import Place, Table
 from typed_world import JOURNAL, Held, numbers, publish, spec
 
+from gazette_platform.cli.gazctl_lake_doctor import _of_catalog
 from gazette_platform.errors import LakeError, TypedFenced
 from gazette_platform.lake.typed.doors import CatalogDoor
 
@@ -196,6 +197,15 @@ def test_who_is_not_let_in_is_told_what_to_set(places, kind, login, message):
     with pytest.raises(LakeError, match=message) as refused:
         Place(kind, known.uri, known.folder, login, known.port).catalog()
     assert "wrong" not in str(refused.value)
+
+
+def test_doctor_asks_the_catalog(places, monkeypatch):
+    place = places["sql"]
+    monkeypatch.setenv("GAZETTE_ICEBERG_PASSWORD", "wrong")
+    assert _of_catalog(place.settings).state == "error"
+    monkeypatch.setenv("GAZETTE_ICEBERG_PASSWORD", place.environment["GAZETTE_ICEBERG_PASSWORD"])
+    found = _of_catalog(place.settings)
+    assert (found.state, found.text.partition("; ")[2]) == ("ok", "Spark calls it sql_lake")
 
 
 def test_page_in_place_of_an_answer_is_an_outage(places, gate):

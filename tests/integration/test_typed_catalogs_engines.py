@@ -15,7 +15,7 @@ from gazette_platform.lake.spark import spark_configuration
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.timeout(400),  # the first test pays for the start of four servers
+    pytest.mark.timeout(500),  # the first test pays for the start of five servers
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
 
