@@ -7,7 +7,6 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from gazette_platform.lake.typed.partitions import parse_partition
 from hypothesis import given, strategies as st
 from pyarrow import parquet
 from pyiceberg.manifest import FileFormat
