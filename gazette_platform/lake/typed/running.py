@@ -10,21 +10,14 @@ sees; what a run that fails leaves of them is removed by maintenance.
 
 from __future__ import annotations
 
-import time
 import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.errors import (
-    DataError,
-    LakeError,
-    TypedFenced,
-    TypedProgressGone,
-    TypedRolledBack,
-)
+from gazette_platform.errors import DataError, LakeError
 from gazette_platform.lake.typed.jobs import Job
 from gazette_platform.lake.typed.journals import journals_now
-from gazette_platform.lake.typed.publishing import publish_files
+from gazette_platform.lake.typed.publishing import insisting, publish_files
 from gazette_platform.lake.typed.quarantined import (
     open_quarantine,
     settle_quarantine,
@@ -34,6 +27,7 @@ from gazette_platform.lake.typed.ranges import Limits, plan_run, tasks_between
 from gazette_platform.lake.typed.rounds import JournalRounds
 from gazette_platform.lake.typed.state import Counts
 from gazette_platform.lake.typed.table import open_table, state_properties, write_state
+from gazette_platform.lake.typed.upserts import publish_upserts
 from gazette_platform.lake.typed.working import discard
 from gazette_platform.lake.typed.written import data_file_of
 from gazette_platform.ops.clock import SystemClock
@@ -55,10 +49,11 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.rounds import Done, Order
     from gazette_platform.lake.typed.state import TypedState
     from gazette_platform.lake.typed.table import TypedTable
+    from gazette_platform.lake.typed.upserts import Merger
     from gazette_platform.lake.typed_spec.spec import TypedSpec
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["COMPLETE_AT", "RunReport", "TypedRunner", "insisting", "job_of", "work_through"]
+__all__ = ["COMPLETE_AT", "RunReport", "TypedRunner", "job_of", "work_through"]
 
 COMPLETE_AT: Final = "gazette.complete-at"
 """Property of a snapshot: what was acknowledged before this instant (ISO 8601, UTC) is in the table. Absent: something
@@ -66,8 +61,6 @@ was left to later runs."""
 
 # Plain, again, look, keep: more would be a journal that is not done for a reason that nobody foresaw.
 _ROUNDS_MAX: Final = 16
-# While a catalog restarts: a metastore takes some seconds.
-_PUBLISH_STEPS_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
 
 
 @final
@@ -132,6 +125,7 @@ class TypedRunner:
         catalog: where the tables are.
         workers: who reads and writes.
         client: of the brokers.
+        merger: an engine for tables with a key; None: such tables are refused.
         log: gets a line for each step.
         clock: tells when heads were asked for.
     """
@@ -142,12 +136,14 @@ class TypedRunner:
         workers: Workers,
         client: Client,
         *,
+        merger: Merger | None = None,
         log: Callable[[str], None] = _silent,
         clock: Clock | None = None,
     ) -> None:
         self._catalog = catalog
         self._workers = workers
         self._client = client
+        self._merger = merger
         self._log = log
         self._clock = clock or SystemClock()
 
@@ -174,6 +170,10 @@ class TypedRunner:
             broke off. TransportError, StatusError: brokers cannot be reached.
         """
         began = self._clock.monotonic()
+        if spec.key and self._merger is None:
+            raise LakeError(
+                f"{spec.name} has a `key`, and there is no engine that could merge its rows: run it where Spark is configured"
+            )
         doors = self._doors(spec)
         table = open_table(doors[0], spec, self._catalog.new_location(spec.name))
         location = self._catalog.new_location(doors[1].name)
@@ -279,9 +279,14 @@ class TypedRunner:
         if complete_at is not None:
             properties[COMPLETE_AT] = complete_at.isoformat()
         files = [data_file_of(file, table.metadata) for one in outputs for file in one.files]
-        published = insisting(
-            lambda: publish_files(doors[0], table.start, files, run, properties), self._log
-        )
+        if self._merger is not None and table.key:
+            published = publish_upserts(
+                doors[0], table.start, files, run, properties, merger=self._merger, log=self._log
+            )
+        else:
+            published = insisting(
+                lambda: publish_files(doors[0], table.start, files, run, properties), self._log
+            )
         self._log(f"{table.name}: published {len(files)} files as snapshot {published.snapshot_id}")
         try:
             settle_quarantine(*doors)
@@ -337,19 +342,3 @@ def work_through(
         f"{names}: not done after {_ROUNDS_MAX} rounds, so nothing was published: run it again, and if that does not "
         "help, tell the makers"
     )
-
-
-def insisting(publish: Callable[[], Published], log: Callable[[str], None]) -> Published:
-    """Ask until there is an answer: a publication that is asked again does nothing twice.
-
-    Raises: TypedFenced, TypedRolledBack, TypedProgressGone: there is one. LakeError: there was none for half a minute.
-    """
-    for pause_s in _PUBLISH_STEPS_S:
-        try:
-            return publish()
-        except (TypedFenced, TypedRolledBack, TypedProgressGone):
-            raise
-        except LakeError as err:
-            log(f"asking again whether it was published: {err}")
-            time.sleep(pause_s)
-    return publish()
