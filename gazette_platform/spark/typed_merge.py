@@ -1,21 +1,19 @@
-"""Upserts of typed tables, merged by Spark: one statement, whose result is staged.
-
-What is set is set in a session of its own: other statements of the one that is given would be staged, too.
-"""
+"""Upserts of typed tables, merged by Spark: one statement, whose result is staged."""
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, final
 
-from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.typed_spec.columns import spark_ddl
+from gazette_platform.spark.interrupting import SPARKS, interruptible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -70,31 +68,39 @@ WHEN NOT MATCHED THEN INSERT *
 """
 
 
+# What is set is of the session, and so of all that it does meanwhile.
+_turn = threading.Lock()
+
+
 @final
 class SparkMerger:
     """Merges by a session, classic or of Spark Connect. See `gazette_platform.lake.typed.upserts.Merger`.
 
     Args:
-        session: with the tables' catalog.
-        catalog: what it calls that.
+        session: with the tables' catalog. Nobody else may write by it meanwhile: that would be staged, too.
     """
 
-    def __init__(self, session: SparkSession, catalog: str = "iceberg") -> None:
+    def __init__(self, session: SparkSession) -> None:
         self._session = session
-        self._catalog = catalog
 
     def merge(self, merge: Merge) -> None:
-        """See `Merger`."""
-        table = ".".join(map(_quoted, (self._catalog, *merge.table.split("."))))
+        """See `Merger`. An interrupt ends what Spark does."""
+        session = self._session
+        table = ".".join(_quoted(name) for name in (merge.catalog, *merge.table.split(".")))
         settings = {f"{_PROPERTY}{name}": value for name, value in merge.properties.items()}
+        # Values of keys are told as texts.
         settings |= {_STAGE: merge.attempt, "spark.sql.session.timeZone": "UTC"}
+
+        def merged() -> None:
+            # Catalogs may cache tables, and then know of no new snapshots.
+            session.sql(f"REFRESH TABLE {table}")
+            near = _near(session, table, merge)
+            session.sql(_statement(table, merge, near)).collect()
+
         try:
-            with _session_like(self._session) as session:
-                for name, value in settings.items():
-                    session.conf.set(name, value)
-                near = _near(session, table, merge)
-                session.sql(_statement(table, merge, near)).collect()
-        except (PySparkException, Py4JError) as err:
+            with _turn, _set(session, settings):
+                interruptible(session, merged)
+        except SPARKS as err:
             why = err.java_exception if isinstance(err, Py4JJavaError) else err
             told = str(why).partition("\n\nJVM stacktrace:")[0].partition("\n\tat ")[0]
             raise LakeError(
@@ -159,23 +165,18 @@ def _literal(text: str, kind: ColumnType) -> str:
 
 
 @contextmanager
-def _session_like(session: SparkSession) -> Iterator[SparkSession]:
-    """A session with the settings of `session`, and catalogs of its own, which have nothing cached."""
-    if hasattr(session, "newSession"):
-        own = session.newSession()
-        known = own.conf.getAll
-        for name, value in session.conf.getAll.items():
-            if known.get(name) != value:
-                own.conf.set(name, value)
-        yield own
-        return
-    # Spark Connect has that instead, whose `stop` lacks what it asks for in 4.1.
-    own = session.cloneSession()  # type: ignore[attr-defined]
+def _set(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    before = {name: session.conf.get(name, None) for name in settings}
     try:
-        yield own
+        for name, value in settings.items():
+            session.conf.set(name, value)
+        yield
     finally:
-        own.client.release_session()
-        own.client.close()
+        for name, was in before.items():
+            if was is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, was)
 
 
 def _quoted(name: str) -> str:

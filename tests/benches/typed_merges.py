@@ -33,7 +33,17 @@ def said(n, k, begin, journal=JOURNAL, clock=None):
     return row(n, journal, _begin=begin, _end=begin + 10, k=k, _uuid=told)
 
 
-def upsert(door, table, rows, *, run="", merger=None, partition_of=None, log=lambda _: None):
+def upsert(
+    door,
+    table,
+    rows,
+    *,
+    run="",
+    merger=None,
+    partition_of=None,
+    catalog="iceberg",
+    log=lambda _: None,
+):
     """A run from `table`, and the state behind it.
 
     Args:
@@ -52,7 +62,9 @@ def upsert(door, table, rows, *, run="", merger=None, partition_of=None, log=lam
     run = run or uuid.uuid4().hex
     told = state_properties(state, path=write_state(table.location, state, table.io), run=run)
     merger = merger or PythonMerger(door)
-    return publish_upserts(door, table.start, files, run, told, merger=merger, log=log)
+    return publish_upserts(
+        door, table.start, files, run, told, catalog=catalog, merger=merger, log=log
+    )
 
 
 def clock(row):

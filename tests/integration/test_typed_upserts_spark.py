@@ -11,7 +11,6 @@ from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.table import Table
 from typed_commits import SparkTable
 from typed_merges import keyed, merged, said, upsert
-from typed_world import row
 
 from gazette_platform.errors import LakeError, TypedFenced
 from gazette_platform.lake.rollups.iceberg import IcebergTables
@@ -222,10 +221,16 @@ def test_what_expires_before_it_is_published_is_told_and_the_next_run_goes_on(up
 
 def test_session_is_left_as_it_was_and_what_spark_refuses_is_told(upserts):
     table = upserts.open(keyed())
-    upserts.upsert(table, [said(1, "a", 10)])
-    settings = upserts.spark.session.conf.getAll
-    assert not [name for name in settings if "wap" in name or "snapshot-property" in name]
-    with pytest.raises(LakeError, match=rf"Spark could not merge into {upserts.name}, .*nowhere"):
-        upserts.upsert(
-            upserts.open(keyed()), [row(2)], merger=SparkMerger(upserts.spark.session, "nowhere")
-        )
+    session = upserts.spark.session
+    session.conf.set("spark.wap.id", "of somebody")
+    before = session.conf.getAll
+    try:
+        upserts.upsert(table, [said(1, "a", 10)])
+        table = upserts.open(keyed())
+        with pytest.raises(
+            LakeError, match=rf"Spark could not merge into {upserts.name}, .*TABLE_OR_VIEW"
+        ):
+            upserts.upsert(table, [said(1, "b", 20)], catalog="nowhere")
+        assert session.conf.getAll == before
+    finally:
+        session.conf.unset("spark.wap.id")

@@ -11,6 +11,7 @@ from typed_world import JOURNAL, Held, World
 
 from gazette_platform.errors import LakeError, TypedFenced, TypedRolledBack
 from gazette_platform.lake.typed.publishing import RUN, head_of, progress_of, publish_staged
+from gazette_platform.lake.typed.state import JournalState
 from gazette_platform.lake.typed.table import open_table
 
 OTHER = "raw/flights/part=001"
@@ -247,6 +248,87 @@ def test_held_up_before_it_publishes_it_is_fenced(world):
     with pytest.raises(TypedFenced):
         upsert(held, table, [said(1, "old", 10)], merger=PythonMerger(door))
     assert values(door) == {(1, "new")}
+
+
+class Killed(BaseException):
+    """The end of a process."""
+
+
+class Dying:
+    """A door whose user is killed at one of its calls, or behind it."""
+
+    def __init__(self, door, at, *, is_behind):
+        self._door = door
+        self._at, self._is_behind = at, is_behind
+        self.calls = 0
+        self.name = door.name
+
+    def load(self):
+        return self._call(self._door.load)
+
+    def commit(self, *arguments):
+        self._call(lambda: self._door.commit(*arguments))
+
+    def _call(self, call):
+        self.calls += 1
+        if self.calls == self._at and not self._is_behind:
+            raise Killed
+        result = call()
+        if self.calls == self._at:
+            raise Killed
+        return result
+
+
+def test_run_that_is_killed_at_any_call_loses_and_doubles_nothing(world):
+    """What a run that follows makes of it, whether or not the one that was killed had published."""
+    door, table = world.open(world.spec)
+    expected, published = {}, 0
+    for at in range(1, 100):
+        for is_behind in (False, True):
+            _, table = world.open(world.spec)
+            offset = table.state.journals.get(JOURNAL, JournalState()).offset
+            dying = Dying(door, at, is_behind=is_behind)
+            one = said(offset % 3, f"{at} {is_behind}", offset)
+            try:
+                upsert(dying, table, [one], merger=PythonMerger(dying))
+            except Killed:
+                pass
+            else:
+                assert at > 10
+                assert published > 1
+                return
+            _, table = world.open(world.spec)
+            read_on = table.state.journals.get(JOURNAL, JournalState()).offset
+            assert read_on in (offset, offset + 10)
+            published += read_on > offset
+            if read_on == offset:
+                upsert(door, table, [one])
+            expected[one["n"]] = one["k"]
+            assert values(door) == set(expected.items())
+    pytest.fail("never came to its end")
+
+
+def test_what_another_run_stages_meanwhile_hinders_nobody(world):
+    """Numbers of snapshots are counted by all that are staged, too, which is no matter of main or the tag."""
+    door, table = world.open(world.spec)
+    upsert(door, table, [said(1, "a", 10)])
+    _, table = world.open(world.spec)
+
+    def fail():
+        raise LakeError("out of memory")
+
+    def other():
+        with pytest.raises(LakeError, match="out of memory"):
+            upsert(
+                world.door(),
+                table,
+                [said(2, "b", 20)],
+                merger=PythonMerger(world.door(), before=[fail]),
+            )
+
+    upsert(Held(door, other), table, [], run="mine")
+    assert world.open(world.spec)[1].run == "mine"
+    assert values(door) == {(1, "a")}
 
 
 # ------------------------------------------------------------------ what a person did

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.rounds import Done, Order
     from gazette_platform.lake.typed.state import TypedState
     from gazette_platform.lake.typed.table import TypedTable
-    from gazette_platform.lake.typed.upserts import Merger
     from gazette_platform.lake.typed_spec.spec import TypedSpec
     from gazette_platform.ops.clock import Clock
 
@@ -125,7 +124,6 @@ class TypedRunner:
         catalog: where the tables are.
         workers: who reads and writes.
         client: of the brokers.
-        merger: an engine for tables with a key; None: such tables are refused.
         log: gets a line for each step.
         clock: tells when heads were asked for.
     """
@@ -136,14 +134,12 @@ class TypedRunner:
         workers: Workers,
         client: Client,
         *,
-        merger: Merger | None = None,
         log: Callable[[str], None] = _silent,
         clock: Clock | None = None,
     ) -> None:
         self._catalog = catalog
         self._workers = workers
         self._client = client
-        self._merger = merger
         self._log = log
         self._clock = clock or SystemClock()
 
@@ -170,9 +166,10 @@ class TypedRunner:
             broke off. TransportError, StatusError: brokers cannot be reached.
         """
         began = self._clock.monotonic()
-        if spec.key and self._merger is None:
+        if spec.key and self._workers.merger is None:
             raise LakeError(
-                f"{spec.name} has a `key`, and there is no engine that could merge its rows: run it where Spark is configured"
+                f"{spec.name} has a `key`, by which Spark merges rows, and these workers are none of Spark's: run it where "
+                "Spark is configured, and do not ask for local workers"
             )
         doors = self._doors(spec)
         table = open_table(doors[0], spec, self._catalog.new_location(spec.name))
@@ -279,9 +276,17 @@ class TypedRunner:
         if complete_at is not None:
             properties[COMPLETE_AT] = complete_at.isoformat()
         files = [data_file_of(file, table.metadata) for one in outputs for file in one.files]
-        if self._merger is not None and table.key:
+        merger = self._workers.merger if table.key else None
+        if merger is not None:
             published = publish_upserts(
-                doors[0], table.start, files, run, properties, merger=self._merger, log=self._log
+                doors[0],
+                table.start,
+                files,
+                run,
+                properties,
+                catalog=self._catalog.name,
+                merger=merger,
+                log=self._log,
             )
         else:
             published = insisting(

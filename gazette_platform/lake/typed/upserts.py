@@ -78,6 +78,8 @@ _ATTEMPTS: Final = 10
 class Merge:
     """What an engine is to stage."""
 
+    catalog: str
+    """What the engine calls the table's."""
     table: str
     """``schema.table``."""
     key: Mapping[str, ColumnType]
@@ -110,6 +112,7 @@ def publish_upserts(
     run: str,
     properties: Mapping[str, str],
     *,
+    catalog: str,
     merger: Merger,
     log: Callable[[str], None],
 ) -> Published:
@@ -120,7 +123,8 @@ def publish_upserts(
 
     Args:
         door, start, files, run, properties: as of `publish_files`.
-        merger: of the same catalog.
+        catalog: of the table, as the merger calls it.
+        merger: has that catalog.
         log: gets a line for each time that maintenance came between.
 
     Raises: as `publish_files`. LakeError: the engine refused, or what was staged has expired, as well; nothing was changed.
@@ -140,6 +144,7 @@ def publish_upserts(
             upserts = insisting(lambda: _snapshot_of(door, files), log)
             now = insisting(lambda: loaded_from(door), log)
         merge = Merge(
+            catalog=catalog,
             table=door.name,
             key=_key_of(now.metadata),
             upserts=upserts.snapshot_id,
