@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import re
 import threading
-import uuid
-from concurrent.futures import Future
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final, final
-
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark import InheritableThread
-from pyspark.errors import PySparkException
 
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.lake.typed import wire
 from gazette_platform.lake.typed.working import discard
+from gazette_platform.spark.interrupting import SPARKS, interruptible
+from gazette_platform.spark.typed_merge import SparkMerger
 from gazette_platform.spark.typed_orders import NAME, source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa  # type: ignore[import-untyped]
     from pyspark.sql import SparkSession
@@ -31,11 +26,8 @@ __all__ = ["SparkWorkers"]
 
 # Servers of Spark Connect take messages of up to 128 MiB.
 _ORDERS_BYTES_MAX: Final = 64 << 20
-# Tasks that are asked to end do within seconds, if a read of theirs does.
-_INTERRUPT_S: Final = 30.0
 # Spark finds data sources by name, so that one set of orders is under way in a process.
 _turn = threading.Lock()
-_SPARKS: Final = PySparkException, Py4JError, OSError
 
 
 @final
@@ -52,6 +44,11 @@ class SparkWorkers:
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
+
+    @property
+    def merger(self) -> SparkMerger:
+        """See `Workers`."""
+        return SparkMerger(self._session)
 
     def carry_out(self, job: Job, orders: Sequence[Order]) -> list[Done]:
         """See `Workers`. An interrupt ends the tasks that are under way.
@@ -76,10 +73,8 @@ class SparkWorkers:
 
     def _answers(self, job: Job, sent: bytes, orders: Sequence[bytes]) -> list[tuple[bool, bytes]]:
         """Of each order, in their order, whether it is an error, and what."""
-        tag = f"gazette-{uuid.uuid4().hex}"
 
         def collect() -> pa.Table:
-            self._session.addTag(tag)
             sources = self._session.dataSource
             sources.register(source_of(sent, orders))
             try:
@@ -90,8 +85,8 @@ class SparkWorkers:
 
         try:
             with _turn:
-                rows = _interruptible(self._session, collect, tag)
-        except _SPARKS as err:
+                rows = interruptible(self._session, collect)
+        except SPARKS as err:
             raise LakeError(
                 f"Spark did not carry out the orders of {job.spec.name}: {_why(err)}"
             ) from err
@@ -115,32 +110,6 @@ def _groups(orders: Sequence[bytes]) -> Iterator[list[bytes]]:
         size += len(order)
     if group:
         yield group
-
-
-def _interruptible(session: SparkSession, collect: Callable[[], pa.Table], tag: str) -> pa.Table:
-    """What `collect` gives. It runs in a thread of its own: calls of Spark do not end when a signal comes.
-
-    Args:
-        tag: of all that it has Spark do.
-    """
-    future: Future[pa.Table] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(collect())
-        except BaseException as err:  # noqa: BLE001  the waiting thread raises it
-            future.set_exception(err)
-
-    thread = InheritableThread(target=run, session=session, name="typed-orders", daemon=True)
-    thread.start()
-    try:
-        return future.result()
-    except BaseException:
-        if not future.done():
-            with suppress(*_SPARKS):
-                session.interruptTag(tag)
-            thread.join(_INTERRUPT_S)
-        raise
 
 
 def _why(error: Exception) -> str:

@@ -192,6 +192,10 @@ MISTAKES = [
         r"typed.columns\[1\].name: '_UUID' is what each row of a typed table has",
     ),
     (
+        "{uuid: none, columns: [{name: _Pos, from: pos, type: int}]}",
+        r"typed.columns\[0\].name: '_Pos' is Iceberg's name of where a row is",
+    ),
+    (
         "{uuid: none, columns: [{name: no go, type: int}]}",
         r"typed.columns\[0\].name: 'no go' is not a column name",
     ),
@@ -248,6 +252,10 @@ MISTAKES = [
     (
         "{uuid: none, partitions: [meta]}",
         r"typed.partitions\[0\]: meta is a struct: no table is partitioned by that",
+    ),
+    (
+        "{uuid: none, columns: [{name: id, type: uuid}], key: [id], partitions: ['bucket(4, id)']}",
+        r"typed.partitions\[0\]: id is a uuid, by whose buckets Spark cannot write",
     ),
     ("{uuid: none, partitions: [_begin]}", r"typed.partitions\[0\]: '_begin' is no column"),
     (

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Final, Protocol, final
 
 from gazette_platform.errors import LakeError, SchemaMismatch, TypedFenced
 from gazette_platform.lake.typed.progress import COMPLETE_AT
-from gazette_platform.lake.typed.publishing import require_parted_by, summary_of
+from gazette_platform.lake.typed.publishing import insisting, require_parted_by, summary_of
 from gazette_platform.lake.typed.quarantined import rows_within, settle_quarantine, write_list
 from gazette_platform.lake.typed.replacing import publish_replacing
 from gazette_platform.lake.typed.rewriting import FileRewriter
-from gazette_platform.lake.typed.running import insisting
 from gazette_platform.lake.typed.side_files import STATE, read_side_file
 from gazette_platform.lake.typed.state import TypedState
 from gazette_platform.lake.typed.table import state_properties, typed_table, write_state

@@ -217,6 +217,9 @@ class CatalogDoor:
                 if not _is_conflict(err):
                     raise
                 raise CommitFailedException(f"{self._name} was changed meanwhile") from err
+            except ValueError as err:
+                # A snapshot that somebody added meanwhile has the number of this one: no condition can be about that.
+                raise CommitFailedException(f"{self._name} was changed meanwhile: {err}") from err
 
     def _make_namespace(self, name: str) -> None:
         if self._catalog.namespace_exists(name):

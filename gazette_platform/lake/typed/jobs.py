@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import ClientConfig
     from gazette_platform.lake.typed.rounds import Done, Order
+    from gazette_platform.lake.typed.upserts import Merger
     from gazette_platform.lake.typed.written import WrittenFile
     from gazette_platform.lake.typed_spec.spec import TypedSpec
 
@@ -53,6 +54,11 @@ class Output:
 
 class Workers(Protocol):
     """Who carries out orders."""
+
+    @property
+    def merger(self) -> Merger | None:
+        """The engine for tables with a key; None: there is none, and such tables are refused."""
+        ...
 
     def carry_out(self, job: Job, orders: Sequence[Order]) -> list[Done]:
         """Carry out orders, side by side, and tell what came of each, in their order.

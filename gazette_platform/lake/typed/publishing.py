@@ -5,14 +5,17 @@ the branch ``main`` and the tag `PROGRESS` to it, on two conditions that the cat
 where it was when the run began (else another run has published: the fence), and main is where it was looked at
 a moment ago (else maintenance came between, and the files are appended on top of that).
 
+What an engine has staged, a snapshot that the table has and no reader sees, is published by the same change, without the first part.
+
 Progress is where the tag is. No engine expires it, and the id of its snapshot never comes again, so a run that was
 held up for any time is refused.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, cast, final
+from typing import TYPE_CHECKING, Final, TypeVar, cast, final
 
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.exceptions import CommitFailedException
@@ -22,6 +25,7 @@ from pyiceberg.table.update import (
     AssertDefaultSpecId,
     AssertRefSnapshotId,
     AssertTableUUID,
+    RemoveSnapshotsUpdate,
     SetSnapshotRefUpdate,
 )
 
@@ -40,15 +44,22 @@ __all__ = [
     "MANIFESTS",
     "PROGRESS",
     "RUN",
+    "WAP_ID",
     "Published",
     "head_of",
+    "insisting",
     "is_rolled_back",
+    "loaded_from",
     "progress_of",
     "publish_files",
     "publish_snapshot",
+    "publish_staged",
+    "published_by",
     "require_parted_by",
     "require_progress",
+    "require_start",
     "still_at",
+    "still_headed",
     "still_parted_by",
     "summary_of",
     "updates_moving",
@@ -57,7 +68,9 @@ __all__ = [
 PROGRESS: Final = "gazette-progress"
 """Tag of the newest snapshot that says how far the table has come."""
 RUN: Final = "gazette.run"
-"""Property of a snapshot: which run published it."""
+"""Property of a snapshot: which run published it, or has staged it."""
+WAP_ID: Final = "wap.id"
+"""Property of a snapshot that Iceberg's writers staged (write, audit, publish): by which name."""
 MANIFESTS: Final = {
     "commit.manifest-merge.enabled": "true",
     "commit.manifest.min-count-to-merge": "100",
@@ -69,6 +82,14 @@ _MAIN: Final = "main"
 _FOREVER_MS: Final = 2**63 - 1
 # Each that fails means that somebody else got through: engines are done after a commit or a few.
 _ATTEMPTS: Final = 10
+# While a catalog restarts: a metastore takes some seconds.
+_ASKING_STEPS_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
+
+_T = TypeVar("_T")
+
+
+class _MovedError(Exception):
+    """A snapshot is not on top of main any more, or has expired."""
 
 
 @final
@@ -158,6 +179,11 @@ def still_at(metadata: TableMetadata, start: int | None) -> AssertRefSnapshotId:
     return _ref_at(PROGRESS, start) if metadata.snapshots else _ref_at(_MAIN, None)
 
 
+def still_headed(metadata: TableMetadata) -> AssertRefSnapshotId:
+    """The condition that readers see what they saw."""
+    return _ref_at(_MAIN, head_of(metadata))
+
+
 def still_parted_by(metadata: TableMetadata) -> AssertDefaultSpecId:
     """The condition that new files are parted as they were."""
     return AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id})
@@ -196,44 +222,105 @@ def publish_files(
     return publish_snapshot(door, start, run, appended)
 
 
+def publish_staged(
+    door: Door, start: int | None, staged: int, run: str, *, spent: Sequence[int] = ()
+) -> Published | None:
+    """Let readers see what an engine has staged, if nobody has published since the run began.
+
+    After any failure ask again, as with `publish_files`.
+
+    Args:
+        door: of the table.
+        start: what `progress_of` was when the run began.
+        staged: a snapshot with the property `RUN` on top of main, on no branch.
+        run: of this publication and no other.
+        spent: snapshots that nobody needs any more, and that the same change removes.
+
+    Returns: what was published; None: main has moved since it was staged, or it has expired, so that it has to be
+        staged anew.
+    Raises: as `publish_files`.
+    """
+
+    def found(now: Loaded) -> Snapshot:
+        snapshot = now.metadata.snapshot_by_id(staged)
+        if snapshot is None or snapshot.parent_snapshot_id != head_of(now.metadata):
+            raise _MovedError
+        return snapshot
+
+    try:
+        return publish_snapshot(door, start, run, found, spent=spent)
+    except _MovedError:
+        return None
+
+
 def publish_snapshot(
-    door: Door, start: int | None, run: str, made: Callable[[Loaded], Snapshot]
+    door: Door,
+    start: int | None,
+    run: str,
+    made: Callable[[Loaded], Snapshot],
+    *,
+    spent: Sequence[int] = (),
 ) -> Published:
     """Publish a snapshot of any kind, on the conditions of `publish_files`, of which arguments, result and errors are.
 
     Args:
-        made: writes one on top of what the table holds now, with the property `RUN`. It is asked anew whenever
+        made: gives one on top of what the table holds now, with the property `RUN`. It is asked anew whenever
             others have changed the table meanwhile.
+        spent: snapshots that the same change removes.
     """
     refused: CommitFailedException | None = None
     for _ in range(_ATTEMPTS):
-        now = _loaded(door)
-        before = _published_by(now.metadata, run)
+        now = loaded_from(door)
+        before = published_by(now.metadata, run)
         if before is not None:
             return Published(before.snapshot_id, now.metadata)
-        _require_start(now.metadata, start, door.name)
+        require_start(now.metadata, start, door.name)
         require_progress(now.metadata, door.name)
         snapshot = made(now)
         requirements = (
             AssertTableUUID(uuid=now.metadata.table_uuid),
-            _ref_at(_MAIN, head_of(now.metadata)),
+            still_headed(now.metadata),
             still_at(now.metadata, start),
             still_parted_by(now.metadata),
         )
-        updates = (AddSnapshotUpdate(snapshot=snapshot), *updates_moving(snapshot.snapshot_id))
+        known = {one.snapshot_id for one in now.metadata.snapshots}
+        added = [AddSnapshotUpdate(snapshot=snapshot)] if snapshot.snapshot_id not in known else []
+        gone = sorted(known & set(spent))
+        removed = [RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone})] if gone else []
+        updates = (*added, *updates_moving(snapshot.snapshot_id), *removed)
         try:
             door.commit(now, requirements, updates)
         except CommitFailedException as err:
             refused = err
             continue
-        return Published(snapshot.snapshot_id, _loaded(door).metadata)
+        return Published(snapshot.snapshot_id, loaded_from(door).metadata)
     raise LakeError(
         f"{door.name} was changed by others {_ATTEMPTS} times while run {run} tried to publish: ask again, or "
         "look at who writes to it"
     ) from refused
 
 
-def _loaded(door: Door) -> Loaded:
+def insisting(ask: Callable[[], _T], log: Callable[[str], None]) -> _T:
+    """Ask until there is an answer: a publication that is asked again does nothing twice.
+
+    Raises: TypedFenced, TypedRolledBack, TypedProgressGone: there is one. LakeError: there was none for half a minute.
+    """
+    for pause_s in _ASKING_STEPS_S:
+        try:
+            return ask()
+        except (TypedFenced, TypedRolledBack, TypedProgressGone):
+            raise
+        except LakeError as err:
+            log(f"asking again whether it was published: {err}")
+            time.sleep(pause_s)
+    return ask()
+
+
+def loaded_from(door: Door) -> Loaded:
+    """The table as it is now.
+
+    Raises: LakeError: it is gone, or the catalog cannot be reached.
+    """
     now = door.load()
     if now is None:
         raise LakeError(
@@ -242,15 +329,22 @@ def _loaded(door: Door) -> Loaded:
     return now
 
 
-def _published_by(metadata: TableMetadata, run: str) -> Snapshot | None:
-    """The snapshot of a run. Only publishing makes one, and never before it is seen."""
+def published_by(metadata: TableMetadata, run: str) -> Snapshot | None:
+    """The snapshot that a run has published, if it has not expired."""
+    was_head = {entry.snapshot_id for entry in metadata.snapshot_log}
     for snapshot in reversed(metadata.snapshots):
-        if snapshot.summary is not None and snapshot.summary.additional_properties.get(RUN) == run:
+        said = summary_of(metadata, snapshot.snapshot_id)
+        # What is not staged comes to be as it is published; what is may wait, and a run may stage several.
+        if said.get(RUN) == run and (WAP_ID not in said or snapshot.snapshot_id in was_head):
             return snapshot
     return None
 
 
-def _require_start(metadata: TableMetadata, start: int | None, name: str) -> None:
+def require_start(metadata: TableMetadata, start: int | None, name: str) -> None:
+    """Go on only if nobody has published since progress was at `start`.
+
+    Raises: TypedFenced: somebody has. TypedProgressGone: the table has rows, and no tag.
+    """
     at = progress_of(metadata)
     if at is None:
         # If somebody dropped the tag, that is to be told, and not that another run had published.

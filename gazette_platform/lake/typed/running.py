@@ -10,23 +10,16 @@ sees; what a run that fails leaves of them is removed by maintenance.
 
 from __future__ import annotations
 
-import time
 import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.errors import (
-    DataError,
-    LakeError,
-    TypedFenced,
-    TypedProgressGone,
-    TypedRolledBack,
-)
+from gazette_platform.errors import DataError, LakeError
 from gazette_platform.lake.typed.jobs import Job
 from gazette_platform.lake.typed.journals import journals_now
 from gazette_platform.lake.typed.progress import COMPLETE_AT, measures
-from gazette_platform.lake.typed.publishing import publish_files
+from gazette_platform.lake.typed.publishing import insisting, publish_files
 from gazette_platform.lake.typed.quarantined import (
     open_quarantine,
     settle_quarantine,
@@ -36,6 +29,7 @@ from gazette_platform.lake.typed.ranges import Limits, plan_run, tasks_between
 from gazette_platform.lake.typed.rounds import JournalRounds
 from gazette_platform.lake.typed.state import Counts
 from gazette_platform.lake.typed.table import open_table, state_properties, write_state
+from gazette_platform.lake.typed.upserts import publish_upserts
 from gazette_platform.lake.typed.working import discard
 from gazette_platform.lake.typed.written import data_file_of
 from gazette_platform.message.uuid import unix_ns_of
@@ -64,7 +58,6 @@ __all__ = [
     "COMPLETE_AT",
     "RunReport",
     "TypedRunner",
-    "insisting",
     "job_of",
     "work_ranges",
     "work_through",
@@ -72,8 +65,6 @@ __all__ = [
 
 # Plain, again, look, keep: more would be a journal that is not done for a reason that nobody foresaw.
 _ROUNDS_MAX: Final = 16
-# While a catalog restarts: a metastore takes some seconds.
-_PUBLISH_STEPS_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
 
 
 @final
@@ -180,6 +171,11 @@ class TypedRunner:
             broke off. TransportError, StatusError: brokers cannot be reached.
         """
         began = self._clock.monotonic()
+        if spec.key and self._workers.merger is None:
+            raise LakeError(
+                f"{spec.name} has a `key`, by which Spark merges rows, and these workers are none of Spark's: run it where "
+                "Spark is configured, and do not ask for local workers"
+            )
         doors = self._doors(spec)
         table = open_table(doors[0], spec, self._catalog.new_location(spec.name))
         location = self._catalog.new_location(doors[1].name)
@@ -272,9 +268,22 @@ class TypedRunner:
         )
         properties |= told
         files = [data_file_of(file, table.metadata) for one in outputs for file in one.files]
-        published = insisting(
-            lambda: publish_files(doors[0], table.start, files, run, properties), self._log
-        )
+        merger = self._workers.merger if table.key else None
+        if merger is not None:
+            published = publish_upserts(
+                doors[0],
+                table.start,
+                files,
+                run,
+                properties,
+                catalog=self._catalog.name,
+                merger=merger,
+                log=self._log,
+            )
+        else:
+            published = insisting(
+                lambda: publish_files(doors[0], table.start, files, run, properties), self._log
+            )
         self._log(f"{table.name}: published {len(files)} files as snapshot {published.snapshot_id}")
         try:
             settle_quarantine(*doors)
@@ -370,19 +379,3 @@ def work_through(
         f"{names}: not done after {_ROUNDS_MAX} rounds, so nothing was published: run it again, and if that does not "
         "help, tell the makers"
     )
-
-
-def insisting(publish: Callable[[], Published], log: Callable[[str], None]) -> Published:
-    """Ask until there is an answer: a publication that is asked again does nothing twice.
-
-    Raises: TypedFenced, TypedRolledBack, TypedProgressGone: there is one. LakeError: there was none for half a minute.
-    """
-    for pause_s in _PUBLISH_STEPS_S:
-        try:
-            return publish()
-        except (TypedFenced, TypedRolledBack, TypedProgressGone):
-            raise
-        except LakeError as err:
-            log(f"asking again whether it was published: {err}")
-            time.sleep(pause_s)
-    return publish()

@@ -37,6 +37,7 @@ from gazette_platform.lake.typed.side_files import (
     write_side_file,
 )
 from gazette_platform.lake.typed.state import TypedState
+from gazette_platform.lake.typed.upserts import UPSERTED
 from gazette_platform.lake.typed.written import METRICS
 
 if TYPE_CHECKING:
@@ -119,6 +120,12 @@ class TypedTable:
         return self.metadata.spec()
 
     @property
+    def key(self) -> tuple[str, ...]:
+        """Columns of which the last message wins; empty: each message is a row."""
+        ids = self.schema.identifier_field_ids
+        return tuple(field.name for field in self.schema.fields if field.field_id in ids)
+
+    @property
     def run(self) -> str:
         """Which has published last; empty: none."""
         return summary_of(self.metadata, self.start).get(RUN, "")
@@ -146,7 +153,7 @@ def open_table(door: Door, spec: TypedSpec, location: str) -> TypedTable:
     loaded = door.load()
     if loaded is None:
         schema = new_schema(spec)
-        told = {SOURCE: spec.source, UUID: _uuid_of(spec)}
+        told = {SOURCE: spec.source, UUID: _uuid_of(spec), **(UPSERTED if spec.key else {})}
         partitions = new_partition_spec(spec, schema)
         loaded = door.create(NewTable(
             schema=schema, partitions=partitions, location=location, properties={**_PROPERTIES, **told}

@@ -305,6 +305,9 @@ class LocalWorkers:
         threads: orders that are carried out at a time. Most of it is done without the GIL.
     """
 
+    merger = None
+    """See `Workers`."""
+
     def __init__(self, threads: int = 1) -> None:
         self._threads = threads
 

@@ -413,6 +413,12 @@ class _Reader:
             fitting = ", ".join(name for name, kinds in TRANSFORMS.items() if kind in kinds)
             told = f"there are {fitting}" if fitting else "no table is partitioned by that"
             yield ValidationError(f"{partition.column} is a {kind}: {told}")
+        elif self._items["key"] and (partition.transform, kind) == ("bucket", "uuid"):
+            # Spark has them as texts, of which the buckets are others, and so writes rows in an order that Iceberg refuses.
+            yield ValidationError(
+                f"{partition.column} is a uuid, by whose buckets Spark cannot write, which merges rows of tables with a key: "
+                "let it be a string, or have no buckets of it"
+            )
         if partition.transform == "identity":
             return
         clash = next((n for n in self._by_name if n.lower() == partition.name.lower()), None)

@@ -147,6 +147,10 @@ SYSTEM_COLUMNS: Final = (
 """What each row of a typed table has behind its columns."""
 
 _SYSTEM_NAMES: Final = frozenset(column.name for column in SYSTEM_COLUMNS)
+# Spark refuses to delete or replace rows of a table that has columns of these names.
+_ICEBERGS_NAMES: Final = frozenset({
+    "_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number",
+})  # fmt: skip
 
 
 class BaseColumn(NamedTuple):
@@ -318,6 +322,10 @@ def name_errors(columns: Sequence[PlacedColumn]) -> Iterator[ValidationError]:
         if column.name.lower() in _SYSTEM_NAMES:
             yield ValidationError(
                 f"{shown(column.name)} is what each row of a typed table has; {remedy}", path=at
+            )
+        if column.name.lower() in _ICEBERGS_NAMES:
+            yield ValidationError(
+                f"{shown(column.name)} is Iceberg's name of where a row is; {remedy}", path=at
             )
         if column.name.lower() in names:
             yield ValidationError(

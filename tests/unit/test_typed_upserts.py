@@ -1,0 +1,364 @@
+"""Upserts, merged by an engine in Python, published to a real catalog: PyIceberg's of SQL, on SQLite."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from pyiceberg.table.update import RemoveSnapshotsUpdate, SetPropertiesUpdate
+from typed_merges import PythonMerger, is_later, keyed, last_of, said, upsert
+from typed_world import JOURNAL, Held, World
+
+from gazette_platform.errors import LakeError, TypedFenced, TypedRolledBack
+from gazette_platform.lake.typed.publishing import RUN, head_of, progress_of, publish_staged
+from gazette_platform.lake.typed.state import JournalState
+from gazette_platform.lake.typed.table import open_table
+
+OTHER = "raw/flights/part=001"
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path)
+    made.spec = keyed()
+    yield made
+    for catalog in made.catalogs:
+        catalog.close()
+
+
+def values(door):
+    return {(r["n"], r["k"]) for r in door.load().token.scan().to_arrow().to_pylist()}
+
+
+def by_hand(door, n=9):
+    door.load().token.append(door.load().token.scan().to_arrow().slice(0, 0))
+
+
+def data_files(table):
+    return set(Path(urlsplit(table.location).path, "data").iterdir())
+
+
+# ------------------------------------------------------------------ which is the last
+
+
+def test_last_of_a_journal_is_the_one_behind_and_of_two_the_one_with_the_larger_clock():
+    early, late = said(1, "a", 10, clock=500), said(1, "b", 20, clock=100)
+    other = said(1, "c", 0, OTHER, clock=300)
+    assert is_later(late, early)
+    assert not is_later(early, early)
+    # No order of all: each is later than the next.
+    assert is_later(other, late)
+    assert is_later(early, other)
+    # So those of a journal are compared first, and then it is the same in whatever order they come.
+    assert last_of([early, late, other]) == last_of([other, early, late]) == other
+
+
+def test_larger_name_of_the_journal_wins_where_clocks_are_equal_or_none():
+    one, other = (said(1, "a", at, journal, clock=7) for at, journal in ((5, "a"), (1, "b")))
+    assert is_later(other, one)
+    assert not is_later(one, other)
+    one, other = ({**each, "_uuid": None} for each in (one, other))
+    assert is_later(other, one)
+    assert is_later(said(1, "x", 0, "A", clock=1), other)
+
+
+# ------------------------------------------------------------------ published
+
+
+def test_last_message_of_each_key_is_its_row(world):
+    door, table = world.open(world.spec)
+    assert table.key == ("n",)
+    assert table.metadata.properties["write.merge.mode"] == "merge-on-read"
+    first = upsert(door, table, [said(1, "b", 20), said(1, "a", 10), said(2, "c", 30)], run="one")
+    assert values(door) == {(1, "b"), (2, "c")}
+    _, table = world.open(world.spec)
+    assert (table.start, table.run) == (first.snapshot_id, "one")
+    second = upsert(door, table, [said(2, "d", 50), said(1, "old", 15), said(3, "e", 60)])
+    assert values(door) == {(1, "b"), (2, "d"), (3, "e")}
+    _, table = world.open(world.spec)
+    assert table.state.journals[JOURNAL].offset == 70
+    assert table.state.counts.typed == 6
+    assert progress_of(second.metadata) == head_of(second.metadata) == second.snapshot_id
+
+
+def test_what_the_run_wrote_is_gone_once_it_is_merged(world):
+    door, table = world.open(world.spec)
+    upsert(door, table, [said(1, "a", 10), said(2, "b", 20)])
+    assert len(data_files(table)) == 1
+    # A first one of nothing, and what is seen.
+    assert len(door.load().metadata.snapshots) == 2
+
+
+def test_who_asks_again_is_told_what_became_of_it(world):
+    door, table = world.open(world.spec)
+    first = upsert(door, table, [said(1, "a", 10)], run="one")
+    _, later = world.open(world.spec)
+    upsert(door, later, [said(1, "b", 20)], run="two")
+    merger = PythonMerger(door)
+    again = upsert(door, table, [said(1, "a", 10)], run="one", merger=merger)
+    assert again.snapshot_id == first.snapshot_id
+    assert merger.merges == []
+    assert values(door) == {(1, "b")}
+
+
+def test_run_without_rows_or_without_newer_ones_publishes_what_it_read(world):
+    door, table = world.open(world.spec)
+    upsert(door, table, [said(1, "b", 20)])
+    _, table = world.open(world.spec)
+    upsert(door, table, [], run="nothing")
+    _, table = world.open(world.spec)
+    assert table.run == "nothing"
+    upsert(door, table, [said(1, "a", 10)], run="older")
+    _, table = world.open(world.spec)
+    _, table = world.open(world.spec)
+    assert (table.run, table.state.counts.typed) == ("older", 2)
+    assert values(door) == {(1, "b")}
+
+
+# ------------------------------------------------------------------ who comes late
+
+
+def test_of_runs_from_one_start_one_is_published(world):
+    runs = [world.open(world.spec) for _ in range(3)]
+
+    def run(number):
+        door, table = runs[number]
+        try:
+            return upsert(door, table, [said(1, str(number), 10 + number)], run=str(number))
+        except TypedFenced:
+            return None
+
+    with ThreadPoolExecutor(len(runs)) as pool:
+        outcomes = list(pool.map(run, range(len(runs))))
+    (winner,) = [number for number, one in enumerate(outcomes) if one is not None]
+    assert values(world.door()) == {(1, str(winner))}
+
+
+def test_zombie_whose_merge_is_staged_late_is_fenced(world):
+    door, table = world.open(world.spec)
+    other = lambda: upsert(world.door(), table, [said(1, "new", 20)])  # noqa: E731
+    merger = PythonMerger(door, behind=[other])
+    with pytest.raises(TypedFenced):
+        upsert(door, table, [said(1, "old", 10)], run="zombie", merger=merger)
+    assert values(door) == {(1, "new")}
+    # What it has staged is never published, nor is it taken for what the zombie has published.
+    staged = [s for s in door.load().metadata.snapshots if s.summary[RUN] == "zombie"]
+    with pytest.raises(TypedFenced):
+        publish_staged(door, None, staged[0].snapshot_id, "zombie")
+
+
+def test_behind_maintenance_it_is_merged_anew(world):
+    door, table = world.open(world.spec)
+    upsert(door, table, [said(1, "a", 10)])
+    _, table = world.open(world.spec)
+    # An engine refuses what comes between its looking and its staging; behind that, we do.
+    between = lambda: by_hand(world.door())  # noqa: E731
+    merger = PythonMerger(door, before=[between], behind=[between])
+    told = []
+    upsert(door, table, [said(1, "b", 20)], run="one", merger=merger, log=told.append)
+    assert len(merger.merges) == len({merge.attempt for merge in merger.merges}) == 3
+    assert len({merge.upserts for merge in merger.merges}) == 1
+    assert [line for line in told if "merged again" in line] == told[:2] == told
+    assert values(door) == {(1, "b")}
+    _, table = world.open(world.spec)
+    assert (table.run, table.state.journals[JOURNAL].offset) == ("one", 30)
+
+
+def test_table_that_others_change_all_the_time_is_told(world):
+    door, table = world.open(world.spec)
+    upsert(door, table, [said(1, "a", 10)])
+    _, table = world.open(world.spec)
+    merger = PythonMerger(door, behind=[lambda: by_hand(world.door())] * 10)
+    with pytest.raises(LakeError, match=r"changed by others 10 times while run .* was merged"):
+        upsert(door, table, [said(1, "b", 20)], merger=merger)
+    assert values(door) == {(1, "a")}
+
+
+def remove_snapshots(door, ids):
+    door.commit(
+        door.load(), (), (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": list(ids)}),)
+    )
+
+
+def test_what_expires_before_it_is_published_is_merged_anew_or_told(world):
+    door, table = world.open(world.spec)
+
+    def expire(kinds):
+        """The snapshot with the new rows has no name of a run; that which was staged has. What is seen stays."""
+        metadata = door.load().metadata
+        found = [
+            s.snapshot_id
+            for s in metadata.snapshots
+            if bool(s.summary.additional_properties.get(RUN)) in kinds
+        ]
+        remove_snapshots(door, {*found} - {head_of(metadata)})
+
+    for kinds in ({True}, {True, False}):
+        merger = PythonMerger(door, behind=[lambda kinds=kinds: expire(kinds)])
+        with pytest.raises(LakeError, match=r"expired, so nothing was changed: let its snapshots"):
+            upsert(door, table, [said(1, "a", 10)], merger=merger)
+    assert (values(door), progress_of(door.load().metadata)) == (set(), None)
+    # The next run goes on, also if that happens once it was looked for.
+    merger = PythonMerger(door)
+    upsert(
+        Held(door, lambda: None, lambda: expire({True})), table, [said(1, "a", 10)], merger=merger
+    )
+    assert (values(door), len(merger.merges)) == ({(1, "a")}, 2)
+
+
+def test_engine_that_fails_changes_nothing_and_one_whose_answer_is_lost_has_merged(world):
+    door, table = world.open(world.spec)
+
+    def fail():
+        raise LakeError("out of memory")
+
+    with pytest.raises(LakeError, match="out of memory"):
+        upsert(door, table, [said(1, "a", 10)], merger=PythonMerger(door, before=[fail]))
+    assert (values(door), progress_of(door.load().metadata)) == (set(), None)
+    merger = PythonMerger(door, behind=[fail])
+    upsert(door, table, [said(1, "a", 10)], merger=merger)
+    assert values(door) == {(1, "a")}
+    assert len(merger.merges) == 1
+
+
+def test_lost_answer_of_the_catalog_is_found_out_by_asking_again(world):
+    door, table = world.open(world.spec)
+
+    class Cut(Held):
+        """The last change is carried out, and its answer is lost."""
+
+        changes = 0
+
+        def commit(self, *arguments):
+            super().commit(*arguments)
+            self.changes += 1
+            if self.changes == 3:
+                raise LakeError("broke off")
+
+    cut = Cut(door)
+    upsert(cut, table, [said(1, "a", 10)], run="one", merger=PythonMerger(door))
+    assert (cut.changes, values(door)) == (3, {(1, "a")})
+    assert world.open(world.spec)[1].run == "one"
+
+
+def test_held_up_before_it_publishes_it_is_fenced(world):
+    door, table = world.open(world.spec)
+    other = lambda: upsert(world.door(), table, [said(1, "new", 20)])  # noqa: E731
+    held = Held(door, lambda: None, lambda: None, other)
+    with pytest.raises(TypedFenced):
+        upsert(held, table, [said(1, "old", 10)], merger=PythonMerger(door))
+    assert values(door) == {(1, "new")}
+
+
+class Killed(BaseException):
+    """The end of a process."""
+
+
+class Dying:
+    """A door whose user is killed at one of its calls, or behind it."""
+
+    def __init__(self, door, at, *, is_behind):
+        self._door = door
+        self._at, self._is_behind = at, is_behind
+        self.calls = 0
+        self.name = door.name
+
+    def load(self):
+        return self._call(self._door.load)
+
+    def commit(self, *arguments):
+        self._call(lambda: self._door.commit(*arguments))
+
+    def _call(self, call):
+        self.calls += 1
+        if self.calls == self._at and not self._is_behind:
+            raise Killed
+        result = call()
+        if self.calls == self._at:
+            raise Killed
+        return result
+
+
+def test_run_that_is_killed_at_any_call_loses_and_doubles_nothing(world):
+    """What a run that follows makes of it, whether or not the one that was killed had published."""
+    door, table = world.open(world.spec)
+    expected, published = {}, 0
+    for at in range(1, 100):
+        for is_behind in (False, True):
+            _, table = world.open(world.spec)
+            offset = table.state.journals.get(JOURNAL, JournalState()).offset
+            dying = Dying(door, at, is_behind=is_behind)
+            one = said(offset % 3, f"{at} {is_behind}", offset)
+            try:
+                upsert(dying, table, [one], merger=PythonMerger(dying))
+            except Killed:
+                pass
+            else:
+                assert at > 10
+                assert published > 1
+                return
+            _, table = world.open(world.spec)
+            read_on = table.state.journals.get(JOURNAL, JournalState()).offset
+            assert read_on in (offset, offset + 10)
+            published += read_on > offset
+            if read_on == offset:
+                upsert(door, table, [one])
+            expected[one["n"]] = one["k"]
+            assert values(door) == set(expected.items())
+    pytest.fail("never came to its end")
+
+
+def test_what_another_run_stages_meanwhile_hinders_nobody(world):
+    """Numbers of snapshots are counted by all that are staged, too, which is no matter of main or the tag."""
+    door, table = world.open(world.spec)
+    upsert(door, table, [said(1, "a", 10)])
+    _, table = world.open(world.spec)
+
+    def fail():
+        raise LakeError("out of memory")
+
+    def other():
+        with pytest.raises(LakeError, match="out of memory"):
+            upsert(
+                world.door(),
+                table,
+                [said(2, "b", 20)],
+                merger=PythonMerger(world.door(), before=[fail]),
+            )
+
+    upsert(Held(door, other), table, [], run="mine")
+    assert world.open(world.spec)[1].run == "mine"
+    assert values(door) == {(1, "a")}
+
+
+# ------------------------------------------------------------------ what a person did
+
+
+def test_table_that_would_show_a_merge_at_once_is_told(world):
+    door, table = world.open(world.spec)
+    door.commit(door.load(), (), (SetPropertiesUpdate(updates={"write.wap.enabled": "false"}),))
+    with pytest.raises(LakeError, match=r"no property `write\.wap\.enabled=true`"):
+        upsert(door, table, [said(1, "a", 10)])
+
+
+def test_table_that_was_rolled_back_takes_no_more(world):
+    door, table = world.open(world.spec)
+    first = upsert(door, table, [said(1, "a", 10)]).snapshot_id
+    upsert(door, open_table(door, world.spec, ""), [said(1, "b", 20)])
+    _, table = world.open(world.spec)
+    door.load().token.manage_snapshots().rollback_to_snapshot(first).commit()
+    with pytest.raises(TypedRolledBack):
+        upsert(door, table, [said(1, "c", 30)])
+    assert values(door) == {(1, "a")}
+
+
+def test_column_that_is_new_is_null_in_rows_of_before_and_keys_may_widen(world):
+    narrow = keyed(("n int", "k string"))
+    door, table = world.open(narrow)
+    upsert(door, table, [said(1, "a", 10), said(2, "b", 20)])
+    _, table = world.open(keyed(("n bigint", "k string", "more double")))
+    upsert(door, table, [{**said(2, "c", 30), "more": 0.5}, said(2**40, "d", 40)])
+    found = door.load().token.scan().to_arrow().sort_by("n").to_pylist()
+    assert [(r["n"], r["k"], r["more"]) for r in found] == [
+        (1, "a", None), (2, "c", 0.5), (2**40, "d", None),
+    ]  # fmt: skip
