@@ -13,7 +13,7 @@ from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import LakeError, SchemaMismatch, StoreUnavailable, TypedFenced
 from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
 from gazette_platform.lake.table_spec import parse_table_spec
-from gazette_platform.lake.typed import running
+from gazette_platform.lake.typed import publishing, running
 from gazette_platform.lake.typed.catalogs import CatalogTables
 from gazette_platform.lake.typed.quarantined import count_rows, quarantined_rows
 from gazette_platform.lake.typed.ranges import HoleKind, Limits
@@ -221,6 +221,8 @@ def test_two_runs_at_once_publish_once(client, table, prefix):
     class Slow:
         """Another run comes through before what this one ordered is done."""
 
+        merger = None
+
         def __init__(self):
             self.has_waited = False
 
@@ -240,7 +242,7 @@ def test_two_runs_at_once_publish_once(client, table, prefix):
 def test_an_answer_that_is_lost_is_asked_for_again(client, table, prefix, monkeypatch):
     (one,) = create(client, prefix, "part=0")
     client.append(one, lines(1, 2))
-    monkeypatch.setattr(running, "_PUBLISH_STEPS_S", (0.0,))
+    monkeypatch.setattr(publishing, "_ASKING_STEPS_S", (0.0,))
     publish = running.publish_files
     asked = []
 
@@ -259,6 +261,8 @@ def test_an_answer_that_is_lost_is_asked_for_again(client, table, prefix, monkey
 
 def test_a_failed_order_leaves_the_table_as_it_was(client, tmp_path, prefix):
     class Broken:
+        merger = None
+
         def carry_out(self, job, orders):
             raise LakeError("a worker broke off")
 

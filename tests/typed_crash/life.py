@@ -122,6 +122,8 @@ def _run(life: Life, calls: Calls) -> LifeReport:
 class _CountingWorkers:
     """Workers whose orders count, each as a call."""
 
+    merger = None
+
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._workers = LocalWorkers()
