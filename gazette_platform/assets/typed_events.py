@@ -214,7 +214,7 @@ def quarantine_evaluation(spec: TypedSpec, counts: Counts) -> AssetCheckEvaluati
     """Yellow, if there are bad records; red, if they are not just some."""
     count, share = counts.quarantined, counts.quarantined / max(1, counts.committed)
     text = (
-        f"{counted(count, 'record is', 'records are')} no rows of {spec.name}: `gazctl lake quarantine --list {spec.name}` "
+        f"{counted(count, 'record is', 'records are')} no rows of {spec.name}: `gazctl lake quarantine {spec.name}` "
         "shows why; correct the spec, or who writes them, and then reprocess them"
         if count
         else ""
