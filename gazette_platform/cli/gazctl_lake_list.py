@@ -195,6 +195,7 @@ def _full(standing: TableStanding) -> dict[str, Any]:
         **standing.summary(),
         "selector": spec.selector,
         "comment": spec.comment,
+        "typed": spec.typed.name if spec.typed is not None else None,
         "location": standing.location or None,
         "columns": [
             {"name": c.name, "from": c.key, "type": c.parsed.hive, "comment": c.comment}
@@ -228,6 +229,7 @@ def _lines(standing: TableStanding) -> Iterable[str]:
     rows = [
         ("Selector", spec.selector),
         ("Format", spec.format),
+        *([("Typed", spec.typed.name)] if spec.typed is not None else []),
         ("Location", standing.location or NONE),
         ("Rows", _cell(summary["rows"])),
         ("Lag", f"{summary['lag_bytes']} bytes" if standing.is_known else NONE),

@@ -13,6 +13,7 @@ import yaml
 from gazctl_runner import gazctl_runner
 from pyiceberg.catalog.sql import SqlCatalog
 
+from gazette_platform.lake.typed.running import TypedRunner
 from gazette_platform.message.uuid import Flags, build_uuid, clock_of
 from gazette_platform.testing.broker import BrokerServer
 
@@ -234,10 +235,16 @@ def test_tables_are_kept_up_to_date_until_a_signal(lake, root, apply, append, ro
     apply("slow", lambda text: text.replace("  every: 5s\n", ""))
     append(f"{root}/part=one", message(1))
 
-    def stop():
+    def wait_for(name):
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not rows():
+        while time.monotonic() < deadline and not rows(name):
             time.sleep(0.1)
+
+    def stop():
+        wait_for("typed.orders")
+        # Specs are read as it goes on.
+        apply("late")
+        wait_for("typed.late")
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
@@ -246,12 +253,55 @@ def test_tables_are_kept_up_to_date_until_a_signal(lake, root, apply, append, ro
     done = lake("run", "--continuous", "--engine", "local", "-o", "json")
     thread.join()
     assert done.code == 0, done.err
-    (told,) = [json.loads(line) for line in done.out.splitlines()]
-    assert (told["table"], told["rows"]) == ("typed.orders", 1)
+    told = [json.loads(line) for line in done.out.splitlines()]
+    assert [(each["table"], each["rows"]) for each in told] == [
+        ("typed.orders", 1),
+        ("typed.late", 1),
+    ]
+    assert "the current run is the last one" in done.err
     assert "stopped: each table is as its last run left it" in done.err
     assert rows() == [(1, f"{root}/part=one")]
     assert rows("typed.slow") == []
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_second_signal_drops_the_run(lake, root, apply, append, rows, monkeypatch):
+    def run(*_, **__):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    apply()
+    append(f"{root}/part=one", message(1))
+    monkeypatch.setattr(TypedRunner, "run", run)
+    done = lake("run", "--continuous", "--engine", "local")
+    assert (done.code, done.out) == (130, b"")
+    assert rows() == []
+
+
+def test_a_run_without_end_goes_on_behind_one_that_failed(
+    lake, root, apply, append, rows, tmp_path
+):
+    apply()
+    apply("others", lambda text: text.replace("type: timestamptz", "type: date"))
+    append(f"{root}/part=one", message(1))
+    assert lake("run", "typed.others").code == 0
+    # What that table cannot become.
+    apply("others")
+
+    def stop():
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not rows():
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    done = lake("run", "--continuous", "--engine", "local")
+    thread.join()
+    assert done.code == 0, done.err
+    assert rows() == [(1, f"{root}/part=one")]
+    assert "Traceback" not in done.err
 
 
 def test_quarantined_records_are_listed(lake, gazctl, root, apply, tmp_path):
@@ -368,6 +418,7 @@ def test_how_typed_tables_stand_is_listed_and_described(lake, root, apply, appen
     ]
     text = lake("describe", "typed.orders", "shop.orders").out.decode()
     assert "typed.orders: typed, of shop.orders" in text
+    assert "  Typed:      typed.orders" in text
     assert "Messages:   2 read: 1 rows, 1 in quarantine, 0 there before" in text
     assert f"{root}/part=two  head 98  read 0" in text
 

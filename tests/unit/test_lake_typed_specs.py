@@ -3,16 +3,23 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
+from gazette_platform.cli.completion import (
+    complete_all_tables,
+    complete_tables,
+    complete_typed_tables,
+)
 from gazette_platform.lake.applying import (
     SpecFile,
     files_to_put,
     problems_among,
     put_files,
 )
+from gazette_platform.lake.rollups import read_rollup_folder
 from gazette_platform.lake.spec_folder import (
     problems_with_files,
     read_spec_folder,
@@ -247,6 +254,18 @@ def test_rollups_and_typed_tables_share_no_names(tmp_path):
     }
 
 
+def test_rollups_give_way_to_tables_of_specs(tmp_path):
+    (tmp_path / "tables").mkdir()
+    tables = read(tmp_path / "tables", a=TYPED).tables
+    (tmp_path / "trino").mkdir()
+    for number, name in enumerate(sorted(tables)):
+        text = f"-- name: {name}\n-- sources: [shop.raw]\n-- slices: [at]\nSELECT at FROM raw GROUP BY at;\n"
+        (tmp_path / "trino" / f"r{number}.sql").write_text(text)
+    found = read_rollup_folder(str(tmp_path), tables)
+    assert not found.specs
+    assert all("there is a raw or typed table" in str(found.errors[name]) for name in tables)
+
+
 # ------------------------------------------------------------------ apply
 
 
@@ -300,3 +319,13 @@ def test_two_schemas_of_one_name_are_refused(tmp_path):
 def test_a_typed_spec_survives_as_a_part_of_its_table():
     spec = parse_table_spec(TYPED)
     assert msgspec.structs.replace(spec, comment="x").typed == spec.typed
+
+
+def test_a_shell_completes_names_of_typed_tables(tmp_path):
+    read(tmp_path, a=TYPED, b=renamed(RAW, "shop.plain"))
+    (tmp_path / "bad.yaml").write_text("name: typed.bad")
+    ctx = SimpleNamespace(params={"tables": tmp_path})
+    assert complete_typed_tables(ctx, "") == ["typed.orders"]
+    assert complete_typed_tables(ctx, "shop.") == []
+    assert complete_tables(ctx, "") == ["shop.orders", "shop.plain"]
+    assert complete_all_tables(ctx, "") == ["shop.orders", "shop.plain", "typed.orders"]
