@@ -12,7 +12,6 @@ from gazette_platform.assets.typed_keys import TypedSources
 from gazette_platform.assets.typed_maintenance import (
     UpkeepEngine,
     maintenance_asset,
-    typed_maintenance_job,
     typed_maintenance_schedule,
 )
 from gazette_platform.lake import TableSpec
@@ -61,11 +60,11 @@ def typed_definitions(
             *(quarantine_asset_spec(raw, spec, catalog=catalog) for raw, spec in given),
             *kept_up,
         ],
-        jobs=[*jobs, *([typed_maintenance_job(kept_up)] if kept_up else [])],
+        jobs=jobs,
         sensors=[
             automation_sensor(TypedSources.of(spec), heeds_checks=False)
             for _, spec in given
             if not spec.every_s
         ],
-        schedules=[typed_maintenance_schedule()] if kept_up else [],
+        schedules=[typed_maintenance_schedule(kept_up)] if kept_up else [],
     )

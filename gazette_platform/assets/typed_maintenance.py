@@ -14,7 +14,6 @@ from dagster import (
     asset,
     define_asset_job,
 )
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from gazette_platform.assets.maintenance import MAINTENANCE_POOL
 from gazette_platform.assets.typed_keys import maintenance_key, typed_key
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = [
     "UpkeepEngine",
     "maintenance_asset",
-    "typed_maintenance_job",
     "typed_maintenance_schedule",
 ]
 
@@ -86,18 +84,14 @@ def maintenance_asset(spec: TypedSpec, engine: UpkeepEngine) -> AssetsDefinition
     return maintain
 
 
-def typed_maintenance_job(assets: Sequence[AssetsDefinition]) -> UnresolvedAssetJobDefinition:
-    """The job of all of them. One that fails holds up no other."""
-    return define_asset_job(
+def typed_maintenance_schedule(assets: Sequence[AssetsDefinition]) -> ScheduleDefinition:
+    """Runs the job of all of them each night. One that fails holds up no other."""
+    job = define_asset_job(
         _JOB, selection=list(assets), description="Looks after all typed tables, one by one."
     )
-
-
-def typed_maintenance_schedule() -> ScheduleDefinition:
-    """Runs the job each night."""
     return ScheduleDefinition(
         name=f"{_JOB}_schedule",
-        job_name=_JOB,
+        job=job,
         cron_schedule=_CRON,
         default_status=DefaultScheduleStatus.RUNNING,
     )

@@ -35,7 +35,8 @@ def check(log, data):
         begin=begin,
         end=end,
         start=JournalState(),
-        tasks=tasks_of(bounds, 0, end),
+        before=tasks_of(bounds, 0, begin),
+        tasks=tasks_of(bounds, begin, end),
         follow=tasks_of(bounds, end, ends[-1]),
     )
     looked = []

@@ -113,6 +113,10 @@ def test_snapshot(settings):
         "rollup_maintenance_schedule": ("17 3 * * *", "RUNNING"),
         "typed_maintenance_schedule": ("47 3 * * *", "RUNNING"),
     }
+
+
+def test_snapshot_of_checks(settings):
+    graph = build_definitions(settings).get_repository_def().asset_graph
     assert graph.get(FLIGHTS).partitions_def.name == "flights.flights"
     assert {
         key.to_user_string(): policy.fail_window.to_timedelta().total_seconds() / 3600

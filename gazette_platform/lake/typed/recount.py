@@ -83,7 +83,7 @@ def committed_spans(
 
     state, frontier = wanted.start, wanted.begin
     held: list[pa.Int64Array] = []
-    tasks = [*wanted.tasks, *wanted.follow]
+    tasks = [*wanted.before, *wanted.tasks, *wanted.follow]
     while tasks and frontier < wanted.end:
         group, tasks = tasks[:tasks_at_a_time], tasks[tasks_at_a_time:]
         done = look(group)
