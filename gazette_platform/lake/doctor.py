@@ -120,10 +120,12 @@ def look_at_trino(
     except GazetteError as err:
         yield Diagnosis(subject, "error", str(err), "set GAZETTE_TRINO_URI to your coordinator's")
         return
-    for connector, name, variable in (
-        ("hive", catalogs.hive, "GAZETTE_TRINO_CATALOG"),
-        ("iceberg", catalogs.iceberg, "GAZETTE_TRINO_ICEBERG_CATALOG"),
-    ):
+    wanted = {
+        catalogs.hive: ("hive", "GAZETTE_TRINO_CATALOG"),
+        catalogs.typed: ("iceberg", "GAZETTE_TRINO_TYPED_CATALOG"),
+        catalogs.iceberg: ("iceberg", "GAZETTE_TRINO_ICEBERG_CATALOG"),
+    }
+    for name, (connector, variable) in wanted.items():
         yield _catalog(subject, found, connector, name, variable)
     if found.get(catalogs.hive) != "hive":
         return
@@ -137,7 +139,7 @@ def look_at_trino(
 def _catalog(
     subject: str, found: Mapping[str, str], connector: str, name: str, variable: str
 ) -> Diagnosis:
-    """Whether a Trino has the catalog `name` of a connector; only rollups need that of Iceberg."""
+    """Whether a Trino has the catalog `name` of a connector; only rollups and typed tables need one of Iceberg."""
     if found.get(name) == connector:
         return Diagnosis(subject, "ok", f"answers, and has a catalog `{name}` of {connector}")
     others = ", ".join(each for each, kind in found.items() if kind == connector)

@@ -10,6 +10,8 @@ from typed_world import JOURNAL, Held, publish
 from gazette_platform.embedded import tools
 from gazette_platform.embedded.trino import ExtraCatalog
 from gazette_platform.errors import TypedFenced
+from gazette_platform.lake.catalogs import TrinoCatalogs
+from gazette_platform.lake.doctor import look_at_trino
 from gazette_platform.lake.iceberg_catalog import CatalogLogin
 from gazette_platform.lake.spark import spark_configuration
 
@@ -112,3 +114,13 @@ def test_trino_reads_what_is_published_and_its_maintenance_loses_no_progress(tab
     assert (again.start, again.run) == (tagged, "one")
     publish(table.door(), again, [3])
     assert told_trino.query(f"SELECT n FROM {name} ORDER BY n") == [(1,), (2,), (3,)]
+
+
+@pytest.mark.trino
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "state"), [("sql_lake", "ok"), ("nowhere", "warning")])
+def test_doctor_looks_for_the_catalog_of_typed_tables_in_trino(told_trino, name, state):
+    found = list(look_at_trino(told_trino, None, [], catalogs=TrinoCatalogs(typed=name)))
+    (about,) = [one for one in found if f"`{name}`" in one.text]
+    assert about.state == state
+    assert (state == "ok") != ("GAZETTE_TRINO_TYPED_CATALOG" in about.advice)
