@@ -5,7 +5,9 @@ Nouns: a *span* is a part of a journal that one persisted fragment holds, or tha
 batch of a stream is a function of its offsets, so that one that is done again has the same rows. Cost: the
 driver asks for journals, heads and fragments; tasks read stored fragments past the brokers, in blocks of 1 MiB.
 
-Needs the extras ``spark`` and ``arrow``, on the driver and on executors.
+Beside it, Spark as the workers of typed runs (`typed_workers`): an *order* of a run is a task.
+
+Needs the extras ``spark`` and ``arrow``, on the driver and on executors; for typed runs ``lake``.
 """
 
 from gazette_platform.spark.source import GazetteDataSource, register
