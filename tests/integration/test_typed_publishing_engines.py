@@ -17,8 +17,11 @@ from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake.rollups.iceberg import IcebergTables
 from gazette_platform.lake.typed.doors import HiveDoor
 from gazette_platform.lake.typed.mounting import mount_statement
-from gazette_platform.lake.typed.publishing import publish_files
-from gazette_platform.lake.typed.table import open_table
+from gazette_platform.lake.typed.publishing import progress_of, publish_files
+from gazette_platform.lake.typed.replacing import publish_replacing
+from gazette_platform.lake.typed.row_ranges import RowRanges
+from gazette_platform.lake.typed.state import TypedState
+from gazette_platform.lake.typed.table import open_table, state_properties, write_state
 from gazette_platform.lake.typed.written import data_file_of
 from gazette_platform.lake.typed_spec.partitions import parse_partition
 
@@ -173,3 +176,41 @@ def test_progress_outlives_maintenance_and_zombies_are_fenced(engines):
     publish(engines.door(), again, [4])
     assert engines.numbers() == [1, 2, 3, 4]
     assert engines.open(wider).state.journals[JOURNAL].offset == 40
+
+
+def test_rows_are_replaced_in_files_that_spark_wrote_and_beside_rows_that_it_deleted(engines):
+    wanted = spec(COLUMNS, partitions=(parse_partition("bucket(1, n)"),))
+    for ns in ([1, 2, 3], [4, 5, 6]):
+        table = engines.open(wanted)
+        written = write_rows(table.metadata, [row(n, **ROW) for n in ns], [0])
+        files = [data_file_of(written, table.metadata)]
+        state = TypedState()
+        path = write_state(table.location, state, table.io)
+        run = f"run {ns}"
+        publish_files(
+            engines.door(), table.start, files, run, state_properties(state, path=path, run=run)
+        )
+    sql, name = engines.spark.sql, engines.spark.full_name
+    sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')")
+    sql(f"DELETE FROM {name} WHERE n IN (2, 6)")
+
+    def replace(removed, new):
+        now = engines.door().load()
+        files = [
+            data_file_of(write_rows(now.metadata, [row(n, **ROW) for n in new], [0]), now.metadata)
+        ]
+        ranges = RowRanges({JOURNAL: [(10 * n, 10 * n + 10) for n in removed]})
+        start, run = progress_of(now.metadata), f"anew {new}"
+        publish_replacing(engines.door(), start, ranges, files, run=run, properties={})
+
+    replace([5], [7])
+    assert engines.numbers() == [1, 3, 4, 7]
+    values = "price, at, day, id, ok, raw, tags, extra, place, _journal, _begin, _end"
+    before = sql(f"SELECT n, {values} FROM {name} WHERE n IN (1, 4, 7) ORDER BY n")
+    # Deletes of Spark's are applied by it, and its files hold what ours did.
+    engines.spark.optimize()
+    replace([3], [8])
+    assert engines.numbers() == [1, 4, 7, 8]
+    assert sql(f"SELECT n, {values} FROM {name} WHERE n IN (1, 4, 7) ORDER BY n") == before
+    engines.spark.optimize()
+    assert engines.numbers() == [1, 4, 7, 8]
