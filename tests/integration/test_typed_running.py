@@ -6,8 +6,10 @@ import json
 from contextlib import closing
 
 import pytest
+from msgspec import structs
 from pyiceberg.catalog.sql import SqlCatalog
 from spark_journals import create
+from typed_merges import PythonMerger
 
 from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import LakeError, SchemaMismatch, StoreUnavailable, TypedFenced
@@ -65,9 +67,8 @@ class Table:
             columns=(TypedColumn(name="n", type="bigint", key="n"),),
         )
         self.said = []
-        self.runner = TypedRunner(
-            self.catalog, workers or LocalWorkers(), client, log=self.said.append
-        )
+        self.workers = workers or LocalWorkers()
+        self.runner = TypedRunner(self.catalog, self.workers, client, log=self.said.append)
 
     def run(self, **options):
         return self.runner.run(self.spec, self.raw, **options)
@@ -151,6 +152,27 @@ def test_a_limited_run_says_what_it_left(client, table, prefix):
     while report.left_bytes:
         report = table.run(limits=Limits(run_bytes=1, task_bytes=1))
     assert table.numbers() == [0, 1, 2, 3, 9]
+
+
+def test_of_a_table_with_a_key_the_last_message_of_each_is_the_row(client, table, prefix):
+    (one,) = create(client, prefix, "part=0")
+    number = TypedColumn(name="n", type="bigint", key="n", required=True)
+    table.spec = structs.replace(table.spec, key=("n",), columns=(number,))
+    client.append(one, lines(1, 2))
+    with pytest.raises(LakeError, match=r"typed\.t has a `key`, by which Spark merges rows"):
+        table.run()
+    table.workers.merger = PythonMerger(table.catalog.door("typed.t"))
+    report = table.run()
+    assert (report.counts.committed, report.counts.typed, table.numbers()) == (2, 2, [1, 2])
+    second = json.dumps({"n": 2, "_meta": {"uuid": str(build_uuid(b"\1" * 6, 5000, 0))}}).encode()
+    end = client.append(one, second + b"\n" + lines(3) + b"{}\n").end
+    report = table.run()
+    # Of the duplicate (its clock is smaller), and the record without a key, no row is made.
+    assert (report.counts.typed, report.counts.duplicates, report.counts.quarantined) == (1, 1, 1)
+    rows = table.catalog.door("typed.t").load().token.scan().to_arrow().sort_by("n").to_pylist()
+    assert [(row["n"], row["_begin"] < len(lines(1, 2))) for row in rows] == [(1, True), (2, False)]
+    assert report.state.journals[one].offset == end
+    assert table.run().run == ""
 
 
 def test_a_journal_that_cannot_be_read_holds_up_no_other(client, table, prefix, monkeypatch):

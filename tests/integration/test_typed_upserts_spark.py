@@ -19,7 +19,7 @@ from gazette_platform.lake.typed.publishing import RUN, summary_of
 from gazette_platform.lake.typed.table import open_table
 from gazette_platform.lake.typed_spec.partitions import parse_partition
 from gazette_platform.message.uuid import build_uuid
-from gazette_platform.spark.typed_merge import SparkMerger
+from gazette_platform.spark.typed_workers import SparkWorkers
 
 pytestmark = [
     pytest.mark.hive,
@@ -37,7 +37,7 @@ class Upserts:
         self.name = f"typed.u{uuid.uuid4().hex[:8]}"
         self.door = HiveDoor(self.tables, self.name)
         self.spark = SparkTable(spark, self.name)
-        self.merger = SparkMerger(spark)
+        self.merger = SparkWorkers(spark).merger
 
     def open(self, spec):
         location = self.tables.new_location(*self.name.split("."))
@@ -228,7 +228,7 @@ def test_session_is_left_as_it_was_and_what_spark_refuses_is_told(upserts):
         upserts.upsert(table, [said(1, "a", 10)])
         table = upserts.open(keyed())
         with pytest.raises(
-            LakeError, match=rf"Spark could not merge into {upserts.name}, .*TABLE_OR_VIEW"
+            LakeError, match=rf"Spark could not merge into {upserts.name}, .*nowhere"
         ):
             upserts.upsert(table, [said(1, "b", 20)], catalog="nowhere")
         assert session.conf.getAll == before
