@@ -5,10 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from gazette_platform.lake.typed.partitions import parse_partition
-from gazette_platform.lake.typed.spec import TypedSpec
-from gazette_platform.lake.typed.typed_columns import TypedColumn
-
 from benchmarks.typed_data import JOURNAL
 from benchmarks.typed_source import fragments_of
 from benchmarks.typed_table import COLUMNS, UUID_FIELD
