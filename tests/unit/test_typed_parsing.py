@@ -171,6 +171,36 @@ def test_blanks_around_a_record_are_no_harm():
     assert (parsed.bad, parsed.rows.column("c").to_pylist()) == ((), ["x", "y"])
 
 
+@pytest.mark.parametrize("count", [3, 500])
+def test_rows_stay_in_order_whichever_lines_are_odd_or_bad(count):
+    """However a block is taken apart: lines of Windows, no objects, no UTF-8, and such of wrong types."""
+    kinds = [
+        b'{"c":%d}\n',
+        b'{"c":%d}\r\n',
+        b'{"c":%d\n',
+        b'{"c":"%d"}\n',
+        b'{"c":%d,"d":"\xff"}\n',
+    ]
+    for share in (1, 10, 200):
+        lines = [kinds[n // share % 5 if n % share == 0 else 0] % n for n in range(count)]
+        content = b"".join(lines)
+        parser = BlockParser(spec("c bigint", path=()))
+        for _ in range(2):  # it heeds how many were bad in the block before
+            parsed = parser.parse(7, content)
+            good = [
+                n for n, line in enumerate(lines) if line.endswith(b"}\n") and line.count(b'"') == 2
+            ]
+            good = sorted(good + [n for n, line in enumerate(lines) if line.endswith(b"\r\n")])
+            assert parsed.rows.column("c").to_pylist() == good
+            assert [one.number for one in parsed.bad] == sorted(set(range(count)) - set(good))
+            found = parsed.good.to_pylist() if parsed.good is not None else list(range(count))
+            assert found == good
+            begins = parsed.begins.to_pylist()
+            assert [
+                content[b - 7 : e - 7] for b, e in zip(begins, parsed.ends.to_pylist(), strict=True)
+            ] == lines
+
+
 def test_content_that_ends_within_a_record():
     parsed = parse(spec("c string", path=()), b'{"c":"x"}\n{"c":"y"}', begin=100)
     assert [one.number for one in parsed.bad] == [1]

@@ -1,14 +1,14 @@
 """Blocks of a journal as typed rows, with bad records told by their place. Pure.
 
-A block is read at once (`records`), which takes all of it or nothing. One that is refused is read in parts, unless many
-were bad in the one before. Of a part that is refused, msgspec looks at each line, as fast as the lines are many and
-however many are bad. It is a guess: what it lets pass is read
+A block is read at once (`records`), which takes all of it or nothing. One that is refused is read without the lines that can
+be seen to be odd, and if that is not it, in parts, unless many were bad in the one before. Of what is refused then, and of
+odd lines, msgspec looks at each, as fast as the lines are many and however many are bad. It is a guess: what it lets pass is read
 at once again, in halves if that is refused too, and what it does not is read alone. So `records` has the last word on
 each line.
 
     content ── records ── all good
                   │
-               refused: in parts ── records ── all good
+               refused: the others, parts ── records ── all good
                                        │
                                     refused ── each line, trimmed: msgspec ── good ── records, at once ── refused: in halves
                                                                       └─ no ── records, alone ── refused: bad (`reasons`)
@@ -18,7 +18,6 @@ An ACK of a transaction is no row, and not bad, whatever else it holds.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, final
 
 import msgspec
@@ -32,6 +31,7 @@ from gazette_platform.lake.typed.records import (
     RecordsReader,
     acks_of,
     lines_of,
+    odd_lines,
     record_columns,
     with_uuid,
 )
@@ -105,61 +105,91 @@ class BlockParser:
         try:
             found = self._records.read(lines)
         except RefusedError:
-            return self._sifted(content, begins, ends)
+            return self._sifted(lines, begins, ends)
         return _without_acks(
             ParsedBlock(found.parts, begins, ends, found.rows, None, ()), acks_of(found.parts)
         )
 
-    def _sifted(self, content: bytes, begins: Any, ends: Any) -> ParsedBlock:
+    def _sifted(self, lines: Lines, begins: Any, ends: Any) -> ParsedBlock:
         """The same, where a line or more are bad."""
-        *lines, cut = content.split(b"\n")
-        # Most often it is one line, and what is far from it is good.
-        step = max(len(lines) // _PARTS, _PART_LINES) if self._is_seldom_bad else len(lines)
-        pieces = [
-            piece
-            for first in range(0, len(lines), step or 1)
-            for piece in self._part(lines, first, min(first + step, len(lines)))
-        ]
+        content = lines.content
+        *texts, cut = content.split(b"\n")
+        odd = odd_lines(lines)
+        others = sorted(set(range(len(texts))).difference(odd))
+        pieces = [*self._parts(texts, others, is_refused=not odd), *self._by_line(texts, odd)]
         good = [index for indices, _ in pieces for index in indices]
         tables = [self._records.empty, *(records.rows for _, records in pieces)]
         # Tables of many chunks are slow to write.
         rows = pa.concat_tables(tables).combine_chunks() if pieces else self._records.empty
-        if len(lines) < len(begins):
-            lines.append(cut.strip(_BLANKS))
+        if len(texts) < len(begins):
+            texts.append(cut.strip(_BLANKS))
+        if good != sorted(good):  # an odd one was good
+            order = pc.array_sort_indices(pa.array(good, pa.int64()))
+            rows = rows.take(order)
         is_good = set(good)
-        bad = [index for index in range(len(lines)) if index not in is_good]
+        bad = [index for index in range(len(texts)) if index not in is_good]
         self._is_seldom_bad = len(bad) < _PARTS
-        bad_parts = self._parts_of([self._uuid_of(lines[index]) for index in bad])
+        bad_parts = self._parts_of([self._uuid_of(texts[index]) for index in bad])
         both = pa.concat_arrays([*(records.parts for _, records in pieces), bad_parts])
         parts = both.take(pc.array_sort_indices(pa.array([*good, *bad], pa.int64())))
         acks = acks_of(parts)
         is_cut = not content.endswith(b"\n")
         told = tuple(
-            BadRecord(index, self._reason(lines[index], is_cut and index == len(lines) - 1))
+            BadRecord(index, self._reason(texts[index], is_cut and index == len(texts) - 1))
             for index in bad
             if not acks[index].as_py()
         )
-        indices = pa.array(good, pa.int64()) if bad else None
+        indices = pa.array(sorted(good), pa.int64()) if bad else None
         return _without_acks(ParsedBlock(parts, begins, ends, rows, indices, told), acks)
 
     def _reason(self, line: bytes, is_cut: bool) -> str:  # noqa: FBT001
         return "ends within a record: there is no newline" if is_cut else self._reasons.why(line)
 
-    def _part(
-        self, lines: list[bytes], first: int, last: int
-    ) -> Iterator[tuple[Sequence[int], Records]]:
-        """Good ones of some lines, in their order: at once, or line by line. These are trimmed then."""
-        if last - first < len(lines):
-            content = b"\n".join([*lines[first:last], b""])
-            with suppress(RefusedError):
-                return iter([(range(first, last), self._records.read(lines_of(content)))])
-        lines[first:last] = [line.strip(_BLANKS) for line in lines[first:last]]
+    def _parts(
+        self, lines: list[bytes], indices: list[int], *, is_refused: bool
+    ) -> Iterator[tuple[list[int], Records]]:
+        """Good ones of some lines, in their order: read at once, in parts, or line by line.
+
+        Args:
+            is_refused: whether they were read at once, and refused.
+        """
+        if not is_refused and (records := self._at_once(lines, indices)) is not None:
+            yield indices, records
+            return
+        # Most often it is one line, and what is far from it is good.
+        step = max(len(indices) // _PARTS, _PART_LINES) if self._is_seldom_bad else len(indices)
+        for first in range(0, len(indices), step or 1):
+            part = indices[first : first + step]
+            records = self._at_once(lines, part) if len(part) < len(indices) else None
+            if records is None:
+                yield from self._by_line(lines, part)
+            else:
+                yield part, records
+
+    def _at_once(self, lines: Sequence[bytes], indices: Sequence[int]) -> Records | None:
+        if not indices:
+            return None
+        content = b"\n".join([*(lines[index] for index in indices), b""])
+        try:
+            return self._records.read(lines_of(content))
+        except RefusedError:
+            return None
+
+    def _by_line(
+        self, lines: list[bytes], indices: Sequence[int]
+    ) -> Iterator[tuple[list[int], Records]]:
+        """Good ones of some lines, which are trimmed, in their order."""
+        for index in indices:
+            lines[index] = lines[index].strip(_BLANKS)
         likely = [
-            index
-            for index in range(first, last)
-            if self._is_likely(lines[index]) or self._fits(lines[index] + b"\n")
+            index for index in indices if self._is_likely(lines[index]) or self._fits(lines[index])
         ]
         return self._pieces(lines, likely)
+
+    def _fits(self, line: bytes) -> bool:
+        # Of what is no object the answer is known, and asking for it takes a hundred times as long.
+        is_object = line.startswith(b"{") and line.endswith(b"}")
+        return is_object and self._at_once([line], [0]) is not None
 
     def _pieces(
         self, lines: Sequence[bytes], likely: list[int]
@@ -168,22 +198,11 @@ class BlockParser:
         waiting = [likely]
         while waiting:
             indices = waiting.pop()
-            if not indices:
-                continue
-            content = b"".join([lines[index] + b"\n" for index in indices])
-            try:
-                yield indices, self._records.read(lines_of(content))
-            except RefusedError:
-                middle = len(indices) // 2
-                if middle:
-                    waiting += [indices[middle:], indices[:middle]]
-
-    def _fits(self, line: bytes) -> bool:
-        try:
-            self._records.read(lines_of(line))
-        except RefusedError:
-            return False
-        return True
+            records = self._at_once(lines, indices)
+            if records is not None:
+                yield indices, records
+            elif middle := len(indices) // 2:
+                waiting += [indices[middle:], indices[:middle]]
 
     @staticmethod
     def _parts_of(texts: Sequence[str | None]) -> pa.StructArray:

@@ -41,6 +41,7 @@ __all__ = [
     "RecordsReader",
     "acks_of",
     "lines_of",
+    "odd_lines",
     "record_columns",
     "with_uuid",
 ]
@@ -49,6 +50,8 @@ _ACK: Final = int(Flags.ACK_TXN)
 _STRING: Final = ColumnType("string")
 # Arrow is asked for it where nothing else is asked for, and gives a row for each line then.
 _NO_KEY: Final = "\0"
+# Each costs a look at all that is behind it.
+_ODD_TEXTS_MAX: Final = 8
 
 
 class Lines(NamedTuple):
@@ -301,9 +304,33 @@ def _check_plain(lines: Lines) -> None:
         _as_text(lines.content, pa.large_string()).validate(full=True)
     except pa.ArrowInvalid as err:
         raise RefusedError from err
-    is_object = pc.and_(pc.starts_with(lines.texts, "{"), pc.ends_with(lines.texts, "}"))
-    if not pc.all(is_object).as_py():
+    if not pc.all(_are_objects(lines)).as_py():
         raise RefusedError
+
+
+def _are_objects(lines: Lines) -> pa.BooleanArray:
+    return pc.and_(pc.starts_with(lines.texts, "{"), pc.ends_with(lines.texts, "}"))
+
+
+def odd_lines(lines: Lines) -> list[int]:
+    """Which lines are no records as they stand, as can be seen without reading them, in order.
+
+    It is for speed, and need not find all: of those that are no UTF-8 it finds a few.
+    """
+    odd = set(pc.indices_nonzero(pc.invert(_are_objects(lines))).to_pylist())
+    content, at = memoryview(lines.content), 0
+    for _ in range(_ODD_TEXTS_MAX):
+        try:
+            str(content[at:], "utf-8")
+        except UnicodeDecodeError as err:
+            index = pc.sum(pc.less_equal(lines.ends, at + err.start)).as_py()
+            if index == len(lines.texts):  # behind the last newline
+                break
+            odd.add(index)
+            at = lines.ends[index].as_py()
+        else:
+            break
+    return sorted(odd)
 
 
 def _as_text(content: bytes, kind: Any) -> Any:
