@@ -131,7 +131,7 @@ def test_tasks_that_are_done_again_write_nothing_twice(session, client, write, r
 
     def fails_once(n):
         """Fails a task behind most of its rows, the first time that it is done."""
-        from pyspark import TaskContext  # noqa: PLC0415  in the task
+        from pyspark import TaskContext
 
         if n % 2000 == 1999 and TaskContext.get().attemptNumber() == 0:
             raise RuntimeError("the task is killed")
