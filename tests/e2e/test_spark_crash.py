@@ -157,6 +157,7 @@ def await_commits(process, folder, count, log):
             return False
         assert time.monotonic() < deadline, log.read_text()[-4000:]
         time.sleep(0.05)
+    return True
 
 
 def test_totals_are_right_though_the_driver_is_killed_under_load(etcd_server, tmp_path):
