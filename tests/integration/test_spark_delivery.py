@@ -21,7 +21,7 @@ from gazette_platform.message import JsonFraming, read_committed
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import LabelSet
 from gazette_platform.spark import delivery as module
-from gazette_platform.spark.delivery import Delivery
+from gazette_platform.spark.delivery import Delivery, check_targets
 from gazette_platform.spark.marks import Mark, Writer
 from gazette_platform.spark.staging import Block, lay_down
 from gazette_platform.spark.targets import Targets
@@ -168,6 +168,19 @@ async def test_epoch_is_there_once_wherever_its_driver_dies(client, small_append
         if not has_died:
             break
     assert at > 10  # so often it was killed
+
+
+async def test_marks_alone_double_and_lose_rows_that_go_elsewhere_hole(client):
+    """Why there is a plan: without one, rows that are shared out otherwise the second time are not there once."""
+    journals = await Journals(client).create()
+    a, b, _ = journals.targets.names
+    first = [Block(journal=a, length=2, content=b"1\n"), Block(journal=b, length=2, content=b"2\n")]
+    again = [Block(journal=a, length=2, content=b"2\n"), Block(journal=b, length=2, content=b"1\n")]
+    await journals.delivery(staging="").deliver(1, first[:1])  # it dies before the other one
+    await journals.delivery(staging="").deliver(1, again)
+    assert [await content(client, name) for name in (a, b)] == [b"1\n", b"1\n"]
+    with pytest.raises(ValidationError, match="stagingJournal: 3 journals may be written to"):
+        check_targets(journals.targets, staging="", is_lasting=True)
 
 
 async def test_drivers_that_die_again_and_again_have_each_epoch_there_once(client, small_appends):
