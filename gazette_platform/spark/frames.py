@@ -201,7 +201,7 @@ class _Csv:
 
     def encode(self, rows: pa.RecordBatch) -> bytes:
         """See `Encoder`."""
-        columns = [_csv_column(rows.column(field.name), field.name) for field in self._schema]
+        columns = [_csv_column(rows.column(field.name), field) for field in self._schema]
         out = io.BytesIO()
         table = pa.Table.from_arrays(columns, names=self._schema.names)
         arrow_csv.write_csv(table, out, arrow_csv.WriteOptions(include_header=False))
@@ -218,7 +218,7 @@ class _Csv:
 
 def _json_values(column: pa.Array, kind: pa.DataType) -> list[Any]:
     """Values that msgspec writes as they are to be."""
-    # Python's own objects of instants and decimals take twenty times as long.
+    # Spark may send texts by longer offsets. Python's own objects of instants and decimals take twenty times as long.
     if pa.types.is_timestamp(kind):
         column = _instants(column)
     elif pa.types.is_decimal(kind):
@@ -232,13 +232,14 @@ def _json_values(column: pa.Array, kind: pa.DataType) -> list[Any]:
     return values
 
 
-def _csv_column(column: pa.Array, name: str) -> pa.Array:
-    kind = column.type
+def _csv_column(column: pa.Array, field: pa.Field) -> pa.Array:
+    kind = field.type
     if pa.types.is_string(kind):
+        column = column.cast(kind)  # Spark may send texts by longer offsets
         has_break = pc.or_(pc.match_substring(column, "\n"), pc.match_substring(column, "\r"))
         if pc.any(has_break).as_py():
             raise DataError(
-                f"column {name}: a text has a line break in it, and a record of CSV is a line"
+                f"column {field.name}: a text has a line break in it, and a record of CSV is a line"
             )
     elif pa.types.is_floating(kind):
         return _finite(column)

@@ -86,6 +86,15 @@ def test_json_has_no_null_but_in_lists_and_maps():
     )
 
 
+def test_years_that_no_text_has_are_an_error():
+    kind = pa.timestamp("us", "UTC")
+    for micros in (253_402_300_800_000_000, -62_135_596_800_000_001):
+        batch = pa.record_batch({"at": pa.array([0, micros], pa.int64()).cast(kind)})
+        for made in (JSON, CSV):
+            with pytest.raises(DataError, match="before the year 1, or after the year 9999"):
+                encoder(made, layout("at timestamp"), ()).encode(batch)
+
+
 def test_json_tells_instants_in_utc_and_no_number_that_is_none():
     kind = pa.timestamp("us", "Europe/Berlin")
     made = encoder(JSON, layout("at timestamp, x double"), ())
@@ -108,6 +117,18 @@ def test_csv_has_a_line_a_record():
     with pytest.raises(DataError, match="a row of NULL alone has no record in CSV"):
         encode(CSV, "a bigint", (1,), (None,), (2,))
     assert encode(CSV, "a bigint", (None,), uuid=("x",)) == f"{NONE},\n".encode()
+
+
+def test_texts_by_longer_offsets_are_the_same():
+    # As Spark sends them by `spark.sql.execution.arrow.useLargeVarTypes`.
+    batch = pa.record_batch({"s": pa.array(["x"], pa.large_string()), "n": [1]})
+    assert encoder(JSON, layout("s string, n bigint"), ()).encode(batch) == b'{"s":"x","n":1}\n'
+    assert encoder(CSV, layout("s string, n bigint"), ()).encode(batch) == b'"x",1\n'
+    for kind in (pa.large_string(), pa.large_binary()):
+        batch = pa.record_batch({"value": pa.array(["2"], pa.string()).cast(kind)})
+        assert encoder(JSON, layout("value binary"), ()).encode(batch) == b"2\n"
+        router = Router(TARGETS, layout("value binary", key="value"), "modulo")
+        assert [place for place, _ in router.share_out(batch)] == [modulo(b"2", 3)]
 
 
 def test_records_that_are_given_whole_are_written_as_they_lie():

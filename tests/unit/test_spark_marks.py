@@ -15,6 +15,7 @@ def test_mark_is_a_value_that_registers_can_hold():
     registers.validate()
     assert mark_of(registers, WRITER) == MARK
     assert mark_of(registers, Writer("another")) is None
+    LabelSet.of((Writer("a-b+c/d.e_F9").label, MARK.text)).validate()
     LabelSet.of((Writer("x" * 48).label, MARK.text)).validate()
     LabelSet.of((Writer("f" * 32, is_lasting=False).label, MARK.text)).validate()
 
