@@ -70,6 +70,7 @@ __all__ = [
     "TypedProgressGone",
     "TypedRolledBack",
     "ValidationError",
+    "WriterFenced",
     "WrongAppendOffset",
     "WrongRoute",
     "status_error",
@@ -388,6 +389,10 @@ class SavepointExists(SavepointError):
 
 class SavepointNotFound(SavepointError):
     """There is none of that name, or the caller's claims hide it."""
+
+
+class WriterFenced(GazetteError):
+    """A writer of epochs comes late: another process has gone on in its name. Nothing was appended."""
 
 
 class LakeError(GazetteError):

@@ -3,9 +3,14 @@
     {"initial": true}                                   where a new query begins
     {"from": {"a/b": 0}, "journals": {"a/b": 4096}}     the end of its first batch, which says where that began
     {"journals": {"a/b": 8192, "a/c": 100}}             the end of any other batch
+    {"journals": …, "producers": {"a/b": [["6b1f…", 19550868480001, 4000]]}}     of a query of committed messages
 
 Spark asks a source where a query begins each time that it starts its first batch, and `latest` is another place by
 then. So the end of the first batch has that place in it, and each batch is a function of its two offsets.
+
+Which messages are committed depends on all before them. What of those counts is a few numbers of each producer that
+has published within a day (`ProducerState`): its last clock that was committed, and where its open transaction begins,
+or -1. With these behind each journal's offset a batch is a function of its offsets again.
 """
 
 from __future__ import annotations
@@ -13,39 +18,107 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from gazette_platform.errors import DataError, ValidationError
+from gazette_platform.message.sequencer import ProducerState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["INITIAL", "begins_of", "offset_of", "positions_of", "reach"]
+__all__ = [
+    "INITIAL",
+    "PRODUCERS_MAX",
+    "Producers",
+    "begins_of",
+    "offset_of",
+    "positions_of",
+    "producers_of",
+    "reach",
+]
+
+Producers = dict[str, tuple[ProducerState, ...]]
+"""Of each journal, those that have published within a day."""
+
+PRODUCERS_MAX: Final = 10_000
+"""In one offset: each takes some 50 bytes of it, and Spark writes one with each batch."""
 
 INITIAL: Final[dict[str, Any]] = {"initial": True}
 """The offset at which each query begins."""
 
 
 def offset_of(
-    positions: Mapping[str, int], begins: Mapping[str, int] | None = None
+    positions: Mapping[str, int],
+    begins: Mapping[str, int] | None = None,
+    producers: Producers | None = None,
 ) -> dict[str, Any]:
     """The offset behind a batch.
 
     Args:
         begins: where the batch begins, if it is the first one.
+        producers: of committed messages, as of `positions`.
+
+    Raises: ValidationError: there are more producers than an offset can hold.
 
     >>> offset_of({"b": 2, "a": 1}, {"a": 0})
     {'from': {'a': 0}, 'journals': {'a': 1, 'b': 2}}
     """
     first = {} if begins is None else {"from": dict(sorted(begins.items()))}
-    return {**first, "journals": dict(sorted(positions.items()))}
+    found = {**first, "journals": dict(sorted(positions.items()))}
+    if producers is None:
+        return found
+    count = sum(map(len, producers.values()))
+    if count > PRODUCERS_MAX:
+        raise ValidationError(
+            f"{count} producers have published to these journals within a day, and a stream remembers up to {PRODUCERS_MAX} "
+            "(keep a producer for as long as its process lives, read fewer journals in a query, or have a typed table "
+            "find what is committed)",
+            path="committed",
+        )
+    states = {
+        name: [[one.producer.hex(), one.last_ack, one.begin] for one in sorted(listed)]
+        for name, listed in sorted(producers.items())
+        if listed
+    }
+    return {**found, "producers": states}
+
+
+def producers_of(offset: Mapping[str, Any], *, is_committed: bool) -> Producers:
+    """Producers as of an offset; none where a query begins.
+
+    Args:
+        is_committed: whether the query reads committed messages. If not, there are none.
+
+    Raises: ValidationError: the offset is of a query that does otherwise, or none of ours.
+    """
+    found = offset.get("producers", {} if offset == INITIAL or not is_committed else None)
+    if found is None or (found and not is_committed):
+        raise ValidationError(
+            "the query's checkpoint is of one with another value of it: which messages are committed depends on all that was "
+            "read before (set it back, or begin with a new checkpoint)",
+            path="committed",
+        )
+    try:
+        return {
+            name: tuple(
+                ProducerState(name, bytes.fromhex(producer), last_ack, begin)
+                for producer, last_ack, begin in listed
+            )
+            for name, listed in found.items()
+        }
+    except (AttributeError, TypeError, ValueError) as err:
+        raise _is_foreign(offset) from err
 
 
 def positions_of(offset: Mapping[str, Any]) -> dict[str, int]:
     """How far each journal is read. Raises: ValidationError: it is no offset of ours."""
     positions = offset.get("journals")
     if not isinstance(positions, dict) or not all(isinstance(at, int) for at in positions.values()):
-        raise ValidationError(
-            f"{str(dict(offset))[:200]} is no offset of format gazette (is the checkpoint another query's?)"
-        )
+        raise _is_foreign(offset)
     return positions
+
+
+def _is_foreign(offset: Mapping[str, Any]) -> ValidationError:
+    return ValidationError(
+        f"{str(dict(offset))[:200]} is no offset of format gazette (is the checkpoint another query's?)"
+    )
 
 
 def begins_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, int]:

@@ -124,7 +124,13 @@ async def splits_of(
             return plan.spans
         # What is committed depends on all that came before: one task reads it in order.
         first = plan.spans[0].begin if plan.spans else one.end
-        whole = Span(journal=one.journal, content_type=one.content_type, begin=first, end=one.end)
+        whole = Span(
+            journal=one.journal,
+            content_type=one.content_type,
+            begin=first,
+            end=one.end,
+            producers=one.producers,
+        )
         return [whole] if first < one.end else []
 
     found = await side_by_side(spans_of, wanted, at_a_time=_AT_A_TIME)

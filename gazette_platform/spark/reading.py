@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -11,12 +11,13 @@ from gazette_platform.client import Client
 from gazette_platform.client.loop_thread import next_or_none
 from gazette_platform.errors import DataError, Desynchronized
 from gazette_platform.lake.segment_content import BLOCK_BYTES, LineBlocks, pieces_of
-from gazette_platform.message.arrow_committed import Frames
+from gazette_platform.message.arrow_committed import Framed, Frames
 from gazette_platform.message.framing import FRAME_BYTES_MAX
-from gazette_platform.message.json_framing import JsonFraming
 from gazette_platform.message.reading import read_committed
 from gazette_platform.message.registry import framing_of
+from gazette_platform.message.sequencer import SequencerCheckpoint
 from gazette_platform.message.uuid import NO_UUID, Flags, UuidParts, build_uuid
+from gazette_platform.spark.json_frames import JsonFrames
 from gazette_platform.spark.records import JSON, TEXTS, Block, Records
 
 if TYPE_CHECKING:
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import AsyncClient
     from gazette_platform.lake.segment_content import Piece
-    from gazette_platform.message.framing import Framing
+    from gazette_platform.message.framing import Unframing
     from gazette_platform.spark.columns import Columns
     from gazette_platform.spark.options import SourceOptions
     from gazette_platform.spark.splits import Span
 
-__all__ = ["read_spans"]
+__all__ = ["frames_of", "line_blocks", "read_spans"]
 
 _ACK: Final = int(Flags.ACK_TXN)
 
@@ -72,6 +73,24 @@ def _blocks(
         yield from _lines(span.journal, pieces)
     else:
         yield from _frames(span, pieces, needs_uuid=needs_uuid)
+
+
+def line_blocks(client: Client, journal: str, begin: int, end: int) -> Iterator[Block]:
+    """Lines of bytes [begin, end) of a journal, in order, in blocks of some MiB. What is gone is passed over.
+
+    Raises: DataError: it is damaged. TransportError.
+    """
+    return _lines(journal, _fetched(client, journal, begin, end))
+
+
+def _fetched(client: Client, journal: str, begin: int, end: int) -> Iterator[Piece]:
+    reading = client.asynchronous.read
+    reader = reading(journal, begin, end_offset=end, direct=True, on_jump="continue")
+    try:
+        while (piece := client.run(next_or_none(reader))) is not None:
+            yield reader.offset - len(piece), bytes(piece)
+    finally:
+        client.run(reader.aclose())
 
 
 def _lines(journal: str, pieces: Iterator[Piece]) -> Iterator[Block]:
@@ -153,18 +172,23 @@ def _text_of(uuid: UuidParts) -> str | None:
     return None if uuid == NO_UUID else str(build_uuid(*uuid))
 
 
+def frames_of(content_type: str, options: SourceOptions) -> Unframing[Framed]:
+    """How messages are cut, and where their UUIDs are. What cannot be read has none, and counts as committed."""
+    if content_type == JSON:
+        return JsonFrames(options.uuid)
+    return Frames(framing_of(content_type), unreadable=NO_UUID)
+
+
 async def _committed(
     client: AsyncClient, span: Span, options: SourceOptions, *, needs_uuid: bool
 ) -> AsyncGenerator[Block, None]:
     """Committed messages of a span, each once, without ACKs, in blocks."""
-    framing: Framing[Any] = framing_of(span.content_type)
-    if span.content_type == JSON:
-        framing = JsonFraming(uuid_field=".".join(options.uuid))
+    checkpoint = SequencerCheckpoint(offsets={span.journal: span.begin}, producers=span.producers)
     reader = await read_committed(
         client,
         span.journal,
-        span.begin,
-        framing=Frames(framing, unreadable=NO_UUID),
+        checkpoint=checkpoint,
+        framing=frames_of(span.content_type, options),
         end_offset=span.end,
         direct=True,
     )

@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final, final
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from typing_extensions import override
 
 from gazette_platform.spark.batch import BatchReader, FilteringReader
 from gazette_platform.spark.columns import DEFAULT_SCHEMA, columns_of
 from gazette_platform.spark.options import SourceOptions, parse_options
+from gazette_platform.spark.sink import BatchWriter, StreamWriter
+from gazette_platform.spark.sink_options import SinkOptions, parse_sink_options
 from gazette_platform.spark.stream import StreamReader
 
 if TYPE_CHECKING:
@@ -23,10 +31,10 @@ _PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 
 
 class GazetteDataSource(DataSource):
-    """Journals, as ``spark.read.format("gazette")`` and ``spark.readStream.format("gazette")``.
+    """Journals, as ``format("gazette")`` of `read`, `readStream`, `write` and `writeStream`.
 
     Registered as it is, it leaves all filters to Spark, which refuses a Python source that takes any in sessions
-    that did not allow it: see `register`. Options are those of `OPTIONS`.
+    that did not allow it: see `register`. Options are those of `OPTIONS`, and of writes those of `SINK_OPTIONS`.
     """
 
     @classmethod
@@ -46,8 +54,19 @@ class GazetteDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return StreamReader(self._options(), columns_of(schema))
 
+    @override
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return BatchWriter(self._sink_options(), schema, overwrite=overwrite)
+
+    @override
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return StreamWriter(self._sink_options(), schema, overwrite=overwrite)
+
     def _options(self) -> SourceOptions:
         return parse_options(dict(self.options), os.environ)
+
+    def _sink_options(self) -> SinkOptions:
+        return parse_sink_options(dict(self.options), os.environ)
 
 
 @final

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gazette_platform.client import FragmentListing
+    from gazette_platform.message.sequencer import ProducerState
 
 __all__ = ["Bounds", "Range", "RangePlan", "Span", "pack", "plan_range"]
 
@@ -30,6 +31,8 @@ class Range:
     content_type: str
     begin: int
     end: int
+    producers: tuple[ProducerState, ...] = ()
+    """Of committed messages, what is known of those before it."""
 
 
 @final
@@ -43,6 +46,8 @@ class Span:
     end: int
     listing: FragmentListing | None = None
     """The persisted fragment that is read; None: brokers are asked."""
+    producers: tuple[ProducerState, ...] = ()
+    """As of `Range`."""
 
     @override
     def __repr__(self) -> str:

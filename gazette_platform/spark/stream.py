@@ -11,10 +11,18 @@ from gazette_platform.client import Client
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.side_by_side import side_by_side
 from gazette_platform.spark.batch import SpanPartition
-from gazette_platform.spark.offsets import INITIAL, begins_of, offset_of, positions_of, reach
+from gazette_platform.spark.offsets import (
+    INITIAL,
+    begins_of,
+    offset_of,
+    positions_of,
+    producers_of,
+    reach,
+)
 from gazette_platform.spark.planning import find_journals, place_of, splits_of
 from gazette_platform.spark.reading import read_spans
-from gazette_platform.spark.records import TEXTS
+from gazette_platform.spark.records import JSON, TEXTS
+from gazette_platform.spark.sequencing import producers_behind
 from gazette_platform.spark.splits import Range
 
 if TYPE_CHECKING:
@@ -24,6 +32,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import AsyncClient
     from gazette_platform.spark.columns import Columns
+    from gazette_platform.spark.offsets import Producers
     from gazette_platform.spark.options import SourceOptions
     from gazette_platform.spark.planning import Journals
 
@@ -39,7 +48,8 @@ class StreamReader(DataSourceStreamReader):
     """Offsets on the driver, in one process for as long as the query runs; batches in tasks.
 
     A batch is read between two offsets of the checkpoint, wherever fragments lie by then, so that one which is done
-    again has the same rows. `maxBytesPerTrigger` is counted from the end of the last batch that was planned: Spark
+    again has the same rows. Of committed messages the driver reads it first, for what it tells of producers.
+    `maxBytesPerTrigger` is counted from the end of the last batch that was planned: Spark
     tells a source that is started again of it before it asks for the next.
 
     Raises: ValidationError: options that only batches have.
@@ -77,14 +87,22 @@ class StreamReader(DataSourceStreamReader):
                 )
             positions = self._begins
         wanted = reach(positions, heads, self._options.trigger_bytes_max)
-        ends = client.run(_between_messages(client.asynchronous, positions, wanted, journals))
+        # A record of CSV is a line, but messages of CSV may have line breaks within quotes.
+        lines = (JSON,) if self._options.committed else TEXTS
+        ends = client.run(
+            _between_messages(client.asynchronous, positions, wanted, journals, lines)
+        )
         if self._last is not None and ends == positions:
             return self._last  # the very same: Spark compares texts, and makes no batch
-        return offset_of(ends, self._begins if self._last is None else None)
+        begins = self._begins if self._last is None else None
+        if not self._options.committed:
+            return offset_of(ends, begins)
+        return offset_of(ends, begins, self._producers(positions, ends, journals))
 
     @override
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         self._last = end
+        known = producers_of(start, is_committed=self._options.committed)
         if start == end:  # so Spark tells where a query stands that is started again
             return []
         begins = begins_of(start, end)
@@ -100,7 +118,13 @@ class StreamReader(DataSourceStreamReader):
                 client.asynchronous,
                 self._options,
                 [
-                    Range(journal=name, content_type=types[name], begin=begin, end=reached)
+                    Range(
+                        journal=name,
+                        content_type=types[name],
+                        begin=begin,
+                        end=reached,
+                        producers=known.get(name, ()),
+                    )
                     for name, begin, reached in ranges
                 ],
             )
@@ -118,6 +142,25 @@ class StreamReader(DataSourceStreamReader):
         if client is not None:
             client.close()
 
+    def _producers(
+        self, positions: dict[str, int], ends: dict[str, int], journals: Journals
+    ) -> Producers:
+        """Producers as of `ends`: those as of `positions`, and what lies between."""
+        client = self._open()
+        known = producers_of(INITIAL if self._last is None else self._last, is_committed=True)
+        for name, end in ends.items():
+            begin = positions.get(name, 0)
+            if begin < end:
+                between = Range(
+                    journal=name,
+                    content_type=journals[name][0],
+                    begin=begin,
+                    end=end,
+                    producers=known.get(name, ()),
+                )
+                known[name] = producers_behind(client, between, self._options)
+        return known
+
     def _open(self) -> Client:
         if self._client is None:
             self._client = Client(self._options.config)
@@ -125,12 +168,6 @@ class StreamReader(DataSourceStreamReader):
 
 
 def _check(options: SourceOptions) -> None:
-    if options.committed:
-        raise ValidationError(
-            "is of batches only: which messages are committed depends on those of earlier batches, and a "
-            "stream's offsets do not carry that (read all, with `_uuid`, and drop what comes twice)",
-            path="committed",
-        )
     if options.ending.word != "latest":
         raise ValidationError("are of batches only: a stream has no end", path="endingOffsets")
 
@@ -154,15 +191,20 @@ async def _between_messages(
     positions: dict[str, int],
     wanted: dict[str, int],
     journals: Journals,
+    lines: tuple[str, ...],
 ) -> dict[str, int]:
-    """`wanted`, each moved to where a message ends: before it, unless none ends there."""
+    """`wanted`, each moved to where a message ends: before it, unless none ends there.
+
+    Args:
+        lines: content types whose messages end with each line.
+    """
 
     async def one(name: str) -> int:
         begin, want = positions.get(name, 0), wanted[name]
         content_type, head = journals.get(name, ("", want))
         if want >= head:
             return max(want, begin)
-        if content_type in TEXTS:
+        if content_type in lines:
             return await _line_end(client, name, begin, want, head)
         return await _fragment_end(client, name, begin, want, head)
 

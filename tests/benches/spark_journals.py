@@ -8,30 +8,30 @@ from gazette_platform import Change
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 
-__all__ = ["bulk", "create", "json_lines"]
+__all__ = ["CSV", "JSON", "bulk", "create", "journal_spec", "json_lines"]
 
+CSV = "text/csv"
 JSON = "application/x-ndjson"
+
+
+def journal_spec(name, content_type=JSON):
+    labels = LabelSet.of(("content-type", content_type)) if content_type else LabelSet()
+    return JournalSpec(
+        name=name,
+        replication=1,
+        labels=labels,
+        fragment=FragmentSpec(
+            length=1 << 20,
+            codec=CompressionCodec.GZIP,
+            stores=("file:///",),
+            refresh_interval_ns=SECOND_NS,
+        ),
+    )
 
 
 def create(client, prefix, *parts, content_type=JSON):
     names = [f"{prefix}/{part}" for part in parts]
-    changes = [
-        Change(
-            JournalSpec(
-                name=name,
-                replication=1,
-                labels=LabelSet.of(("content-type", content_type)),
-                fragment=FragmentSpec(
-                    length=1 << 20,
-                    codec=CompressionCodec.GZIP,
-                    stores=("file:///",),
-                    refresh_interval_ns=SECOND_NS,
-                ),
-            )
-        )
-        for name in names
-    ]
-    client.apply(changes)
+    client.apply([Change(journal_spec(name, content_type)) for name in names])
     return names
 
 

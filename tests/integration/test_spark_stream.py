@@ -8,7 +8,14 @@ import pytest
 from lake_servers import plain_spark_session
 from spark_journals import bulk, create, json_lines
 
-from gazette_platform import Client, ClientConfig
+from gazette_platform import (
+    Client,
+    ClientConfig,
+    Flags,
+    MessageClock,
+    build_uuid,
+    new_producer_id,
+)
 from gazette_platform.embedded import tools
 from gazette_platform.spark import register
 from gazette_platform.testing.broker import BrokerServer
@@ -104,7 +111,7 @@ class Sink:
             for path in folder.glob("*.json"):
                 for line in path.read_text().splitlines():
                     row = json.loads(line)
-                    rows.append((row["n"], row["_journal"], row["_begin"], row["_end"]))
+                    rows.append((row.get("n"), row["_journal"], row["_begin"], row["_end"]))
             found.append(sorted(rows, key=lambda row: row[1:]))
         return found
 
@@ -210,7 +217,58 @@ def test_table_of_iceberg_has_a_batch_once_that_is_done_again(
     assert run() == [*range(300)]
 
 
-def test_committed_is_of_batches_only(session, shared, prefix, tmp_path):
-    sink = Sink(session, shared, f"name={prefix}", tmp_path, committed="true")
-    with pytest.raises(Exception, match="committed: is of batches only"):
+class Producer:
+    """Numbers of one producer, in transactions or outside of them."""
+
+    def __init__(self, client):
+        self._client = client
+        self._producer = new_producer_id()
+        self._clock = MessageClock(1 << 60)
+
+    def append(self, journal, flags, *numbers):
+        lines = []
+        for n in numbers:
+            uuid = build_uuid(self._producer, self._clock.tick(), flags)
+            lines.append({"n": n, "_meta": {"uuid": str(uuid)}})
+        content = json_lines(*lines)
+        self._client.append(journal, content)
+        return content
+
+
+def test_committed_messages_are_there_once_though_transactions_span_batches_and_restarts(
+    session, shared, client, prefix, tmp_path
+):
+    a, b = create(client, prefix, "a", "b")
+    outside, continued, ack = Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN
+    one, two, three = Producer(client), Producer(client), Producer(client)
+    options = {"selector": f"name:prefix={prefix}/", "folder": tmp_path, "committed": "true"}
+    sink = Sink(session, shared, **options)
+    one.append(a, continued, 1, 2)
+    twice = two.append(a, outside, 10)
+    three.append(b, continued, 20)
+    sink.run()
+    assert sink.numbers() == [10]
+    client.append(a, twice)
+    one.append(a, continued, 3)
+    client.flush(f"name={a}")
+    two.append(a, continued, 98)  # of a transaction that is never committed
+    sink.run()
+    assert sink.numbers() == [10]
+    one.append(a, ack, 0)
+    three.append(b, outside, 21)  # takes back what it had begun
+    client.append(b, b"no record\n")
+    sink.fails_at = 2
+    with pytest.raises(Exception, match="the sink is away"):
         sink.run()
+    client.append(a, twice)
+    one.append(a, continued, 4)
+    one.append(a, ack, 0)
+    sink.run()
+    sink.run()
+    assert [row[0] for row in sink.batches()[2]] == [1, 2, 3, 21, None]
+    assert [row[0] for row in sink.batches()[3]] == [4]
+    found = [row[0] for batch in sink.batches() for row in batch if row[0] is not None]
+    assert sorted(found) == [1, 2, 3, 4, 10, 21]
+    all_of_it = Sink(session, shared, f"name:prefix={prefix}/", tmp_path)
+    with pytest.raises(Exception, match="committed: the query's checkpoint is of one with another"):
+        all_of_it.run()

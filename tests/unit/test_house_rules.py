@@ -42,7 +42,7 @@ CONTRACTS = {
         "client.store_plan consumer.recoverylog.fsm fragment.cover_set fragment.head_records fragment.retention lake.coverage lake.local_sql.json_values lake.planning lake.progress lake.retention lake.rollups.covers lake.rollups.lineage lake.rollups.planning lake.segments lake.table_names "
         "lake.typed.backfill_rounds lake.typed.behind lake.typed.evolution lake.typed.hive_partitions lake.typed.iceberg_types lake.typed.json_arrays lake.typed.parsing lake.typed.partition_values lake.typed.placing lake.typed.ranges lake.typed.reasons lake.typed.records lake.typed.rounds lake.typed.row_ranges lake.typed.screening lake.typed.state "
         "lake.typed_spec.columns lake.typed_spec.json_schema lake.typed_spec.partitions lake.typed_spec.spec lake.typed_spec.typed_columns "
-        "message.sequencer ops.host_guard sensors.turns sensors.waits spark.offsets spark.options spark.splits testing.chaos.availability testing.chaos.logs testing.chaos.verdict "
+        "message.sequencer ops.host_guard sensors.turns sensors.waits spark.marks spark.offsets spark.option_parsing spark.options spark.sink_options spark.splits testing.chaos.availability testing.chaos.logs testing.chaos.verdict "
         "testing.checker"
     ),
     ("pb-edges", "allowed_importers"): "protocol client broker consumer testing",

@@ -1,6 +1,7 @@
 """Splits and offsets of `format("gazette")`: which bytes are read by whom, and from where to where."""
 
 import doctest
+import json
 import pickle
 
 import pytest
@@ -16,10 +17,19 @@ from pyspark.sql.datasource import (
 
 from gazette_platform.client import FragmentListing
 from gazette_platform.errors import DataError, ValidationError
+from gazette_platform.message.sequencer import ProducerState
 from gazette_platform.protocol import Fragment
 from gazette_platform.spark import offsets
 from gazette_platform.spark.batch import bounds_of
-from gazette_platform.spark.offsets import INITIAL, begins_of, offset_of, positions_of, reach
+from gazette_platform.spark.offsets import (
+    INITIAL,
+    PRODUCERS_MAX,
+    begins_of,
+    offset_of,
+    positions_of,
+    producers_of,
+    reach,
+)
 from gazette_platform.spark.splits import Bounds, Range, Span, pack, plan_range
 
 
@@ -160,3 +170,39 @@ def test_journal_that_ends_before_it_was_read_to_is_an_error(end):
 def test_offset_of_another_source_is_told(offset):
     with pytest.raises(ValidationError, match="is no offset of format gazette"):
         positions_of(offset)
+
+
+def test_offset_of_committed_messages_has_producers_of_its_journals():
+    states = (
+        ProducerState("a/b", b"\x01aaaaa", (1 << 64) - 1, 17),
+        ProducerState("a/b", b"\x03bbbbb", 5, -1),
+    )
+    offset = json.loads(
+        json.dumps(offset_of({"a/b": 20, "a/c": 3}, {"a/b": 0}, {"a/b": states[::-1], "a/c": ()}))
+    )
+    assert offset["producers"] == {
+        "a/b": [["016161616161", (1 << 64) - 1, 17], ["036262626262", 5, -1]]
+    }
+    assert producers_of(offset, is_committed=True) == {"a/b": states}
+    assert producers_of(INITIAL, is_committed=True) == {}
+    assert producers_of(offset_of({"a/b": 1}), is_committed=False) == {}
+    assert begins_of(INITIAL, offset) == {"a/b": 0, "a/c": 0}
+
+
+def test_query_keeps_to_committed_messages_or_to_all():
+    committed = offset_of({"a/b": 1}, None, {"a/b": (ProducerState("a/b", b"\x01aaaaa", 1, -1),)})
+    for offset, is_committed in ((offset_of({"a/b": 1}), True), (committed, False)):
+        with pytest.raises(
+            ValidationError, match="committed: the query's checkpoint is of one with"
+        ):
+            producers_of(offset, is_committed=is_committed)
+    for odd in ({"a/b": [1]}, {"a/b": [["x", 1, 2]]}, [1]):
+        with pytest.raises(ValidationError, match="is no offset of format gazette"):
+            producers_of({"journals": {}, "producers": odd}, is_committed=True)
+
+
+def test_producers_of_an_offset_are_bounded():
+    states = tuple(ProducerState("a/b", n.to_bytes(6), 1, -1) for n in range(PRODUCERS_MAX + 1))
+    assert len(offset_of({}, None, {"a/b": states[1:]})["producers"]["a/b"]) == PRODUCERS_MAX
+    with pytest.raises(ValidationError, match="committed: 10001 producers have published to these"):
+        offset_of({}, None, {"a/b": states})

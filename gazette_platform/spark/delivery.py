@@ -1,0 +1,294 @@
+"""How the driver appends what tasks made, so that each epoch of a writer is in each journal once.
+
+With a staging journal an epoch takes three steps, of which each can be done again:
+
+    tasks     lay down blocks                     by anyone, any number of times
+    plan      one append to the staging journal   says which blocks are the epoch's; the first that is there counts
+    appends   for each journal, in order          each moves the writer's mark (`marks`) from the one before it
+
+Whoever does an epoch again, whatever its tasks made this time, finds the plan, and goes on behind the last append that is
+there. So rows may be made and mapped as differently as they like each time: what counts is what was planned first.
+Without a staging journal the plan is missing: then an epoch is one append to one journal, which is there or is not.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final, NamedTuple, final
+
+import msgspec
+
+from gazette_platform.errors import (
+    DataError,
+    OutcomeUnknown,
+    RegisterMismatch,
+    ValidationError,
+    WriterFenced,
+)
+from gazette_platform.message.uuid import MessageClock
+from gazette_platform.ops.side_by_side import side_by_side
+from gazette_platform.spark.frames import stamped, uuid_place
+from gazette_platform.spark.marks import Mark, advance, mark_of, reached
+from gazette_platform.spark.staging import (
+    CARRIED_BYTES_MAX,
+    Block,
+    content_of,
+    lay_down,
+    too_much,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gazette_platform.client import AsyncClient
+    from gazette_platform.ops.clock import Clock
+    from gazette_platform.protocol import LabelSet
+    from gazette_platform.spark.marks import Writer
+    from gazette_platform.spark.targets import Targets
+
+__all__ = ["Delivery", "check_targets"]
+
+_log = logging.getLogger(__name__)
+
+# Of an append: memory goes by it, and by how many journals are appended to at a time.
+_APPEND_BYTES: Final = 16 << 20
+_JOURNALS_AT_A_TIME: Final = 4
+_READS_AT_A_TIME: Final = 8
+# How often somebody else may move the mark while we look.
+_TRIES: Final = 5
+
+
+class _PlannedBlock(NamedTuple):
+    """A block in the staging journal."""
+
+    begin: int
+    length: int
+    sha1: bytes
+
+
+class _Plan(msgspec.Struct):
+    """What an epoch is, as JSON in the staging journal."""
+
+    writer: str
+    epoch: int
+    journals: dict[str, list[list[_PlannedBlock]]]
+    """Of each journal its appends, and of each of these the blocks, in order."""
+
+
+_Appends = dict[str, list[list[Block]]]
+"""Of each journal what is appended to it, one after the other."""
+
+
+@final
+class Delivery:
+    """Appends epochs of one writer.
+
+    Args:
+        targets: journals that may be written to.
+        clock: tells the time.
+        staging: name of the staging journal; empty: there is none.
+        uuid: as of `SinkOptions`.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        writer: Writer,
+        targets: Targets,
+        clock: Clock,
+        *,
+        staging: str = "",
+        uuid: tuple[str, ...] = (),
+    ) -> None:
+        self._client = client
+        self._writer = writer
+        self._types = dict(zip(targets.names, targets.content_types, strict=True))
+        self._clock = clock
+        self._staging = staging
+        self._uuid = uuid
+
+    async def deliver(self, epoch: int, blocks: Sequence[Block]) -> None:
+        """Append an epoch. What of it is there already is left as it is.
+
+        Args:
+            blocks: its content, in the order of tasks.
+
+        Raises: WriterFenced: the writer has gone on to a later epoch. ValidationError: it is too much to be carried.
+            DataError: what was laid down is gone or damaged. GazetteError: a journal takes nothing. In all of these
+            some journals may have their part of the epoch: do it again.
+        Cancellation: as if it had failed.
+        """
+        if self._staging and self._writer.is_lasting:
+            appends = await self._planned(epoch, blocks)
+        else:
+            appends = self._unplanned(blocks)
+
+        async def one(journal: str) -> None:
+            await self._append_all(journal, epoch, appends[journal])
+
+        await side_by_side(one, sorted(appends), at_a_time=_JOURNALS_AT_A_TIME)
+
+    def _unplanned(self, blocks: Sequence[Block]) -> _Appends:
+        length = sum(block.length for block in blocks)
+        if not self._staging and length > CARRIED_BYTES_MAX:
+            raise too_much(length)
+        # One that may be done again is one append, for its parts may be others next time.
+        return _appends_of(blocks, CARRIED_BYTES_MAX if self._writer.is_lasting else _APPEND_BYTES)
+
+    # ------------------------------------------------------------------ the plan
+
+    async def _planned(self, epoch: int, blocks: Sequence[Block]) -> _Appends:
+        """What of an epoch is appended to which journal, as it was planned first: that may be now."""
+        for _ in range(_TRIES):
+            registers = await self._registers_of(self._staging)
+            seen = mark_of(registers, self._writer)
+            mark = reached(seen, epoch, self._staging, self._writer)
+            if mark is not None:
+                return await self._read_plan(mark)
+            if not blocks:
+                return {}
+            blocks = await self._laid_down(blocks)
+            appends = _appends_of(blocks, _APPEND_BYTES)
+            if await self._plan(epoch, appends, registers):
+                return appends
+        raise self._is_busy(self._staging)
+
+    async def _laid_down(self, blocks: Sequence[Block]) -> list[Block]:
+        carried = [block for block in blocks if block.begin < 0]
+        placed = iter(await lay_down(self._client, self._staging, carried) if carried else ())
+        return [next(placed) if block.begin < 0 else block for block in blocks]
+
+    async def _plan(self, epoch: int, appends: _Appends, registers: LabelSet) -> bool:
+        """Have these appends be the epoch's. Returns: False: another plan may be there."""
+        plan = _Plan(
+            self._writer.name,
+            epoch,
+            {
+                journal: [
+                    [_PlannedBlock(block.begin, block.length, block.sha1) for block in blocks]
+                    for blocks in listed
+                ]
+                for journal, listed in appends.items()
+            },
+        )
+        placed = await self._client.append(self._staging, msgspec.json.encode(plan) + b"\n")
+        mark = Mark(epoch=epoch, first=placed.begin, second=placed.end, at=self._now())
+        line = {"writer": self._writer.name, "epoch": epoch, "plan": [placed.begin, placed.end]}
+        content = msgspec.json.encode(line) + b"\n"
+        return await self._append_marked(self._staging, content, registers, mark) is not None
+
+    async def _read_plan(self, mark: Mark) -> _Appends:
+        place = Block(journal="", begin=mark.first, length=mark.second - mark.first)
+        content = await content_of(self._client, self._staging, place)
+        try:
+            plan = msgspec.json.decode(content, type=_Plan)
+        except msgspec.DecodeError as err:
+            raise DataError(
+                f"{self._staging}: what lies at offset {mark.first} is no plan of an epoch: {err} (was the journal "
+                "deleted and made anew?)"
+            ) from err
+        return {
+            journal: [
+                [Block(journal=journal, begin=b, length=n, sha1=sha1) for b, n, sha1 in blocks]
+                for blocks in listed
+            ]
+            for journal, listed in plan.journals.items()
+        }
+
+    # ------------------------------------------------------------------ journals
+
+    async def _append_all(self, journal: str, epoch: int, appends: list[list[Block]]) -> None:
+        """Append what of an epoch is not in a journal yet."""
+        registers = await self._registers_of(journal)
+        tries = 0
+        while tries < _TRIES:
+            seen = mark_of(registers, self._writer)
+            mark = reached(seen, epoch, journal, self._writer)
+            done = 0 if mark is None else mark.first
+            if done >= len(appends):
+                return
+            content = await self._content_of(appends[done])
+            content, clock = self._stamped(journal, content, 0 if seen is None else seen.second)
+            moved = Mark(epoch=epoch, first=done + 1, second=clock, at=self._now())
+            found = await self._append_marked(journal, content, registers, moved)
+            if found is None:
+                found = await self._registers_of(journal)
+                tries += 1
+            registers = found
+        raise self._is_busy(journal)
+
+    async def _content_of(self, blocks: Sequence[Block]) -> bytes:
+        async def one(block: Block) -> bytes:
+            return await content_of(self._client, self._staging, block)
+
+        return b"".join(await side_by_side(one, blocks, at_a_time=_READS_AT_A_TIME))
+
+    def _stamped(self, journal: str, content: bytes, clock: int) -> tuple[bytes, int]:
+        """Content with UUIDs, if it is to have any, and the clock of the last one."""
+        if not self._uuid:
+            return content, clock
+        kind = self._types.get(journal)
+        if kind is None:
+            raise ValidationError(
+                f"{journal}: the epoch has content of it, and it is gone, or the selector does not match it any more"
+            )
+        ticking = MessageClock(clock)
+        ticking.update(int(self._clock.unix_s() * 1e9))
+        place = uuid_place(kind, self._uuid)
+        return stamped(content, place, self._writer.producer, ticking), ticking.value
+
+    async def _append_marked(
+        self, journal: str, content: bytes, registers: LabelSet, mark: Mark
+    ) -> LabelSet | None:
+        """Append, and set the mark. Returns: the registers; None: look at them, it may be there or not."""
+        change = advance(registers, self._writer, mark)
+        try:
+            result = await self._client.append(
+                journal,
+                content,
+                check_registers=change.check,
+                union_registers=change.union,
+                subtract_registers=change.subtract or None,
+            )
+        except (RegisterMismatch, OutcomeUnknown) as err:
+            # The mark tells: an attempt without answer has moved it, or another driver has.
+            _log.info("%s: looking how far writer %s is: %s", journal, self._writer.name, err)
+            return None
+        return result.registers
+
+    async def _registers_of(self, journal: str) -> LabelSet:
+        # An append of nothing adds nothing, and waits for those before it.
+        return (await self._client.append(journal, b"")).registers
+
+    def _now(self) -> int:
+        return int(self._clock.unix_s())
+
+    def _is_busy(self, journal: str) -> WriterFenced:
+        return WriterFenced(
+            f"{journal}: somebody else moves the mark of writer {self._writer.name} all the time (does another driver run "
+            "the same query?)"
+        )
+
+
+def check_targets(targets: Targets, *, staging: str, is_lasting: bool) -> None:
+    """See that a write can be there once, whoever does it again.
+
+    Raises: ValidationError: it may go to several journals, and nothing says what was planned for each.
+    """
+    if is_lasting and not staging and len(targets.names) > 1:
+        raise ValidationError(
+            f"{len(targets.names)} journals may be written to: name a journal in which the sink notes what goes to which, so "
+            "that an epoch that is done again is in each of them once (of a single journal none is needed)",
+            path="stagingJournal",
+        )
+
+
+def _appends_of(blocks: Sequence[Block], bytes_max: int) -> _Appends:
+    """Blocks of each journal, in order, packed up to `bytes_max`; at least one to an append."""
+    found: _Appends = {}
+    for block in blocks:
+        appends = found.setdefault(block.journal, [[]])
+        if appends[-1] and sum(one.length for one in appends[-1]) + block.length > bytes_max:
+            appends.append([])
+        appends[-1].append(block)
+    return found

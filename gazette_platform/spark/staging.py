@@ -1,0 +1,138 @@
+"""What tasks hand to the driver: records of journals in blocks, carried by it or laid down in the staging journal.
+
+A task may be done twice, or die behind half of its work: so no task appends to the journals that are written to. What
+one of which nothing came has laid down stays behind in the staging journal, until its retention has it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, final
+
+from gazette_platform.errors import DataError, ValidationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gazette_platform.client import AsyncClient
+
+__all__ = ["CARRIED_BYTES_MAX", "Block", "Blocks", "content_of", "lay_down", "too_much"]
+
+CARRIED_BYTES_MAX: Final = 64 << 20
+"""Of all that the driver carries for one write: it passes Spark's JVM, and is an append of one journal."""
+
+# Less than this of a task is carried even if there is a staging journal: an append of its own would cost more.
+_SMALL_BYTES: Final = 64 << 10
+_STAGED_BYTES: Final = 16 << 20
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Whole records of a journal."""
+
+    journal: str
+    length: int
+    """Bytes."""
+    begin: int = -1
+    """Offset in the staging journal; -1: it is not there."""
+    sha1: bytes = b""
+    """Of what is there; empty: it is not checked."""
+    content: bytes | None = field(default=None, repr=False)
+    """The records; None: they are in the staging journal only."""
+
+
+@final
+class Blocks:
+    """Collects a task's records.
+
+    Args:
+        staging: name of the staging journal; empty: all is carried.
+    """
+
+    def __init__(self, client: AsyncClient, staging: str) -> None:
+        self._client = client
+        self._staging = staging
+        self._held: dict[str, list[bytes]] = defaultdict(list)
+        self._held_bytes = 0
+        self._blocks: list[Block] = []
+
+    async def add(self, journal: str, records: bytes) -> None:
+        """Take in the next records of a journal.
+
+        Raises: ValidationError: they are more than can be carried. GazetteError: the staging journal takes nothing.
+        Cancellation: safe, as far as the task is given up then.
+        """
+        self._held[journal].append(records)
+        self._held_bytes += len(records)
+        if self._staging and self._held_bytes >= _STAGED_BYTES:
+            await self._lay_down()
+        elif self._held_bytes > CARRIED_BYTES_MAX:
+            raise too_much(self._held_bytes)
+
+    async def finish(self) -> tuple[Block, ...]:
+        """All of the task, in order. Raises, cancellation: as `add`."""
+        if self._staging and self._held_bytes >= _SMALL_BYTES:
+            await self._lay_down()
+        return (*self._blocks, *_carried(self._held))
+
+    async def _lay_down(self) -> None:
+        held, self._held, self._held_bytes = self._held, defaultdict(list), 0
+        laid = await lay_down(self._client, self._staging, _carried(held))
+        self._blocks += [replace(block, content=None) for block in laid]
+
+
+async def lay_down(client: AsyncClient, staging: str, blocks: Sequence[Block]) -> list[Block]:
+    """Append carried blocks to the staging journal, all together.
+
+    Returns: the same blocks, with the places that they have there, too.
+    Raises: GazetteError: it takes nothing. Cancellation: they may be there, and nobody knows.
+    """
+    contents = [block.content or b"" for block in blocks]
+    placed = await client.append(staging, contents)
+    at, found = placed.begin, []
+    for block, content in zip(blocks, contents, strict=True):
+        sha1 = hashlib.sha1(content, usedforsecurity=False).digest()
+        found.append(replace(block, begin=at, sha1=sha1))
+        at += block.length
+    return found
+
+
+def too_much(length: int) -> ValidationError:
+    """The error of a write that the driver cannot carry."""
+    return ValidationError(
+        f"{length >> 20} MiB of one write are more than the driver carries, {CARRIED_BYTES_MAX >> 20} MiB: name a journal "
+        "in which tasks lay down what they write, or have less in a batch (of a stream, by maxBytesPerTrigger of its "
+        "source)",
+        path="stagingJournal",
+    )
+
+
+def _carried(held: dict[str, list[bytes]]) -> list[Block]:
+    joined: Iterable[tuple[str, bytes]] = (
+        (journal, b"".join(parts)) for journal, parts in held.items()
+    )
+    return [Block(journal=name, length=len(part), content=part) for name, part in joined if part]
+
+
+async def content_of(client: AsyncClient, staging: str, block: Block) -> bytes:
+    """The records of a block.
+
+    Raises: DataError: they are not in the staging journal any more, or are others. TransportError.
+        Cancellation: safe.
+    """
+    if block.content is not None:
+        return block.content
+    end = block.begin + block.length
+    reader = client.read(staging, block.begin, block=True, end_offset=end)
+    try:
+        content = b"".join([bytes(piece) async for piece in reader])
+    finally:
+        await reader.aclose()
+    if block.sha1 and hashlib.sha1(content, usedforsecurity=False).digest() != block.sha1:
+        raise DataError(
+            f"{staging}: from offset {block.begin} to {end} is not what a task laid down there"
+        )
+    return content

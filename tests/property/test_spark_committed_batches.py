@@ -1,0 +1,122 @@
+"""A stream of committed messages has the same ones wherever its batches end, and however often it is started again."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, strategies as st
+
+pytest.importorskip("pyarrow")
+
+from gazette_platform.message import Flags, Sequencer, build_uuid
+from gazette_platform.message.envelope import Envelope
+from gazette_platform.message.sequencer import SequencerCheckpoint
+from gazette_platform.message.uuid import NO_UUID, UuidParts, parse_uuid
+from gazette_platform.spark.json_frames import JsonFrames
+from gazette_platform.spark.offsets import INITIAL, offset_of, producers_of
+from gazette_platform.spark.reading import _line_block
+from gazette_platform.spark.sequencing import ProducerStates
+from gazette_platform.spark.splits import Range
+
+JOURNAL = "a/b"
+FRAMES = JsonFrames(("_meta", "uuid"))
+PRODUCERS = (b"\x01aaaaa", b"\x03bbbbb")
+
+uuids = st.builds(
+    UuidParts, st.sampled_from(PRODUCERS), st.integers(1, 12), st.sampled_from([0, 1, 1, 1, 2, 7])
+)
+# Lines whose UUID cannot be read, or that have none.
+odd = st.sampled_from(
+    [b"{}", b"x", b"", b'{"_meta":1}', b'{"_meta":{"uuid":1}}', b'{"_meta":{"uuid":"x"}}', b'{"_meta":null}']
+)  # fmt: skip
+messages = st.lists(st.one_of(uuids, uuids, odd), max_size=30)
+
+
+def lines_of(listed):
+    found = []
+    for number, one in enumerate(listed):
+        if isinstance(one, bytes):
+            found.append(one + b"\n")
+        else:
+            record = {"n": number, "_meta": {"uuid": str(build_uuid(*one))}}
+            found.append(json.dumps(record).encode() + b"\n")
+    return found
+
+
+def envelopes_of(lines):
+    found, begin = [], 0
+    decode = FRAMES.decoder().decode
+    for line in lines:
+        found.append(Envelope(JOURNAL, begin, begin + len(line), decode(line).uuid, None))
+        begin += len(line)
+    return found
+
+
+def committed(envelopes, begin, end, producers=()):
+    """Where the messages begin that a task gives of [begin, end), in order; by the reader's own rules."""
+    offsets = {JOURNAL: begin}
+    sequencer = Sequencer(
+        ring_size=3, checkpoint=SequencerCheckpoint(offsets=offsets, producers=producers)
+    )
+    found = []
+
+    def use():
+        uuid = sequencer.dequeued.uuid
+        if uuid.flags != Flags.ACK_TXN or not uuid.clock:
+            found.append(sequencer.dequeued.begin)
+        sequencer.step()
+
+    for envelope in envelopes:
+        if not begin <= envelope.begin < end:
+            continue
+        sequencer.queue(envelope)
+        if (wanted := sequencer.replay) is not None:
+            for again in envelopes:
+                if wanted.begin <= again.begin < wanted.end and sequencer.offer(again):
+                    use()
+            sequencer.end_replay()
+        while sequencer.dequeued is not None:
+            use()
+    return found
+
+
+@given(messages, st.data())
+def test_batches_have_what_one_batch_of_all_has(listed, data):
+    lines = lines_of(listed)
+    envelopes = envelopes_of(lines)
+    ends = [0, *(each.end for each in envelopes)]
+    cuts = data.draw(st.sets(st.sampled_from(ends)))
+    found, offset = [], INITIAL
+    for begin, end in pairwise(sorted({0, *cuts, ends[-1]})):
+        known = producers_of(offset, is_committed=True).get(JOURNAL, ())
+        found += committed(envelopes, begin, end, known)
+        one = Range(journal=JOURNAL, content_type="", begin=begin, end=end, producers=known)
+        states = ProducerStates(one)
+        at = begin
+        # Blocks end anywhere, too.
+        while at < end:
+            stop = data.draw(st.sampled_from([e for e in ends if at < e <= end]))
+            content = b"".join(
+                line for line, each in zip(lines, envelopes, strict=True) if at <= each.begin < stop
+            )
+            states.take_lines(_line_block(JOURNAL, at, content), FRAMES)
+            at = stop
+        # As in a checkpoint.
+        offset = json.loads(json.dumps(offset_of({JOURNAL: end}, None, {JOURNAL: states.states()})))
+    assert found == committed(envelopes, 0, ends[-1])
+
+
+@given(messages)
+def test_columns_of_uuids_are_those_of_lines_by_themselves(listed):
+    lines = lines_of(listed)
+    parts = FRAMES.parts(b"".join(lines))
+    alone = [each.uuid for each in envelopes_of(lines)]
+    if parts is None:
+        assert any(isinstance(one, bytes) for one in listed)
+    else:
+        columns = (parts.field(name).to_pylist() for name in ("producer", "clock", "flags"))
+        assert [UuidParts(*row) for row in zip(*columns, strict=True)] == alone
+    wanted = [NO_UUID if isinstance(one, bytes) else one for one in listed]
+    assert alone == [parse_uuid(build_uuid(*one)) for one in wanted]
