@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-__all__ = ["Outcome", "SeededCases"]
+__all__ = ["Outcome", "SeededCases", "numbers_of"]
 
 
 class Outcome(Protocol):
@@ -94,7 +94,7 @@ class SeededCases:
         say: Callable[[str], None],
         show: Callable[[str], None],
     ) -> Outcome:
-        numbers = _numbers(options.cases)
+        numbers = numbers_of(options.cases)
         if options.out is not None and options.out.exists() and any(options.out.iterdir()):
             raise SetupError(f"--out: {options.out} is not empty; name another folder")
         folder = options.out or Path(tempfile.mkdtemp(prefix=f"gazette-{self.name}-"))
@@ -118,7 +118,7 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _numbers(text: str) -> list[int]:
+def numbers_of(text: str) -> list[int]:
     """Of cases. Raises: SetupError: there are none, or what is there is no number."""
     found: list[int] = []
     for part in filter(None, text.split(",")):

@@ -12,7 +12,7 @@ import pytest
 from lake_stand_ins import ask_files, stand_in_world
 
 from gazette_platform.errors import SetupError
-from tests.lake_crash.__main__ import _numbers
+from tests.benches.seeded_cases import numbers_of
 from tests.lake_crash.oracle import (
     Numbers,
     Piece,
@@ -341,10 +341,10 @@ def test_accounts_are_compared_with_what_is_expected():
 
 
 def test_cases_are_named_by_numbers_and_ranges():
-    assert _numbers("3,8-10,9") == [3, 8, 9, 10]
+    assert numbers_of("3,8-10,9") == [3, 8, 9, 10]
     for wrong in ("", "a", "3-", "-3", "9-8"):
         with pytest.raises(SetupError, match="--cases"):
-            _numbers(wrong)
+            numbers_of(wrong)
 
 
 # -------------------------------------------------------------------- registrars
