@@ -147,7 +147,19 @@ def _groups() -> dict[str, list[Step]]:
         Step(label=f"files_{size}_mib", way="files", plan=replace(plan, content_bytes=size * _MIB))
         for size in (512, 1024, 2048)
     ]
-    worker = [
+    return {
+        "ways": [Step(label=way, way=way, plan=plan) for way in ways],
+        "codecs": codecs,
+        "bad": bad,
+        "tuning": tuning,
+        "linear": linear,
+        "worker": _worker(plan),
+    }
+
+
+def _worker(plan: Plan) -> list[Step]:
+    """What the product's worker does, by data and partitions."""
+    return [
         Step(label=f"worker_{name}", way="worker", plan=replace(plan, **data), settings=settings)
         for name, data, settings in (
             ("gzip", {}, {}),
@@ -159,14 +171,6 @@ def _groups() -> dict[str, list[Step]]:
             ("by_1000_buckets", {}, {"source": {"partitions": "bucket(1000,order_id)"}}),
         )
     ]
-    return {
-        "ways": [Step(label=way, way=way, plan=plan) for way in ways],
-        "codecs": codecs,
-        "bad": bad,
-        "tuning": tuning,
-        "linear": linear,
-        "worker": worker,
-    }
 
 
 GROUPS: Final = _groups()

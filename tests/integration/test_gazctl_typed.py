@@ -1,4 +1,7 @@
-"""Commands of typed tables, against a real broker and etcd, and Iceberg's catalog in a file of SQLite."""
+"""Commands of typed tables, against a real broker and etcd, and Iceberg's catalog in a file of SQLite.
+
+Long because each command is tried on the same platform, which takes seconds to start.
+"""
 
 import json
 import os

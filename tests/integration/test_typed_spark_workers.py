@@ -23,7 +23,7 @@ from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.spark import start_session
 from gazette_platform.lake.table_spec import TableSpec
 from gazette_platform.lake.typed import wire
-from gazette_platform.lake.typed.catalogs import OtherTables
+from gazette_platform.lake.typed.catalogs import CatalogTables
 from gazette_platform.lake.typed.ranges import Limits
 from gazette_platform.lake.typed.running import TypedRunner
 from gazette_platform.lake.typed.working import LocalWorkers
@@ -67,7 +67,7 @@ class Typed:
         self.prefix = f"typed-spark/{name}"
         self.world = World(folder)
         self.door = self.world.door()
-        self.tables = OtherTables(self.door._catalog, folder.as_uri())
+        self.tables = CatalogTables(self.door._catalog, folder.as_uri())
         selector = f"name:prefix={self.prefix}/"
         self.raw = TableSpec(name="raw.flights", selector=selector, format="json", columns=())
         self.producer, self.clock = new_producer_id(), MessageClock()

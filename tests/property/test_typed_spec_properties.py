@@ -1,5 +1,6 @@
 """Sections `typed:` of whatever parts: what is taken makes a table, and what is not is told with its key."""
 
+import msgspec
 from hypothesis import given, settings, strategies as st
 
 from gazette_platform.lake.table_spec import parse_table_spec
@@ -102,7 +103,7 @@ def sections(draw):
 @settings(max_examples=500)
 @given(section=sections() | JUNK)
 def test_what_is_taken_makes_a_table_and_what_is_not_is_told(section):
-    spec, errors = read_typed_spec(RAW, section, {"a.json": SCHEMA})
+    spec, errors = read_typed_spec(RAW, section, {"a.json": msgspec.json.encode(SCHEMA)})
     if spec is None:
         assert errors
         assert all(error.path.startswith("typed") for error in errors)

@@ -408,7 +408,7 @@ def test_servers_of_ones_own_take_the_place_of_the_platforms(tmp_path, monkeypat
     assert (endpoints.metastore, endpoints.trino) == ("thrift://hms:9083", "https://trino:8443")
     layout = PlatformDir.at(tmp_path / "root")
     names = [each.name for each in components_of(layout, options, ports)]
-    assert names == ["etcd", "broker-1"]
+    assert names == ["etcd", "broker-1", "typed"]
     monkeypatch.delenv("GAZETTE_SPARK_MASTER", raising=False)
     environment = environment_of(layout, endpoints)
     assert environment["GAZETTE_METASTORE_URI"] == "thrift://hms:9083"

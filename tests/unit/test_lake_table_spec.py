@@ -373,9 +373,9 @@ def test_hostile_specs_are_short_errors_in_bounded_time_and_memory(changes):
 def test_a_spec_is_parsed_once_and_anew_when_its_file_changes(tmp_path, monkeypatch):
     parsed = []
 
-    def parse(raw):
+    def parse(raw, beside):
         parsed.append(raw)
-        return read_table_spec(raw)
+        return read_table_spec(raw, beside)
 
     monkeypatch.setattr("gazette_platform.lake.spec_folder.read_table_spec", parse)
     file = tmp_path / "a.yaml"

@@ -324,7 +324,7 @@ def test_definitions_have_as_many_as_are_asked_for(
         monkeypatch.setenv(name, value)
     settings = GazetteLake(sensor_shards=attribute).settings(tmp_path)
     made = lake_definitions(settings)
-    assert [s.name for s in made.sensors] == [*names, "catalog"]
+    assert [s.name for s in made.sensors] == [*names, "typed", "catalog"]
     assert {s.default_status.value for s in made.sensors} == {"RUNNING"}
     assert (made.sensors[0] is fragments_sensor) == (len(names) == 1)
 

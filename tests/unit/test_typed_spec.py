@@ -1,7 +1,6 @@
 """The section `typed:` of table specs: what is meant where nothing is said, and what each mistake says."""
 
 import re
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.lake.typed.iceberg_types import new_partition_spec, new_schema
 from gazette_platform.lake.typed_spec import read_typed_spec
-from gazette_platform.lake.typed_spec.typed_columns import ColumnEntry
 
 RAW_TEXT = """
 name: flights.flights
@@ -397,30 +395,3 @@ def test_mistakes_of_a_json_schema_have_their_path():
     ]
     assert "'order-no' is not a column name" in found[1]
     assert "from: order-no" in found[1]
-
-
-PAGE = (Path(__file__).resolve().parents[2] / "docs/internals/typed-tables.md").read_text()
-
-
-def test_the_page_tells_all_keys_and_values():
-    chapter = PAGE.partition("## What a typed table's spec will say")[2].partition("### Decisions")[
-        0
-    ]
-    rows = re.findall(r"^\| (`.*?) \|(.*)$", chapter, re.MULTILINE)
-    keys = {key for first, _ in rows for key in re.findall(r"`(\w+)`", first)}
-    (unknown,) = told("{uuid: none, x: 1}")
-    assert keys == set(re.findall(r"use one of (.*)\)", unknown)[0].split(", "))
-    (columns,) = (text for first, text in rows if first == "`columns`")
-    (error,) = told("{uuid: none, columns: [{}]}")
-    assert "missing required field `name`" in error
-    entry = {field.encode_name for field in msgspec.structs.fields(ColumnEntry)}
-    assert set(re.findall(r"`(\w+)`", columns)) == entry
-
-
-def test_the_example_of_the_page_is_good():
-    (example,) = re.findall(r"```yaml\n(typed:\n.*?)```", PAGE, re.DOTALL)
-    raw = parse_table_spec(RAW_TEXT + "  - {name: origin, type: string}\n")
-    spec, errors = read_typed_spec(raw, msgspec.yaml.decode(example)["typed"])
-    assert not errors
-    assert spec is not None
-    assert [p.name for p in spec.partitions] == ["departed_at_day", "origin_bucket_16"]

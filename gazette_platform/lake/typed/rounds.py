@@ -265,6 +265,7 @@ class JournalRounds:
         begins = [self._tasks[n].begin for n in numbers]
         keep: dict[int, list[Any]] = defaultdict(list)
         before: list[Any] = []
+        committed: list[Any] = []
         state = self._state
         for group in self._groups(numbers):
             messages = pa.concat_tables([self._messages(n) for n in group])
@@ -276,10 +277,12 @@ class JournalRounds:
                 ring_size=self._ring_size,
             )
             state = found.state
-            self._note(_clocks(messages, found.row))
+            committed.append(found.begin)
             wanted = found.begin if self._only is None else _within(found.begin, *self._only)
             self._passed += len(found.begin) - len(wanted)
             _sort_in(keep, before, wanted, begins, numbers)
+        for number in numbers:
+            self._note(_clocks(self._messages(number), pa.concat_arrays(committed)))
         self._done.clear()
         self._state = state
         orders = [self._keeping_order(self._tasks[n], keep[n]) for n in sorted(keep)]
@@ -365,11 +368,12 @@ def _begun(state: JournalState | None, wanted: JournalRange) -> JournalState:
     return begun
 
 
-def _clocks(messages: pa.Table, rows: pa.Int64Array) -> Iterable[int]:
-    """The least clock of messages in `rows`, if one has any."""
+def _clocks(messages: pa.Table, begins: pa.Int64Array) -> Iterable[int]:
+    """The least clock of the messages that begin at these offsets, if one has any."""
     pa = required("pyarrow", extra="lake", by="typed tables")
     pc = required("pyarrow.compute", extra="lake", by="typed tables")
-    clocks = pc.take(messages.column("clock"), rows.drop_null())
+    is_wanted = pc.is_in(messages.column("begin"), value_set=begins)
+    clocks = messages.column("clock").filter(is_wanted)
     # Of its own type: clocks take all of their 64 bits.
     least = pc.min(clocks.filter(pc.greater(clocks, pa.scalar(0, pa.uint64())))).as_py()
     return () if least is None else (least,)
