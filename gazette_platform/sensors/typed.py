@@ -2,8 +2,8 @@
 
 What is in a table says the table; what Dagster was told says its log; whatever differs is told, as of raw tables. So a
 process that goes on without end is seen, and a run of `gazctl`, and all of it once more when Dagster's home was lost. Runs that
-Dagster starts tell of themselves, in the same words, and then nothing differs. One that the sensor comes upon between its
-commit and its end is told twice, of which the second time adds no rows.
+Dagster starts tell of themselves, in the same words, and then nothing differs. While one is under way its table is left to it:
+if both told what it has published, the same rows would have come twice.
 
 A tick looks at each table: at a file of metadata, no more, unless something was published. Each tick it is the turn of one
 of them to be looked at thoroughly: its rows are counted, and brokers are asked how far it is behind. What checks say is told
@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, final
 
 from dagster import (
     AssetCheckEvaluation,
+    AssetKey,
     AssetMaterialization,
     DagsterInstance,
+    DagsterRunStatus,
     DefaultSensorStatus,
     MetadataValue,
     SensorEvaluationContext,
@@ -55,6 +57,9 @@ _log = logging.getLogger(__name__)
 _INTERVAL_S = 20
 # Seconds after which a tick begins nothing more; what was begun by then has the rest of the 60 that Dagster gives it.
 _TICK_S = 25.0
+_UNDER_WAY = frozenset(
+    {DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING}
+)
 _Event = AssetMaterialization | AssetCheckEvaluation
 
 
@@ -152,6 +157,8 @@ def run_typed_tick(
     for name in in_turn(list(specs), outcome.cursor):
         if ports.is_over():
             break
+        if _is_being_run(ports.instance, typed_key(specs[name][1])):
+            continue
         with _supervised(outcome, name):
             outcome.events += _published(ports, *specs[name])
         if name == outcome.cursor:
@@ -159,6 +166,13 @@ def run_typed_tick(
             with _supervised(outcome, name):
                 outcome.events += _changed(ports.instance, _looked_at(ports, *specs[name]))
     return outcome
+
+
+def _is_being_run(instance: DagsterInstance, key: AssetKey) -> bool:
+    """Whether a run of Dagster's is at an asset now."""
+    planned = instance.get_latest_planned_materialization_info(key)
+    run = instance.get_run_by_id(planned.run_id) if planned is not None else None
+    return run is not None and run.status in _UNDER_WAY
 
 
 @contextmanager

@@ -4,7 +4,13 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
-from dagster import AssetCheckEvaluation, AssetMaterialization, DagsterInstance
+from dagster import (
+    AssetCheckEvaluation,
+    AssetMaterialization,
+    DagsterInstance,
+    asset,
+    materialize,
+)
 from msgspec import structs
 from pyiceberg.table.update import RemoveSnapshotRefUpdate
 from typed_files import write_rows
@@ -167,6 +173,20 @@ def test_events_of_others_are_looked_past(platform):
     assert platform.told() == {}
     platform.publish([3])
     assert platform.told()["typed/flights"]["rows_added"] == 1
+
+
+def test_what_a_run_of_dagsters_is_at_is_left_to_it(platform):
+    told = []
+
+    @asset(key=typed_key(SPEC))
+    def run():
+        platform.publish([1, 2])
+        told.append(platform.tick())
+        # It would tell of it now.
+
+    materialize([run], instance=platform.instance)
+    assert told == [[]]
+    assert platform.told()["typed/flights"]["rows_added"] == 2
 
 
 def test_upkeep_is_no_news(platform):
