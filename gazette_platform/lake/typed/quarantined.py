@@ -55,15 +55,17 @@ from gazette_platform.lake.typed.publishing import (
 from gazette_platform.lake.typed.replacing import publish_replacing
 from gazette_platform.lake.typed.row_ranges import Overlap, RowRanges
 from gazette_platform.lake.typed.side_files import QUARANTINE, read_side_file, write_side_file
+from gazette_platform.lake.typed.stored_rows import stored_rows
 from gazette_platform.lake.typed.written import METRICS, WrittenFile, data_file_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
 
     from gazette_platform.lake.typed.doors import Door, Loaded
+    from gazette_platform.lake.typed.stored_rows import StoredRows
 
 __all__ = [
     "OF",
@@ -430,20 +432,25 @@ def _only(file: DataFile, column: int) -> str | None:
 
 
 def _read(loaded: Loaded, tasks: Sequence[FileScanTask], removed: RowRanges) -> Counter[str]:
-    """Rows of files whose journals have to be read."""
+    """Rows of files whose journals have to be read, a few at a time: a file may have millions."""
     found: Counter[str] = Counter()
-    if not tasks:
-        return found
-    schema = loaded.metadata.schema().select("_journal", "_begin")
-    scan = ArrowScan(loaded.metadata, loaded.io, schema, AlwaysTrue())
-    for batch in scan.to_record_batches(tasks):
-        journals, begins = batch.column("_journal"), batch.column("_begin")
-        if removed:
-            mask = removed.mask(journals.cast(pa.string()), begins.cast(pa.int64()))
-            journals = journals.filter(pc.invert(mask))
-        for one in journals.value_counts().to_pylist():
-            found[one["values"]] += one["counts"]
+    for task in tasks:
+        with stored_rows(loaded, task.file, task.delete_files) as rows:
+            for journals in _journals(rows, removed):
+                for one in journals.value_counts().to_pylist():
+                    found[one["values"]] += one["counts"]
     return found
+
+
+def _journals(rows: StoredRows, removed: RowRanges) -> Iterator[pa.Array]:
+    """Of rows that are there, but for those that are removed."""
+    journal, begin = rows.name_of("_journal"), rows.name_of("_begin")
+    for batch, is_there in rows.batches([journal, begin] if removed else [journal]):
+        found = batch.filter(is_there)
+        if removed:
+            places = found.column(journal).cast(pa.string()), found.column(begin).cast(pa.int64())
+            found = found.filter(pc.invert(removed.mask(*places)))
+        yield found.column(journal)
 
 
 def _begins(
