@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import pytest
 from pyiceberg.table.update import RemoveSnapshotsUpdate, SetPropertiesUpdate
@@ -10,6 +11,7 @@ from typed_merges import PythonMerger, is_later, keyed, last_of, said, upsert
 from typed_world import JOURNAL, Held, World
 
 from gazette_platform.errors import LakeError, TypedFenced, TypedRolledBack
+from gazette_platform.lake.typed.completeness import check_counts
 from gazette_platform.lake.typed.publishing import RUN, head_of, progress_of, publish_staged
 from gazette_platform.lake.typed.state import JournalState
 from gazette_platform.lake.typed.table import open_table
@@ -362,3 +364,30 @@ def test_column_that_is_new_is_null_in_rows_of_before_and_keys_may_widen(world):
     assert [(r["n"], r["k"], r["more"]) for r in found] == [
         (1, "a", None), (2, "c", 0.5), (2**40, "d", None),
     ]  # fmt: skip
+
+
+# ------------------------------------------------------------------ whether it is complete
+
+
+def test_key_that_is_there_twice_is_told(world):
+    spec = keyed(("n bigint", "k string", "id uuid"), ("n", "id"))
+    door, table = world.open(spec)
+    one, other = ({**said(n, "a", 10 * n), "id": bytes([n] * 16)} for n in (1, 2))
+    upsert(door, table, [one, other])
+    assert check_counts(door, None, is_upserted=True).is_complete
+    token = door.load().token
+    token.append(token.scan(row_filter="n = 2").to_arrow())
+    found = check_counts(door, None, is_upserted=True)
+    assert (found.rows, found.doubled) == (3, 1)
+    _, finding = found.findings
+    told = f"has 1 row of keys that have another one, such as {{'n': 2, 'id': '{UUID(bytes=other['id'])}'}}"
+    assert told in finding.text
+    assert "SELECT n, id FROM typed.flights GROUP BY n, id HAVING count(*) > 1" in finding.text
+
+
+def test_too_many_keys_are_not_looked_at_and_a_query_is_told(world, monkeypatch):
+    door, table = world.open(world.spec)
+    upsert(door, table, [said(1, "a", 10), said(2, "b", 20)])
+    monkeypatch.setattr("gazette_platform.lake.typed.completeness._KEYS_MAX", 1)
+    _, told = check_counts(door, None, is_upserted=True).notes
+    assert "of more than 1 rows: `SELECT n FROM typed.flights GROUP BY n" in told

@@ -8,14 +8,17 @@ The first two look at no journal, and take seconds for any table. They do not se
 the third does.
 
 Of a table with a `key` rows are keys, of which each stands for its last message. How many messages that were is in the
-state only, so that rows are to be no more than these, and a lost row is not seen before journals are read.
+state only, so that rows are to be no more than these, and a lost row is not seen before journals are read. That no key
+is there twice is seen by the keys themselves, which are read if they are not too many.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, final
 
+from gazette_platform.errors import LakeError
+from gazette_platform.lake.typed.keys import doubled_keys
 from gazette_platform.lake.typed.quarantined import moment_of, rows_at
 from gazette_platform.lake.typed.state import Counts
 from gazette_platform.lake.typed.table import typed_table
@@ -24,7 +27,7 @@ from gazette_platform.ops.counted import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from gazette_platform.lake.typed.doors import Door
+    from gazette_platform.lake.typed.doors import Door, Loaded
     from gazette_platform.lake.typed.quarantined import RowCounts
     from gazette_platform.lake.typed.state import TypedState
 
@@ -36,6 +39,9 @@ __all__ = [
     "check_counts",
     "compared",
 ]
+
+# Some 200 MB of them, as long as they are.
+_KEYS_MAX: Final = 2_000_000
 
 HEAL: Final = "a backfill of the journal makes its rows anew, which adds what is lost and removes what is there twice"
 """What to do, as findings say it."""
@@ -124,11 +130,15 @@ def check_counts(door: Door, quarantine: Door | None, *, is_upserted: bool = Fal
         TypedProgressGone, TypedRolledBack: a person has to look.
     """
     moment = moment_of(door, quarantine)
-    state = typed_table(moment.typed, door.name).state
-    found = rows_at(moment)
-    return compared(
-        door.name, state, found, is_upserted=is_upserted, has_quarantine=quarantine is not None
+    table = typed_table(moment.typed, door.name)
+    found = compared(
+        door.name,
+        table.state,
+        rows_at(moment),
+        is_upserted=is_upserted,
+        has_quarantine=quarantine is not None,
     )
+    return _with_keys(found, moment.typed, table.key) if is_upserted else found
 
 
 def compared(
@@ -175,6 +185,28 @@ def compared(
         findings=tuple(findings),
         notes=tuple(notes),
     )
+
+
+def _with_keys(found: Completeness, loaded: Loaded, key: tuple[str, ...]) -> Completeness:
+    columns = ", ".join(key)
+    query = f"SELECT {columns} FROM {found.table} GROUP BY {columns} HAVING count(*) > 1"  # noqa: S608  told, not run
+    if (found.rows or 0) > _KEYS_MAX:
+        told = f"{found.table}: whether a key is there twice is not looked at, of more than {_KEYS_MAX} rows: `{query}` tells"
+        return replace(found, notes=(*found.notes, told))
+    try:
+        twice = doubled_keys(loaded, key)
+    except OSError as err:
+        raise LakeError(f"keys of {found.table} cannot be read: {err}") from err
+    if not twice.rows:
+        return found
+    told = (
+        f"{found.table} has {counted(twice.rows, 'row')} of keys that have another one, such as {twice.first[0]} (all: `{query}`): if "
+        "nobody wrote to it by hand, no run should bring that about; drop the table, and runs make it anew of what journals hold"
+    )
+    # Some of these are told already, if they are more than there were messages.
+    more = max(0, twice.rows - found.doubled)
+    finding = Incomplete(journal="", text=told, doubled=more)
+    return replace(found, findings=(*found.findings, finding))
 
 
 def _missing(state: TypedState, journal: str) -> int:
