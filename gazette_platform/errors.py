@@ -16,6 +16,7 @@ to a gRPC status or to an exit code lives at the edges (``broker.*_api``, ``cli`
     ├── DependencyFailed      an append was not made, because one that it was to follow has failed
     ├── SpoolsAwaited         only brokers that are away hold all that a journal acknowledged
     ├── SavepointError        ├── SavepointExists └── SavepointNotFound
+    ├── WriterFenced          a writer of epochs comes late: another process has gone on in its name
     ├── LakeError             ├── PartitionConflict ├── SchemaMismatch ├── RollupFenced
     │                         ├── TypedFenced ├── TypedRolledBack └── TypedProgressGone
     └── SetupError            a tool, port or server that the platform needs is missing
