@@ -13,19 +13,21 @@ from pathlib import Path
 
 import pytest
 from lake_servers import plain_spark_session, spark_session
-from msgspec import structs
+from spark_journals import create, json_lines
 from spark_servers import connect_server, spark_cluster
-from typed_journals import TypedJournals
-from typed_world import spec
+from typed_world import World, spec
 
 from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import LakeError
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.spark import start_session
+from gazette_platform.lake.table_spec import TableSpec
 from gazette_platform.lake.typed import wire
-from gazette_platform.lake.typed.working import LocalWorkers, discard
-from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
-from gazette_platform.message import Flags
+from gazette_platform.lake.typed.catalogs import CatalogTables
+from gazette_platform.lake.typed.ranges import Limits
+from gazette_platform.lake.typed.running import TypedRunner
+from gazette_platform.lake.typed.working import LocalWorkers
+from gazette_platform.message import Flags, MessageClock, build_uuid, new_producer_id
 from gazette_platform.spark.typed_orders import source_of
 from gazette_platform.spark.typed_workers import SparkWorkers
 from gazette_platform.testing.broker import BrokerServer
@@ -57,11 +59,60 @@ def client(shared):
         yield client
 
 
+class Typed:
+    """A typed table, and the journals that it is made of."""
+
+    def __init__(self, client, name, folder):
+        self.client = client
+        self.prefix = f"typed-spark/{name}"
+        self.world = World(folder)
+        self.door = self.world.door()
+        self.tables = CatalogTables(self.door._catalog, folder.as_uri())
+        selector = f"name:prefix={self.prefix}/"
+        self.raw = TableSpec(name="raw.flights", selector=selector, format="json", columns=())
+        self.producer, self.clock = new_producer_id(), MessageClock()
+
+    def journals(self, *parts):
+        return create(self.client, self.prefix, *parts)
+
+    def append(self, name, *ns, flags=OUT, stored=True):
+        uuids = [build_uuid(self.producer, self.clock.tick(), flags) for _ in ns]
+        rows = [{"_meta": {"uuid": str(uuid)}, "n": n} for n, uuid in zip(ns, uuids, strict=True)]
+        self.client.append(name, json_lines(*rows))
+        if stored:
+            self.client.flush(f"name={name}")
+
+    def run(self, workers, **limits):
+        runner = TypedRunner(self.tables, workers, self.client)
+        return runner.run(spec(), self.raw, limits=Limits(**limits))
+
+    def ordered(self):
+        """The job and orders of the first round of a run."""
+        taken = []
+
+        class Taking:
+            def carry_out(self, job, orders):
+                taken.extend([job, orders])
+                raise LakeError("taken")
+
+        with pytest.raises(LakeError, match="taken"):
+            self.run(Taking())
+        return taken
+
+    def numbers(self):
+        return sorted(self.door.load().token.scan().to_arrow()["n"].to_pylist())
+
+    def files(self):
+        """Of rows, published or not."""
+        return sorted(path.name for path in self.world.folder.rglob("*.parquet"))
+
+
 @pytest.fixture
-def typed(client, shared, request, tmp_path):
-    made = TypedJournals(client, shared, f"typed-spark/{request.node.name}", tmp_path)
+def typed(client, request, tmp_path):
+    made = Typed(client, request.node.name, tmp_path)
     yield made
-    made.close()
+    for catalog in made.world.catalogs:
+        catalog.close()
 
 
 class HeldFragments:
@@ -137,52 +188,41 @@ def pid_behind(port):
 
 
 def rows_are_right(typed, workers):
-    """Of transactions over several tasks and runs, and of a record that is none."""
-    a, b = typed.journal("a"), typed.journal("b")
+    """Transactions over several runs and tasks, with a message that is there twice, and one that is none."""
+    a, b = typed.journals("a", "b")
     for first in (0, 10, 20):
-        typed.store(a, typed.messages(*range(first, first + 10)))
-    begun = typed.messages(102, 103, flags=CONT)
-    typed.store(b, typed.messages(100, 101) + begun + b"no json\n")
+        typed.append(a, *range(first, first + 10))
+    typed.append(b, 100, 101)
+    typed.append(b, 102, 103, flags=CONT)
+    typed.client.append(b, b"no json\n")
+    typed.client.flush(f"name={b}")
     report = typed.run(workers, task_bytes=1)
-    assert sorted(typed.numbers()) == [*range(30), 100, 101]
-    assert [raw for raw, _ in typed.set_aside()] == [b"no json"]
-    assert report.counts.waiting == 2
-    typed.store(b, typed.messages(104, flags=CONT))
-    typed.client.append(b, typed.message(0, flags=ACK))
+    assert typed.numbers() == [*range(30), 100, 101]
+    assert (report.counts.typed, report.counts.quarantined) == (32, 1)
+    typed.append(b, 104, flags=CONT)
+    typed.append(b, 0, flags=ACK, stored=False)
     assert typed.run(workers).is_whole
-    assert sorted(typed.numbers()) == [*range(30), *range(100, 105)]
+    assert typed.numbers() == [*range(30), *range(100, 105)]
 
 
-def failures_are_told(typed, workers):
-    """As by workers of this process: content that cannot be read for its order, what cannot be written for all."""
-    region = TypedColumn(name="region", type="string", segment="region")
-    typed.wanted = structs.replace(spec(), columns=(*spec().columns, region))
-    names = [typed.journal(f"region={part}/0") for part in ("eu", "us")]
-    for name in names:
-        typed.store(name, typed.messages(1))
-    job, orders = typed.job()
-    [path] = [path for path in (typed.root / names[1]).rglob("*-*-*") if path.is_file()]
-    path.write_bytes(path.read_bytes()[:-1])
-    found, expected = (each.carry_out(job, orders) for each in (workers, LocalWorkers()))
-    assert [one.failure for one in found] == [one.failure for one in expected]
-    assert [bool(one.failure) for one in found] == [False, True]
-    for one in (*found, *expected):
-        discard(job, one.output)
-    typed.store(typed.journal("zz"), typed.messages(1))
-    job, orders = typed.job()
-    with pytest.raises(LakeError) as refused:
-        LocalWorkers().carry_out(job, orders)
-    with pytest.raises(LakeError, match="has no value there") as told:
-        workers.carry_out(job, orders)
-    assert type(told.value) is type(refused.value)
-    assert str(told.value) == str(refused.value)
+def damage_is_told(typed, workers, root):
+    """By all workers in the same words."""
+    (name,) = typed.journals("a")
+    typed.append(name, 1)
+    typed.append(name, 2)
+    first = next(root.joinpath(name).glob(f"{0:016x}-*"))
+    second = next(path for path in root.joinpath(name).iterdir() if path != first)
+    second.write_bytes(first.read_bytes())
+    expected = typed.run(LocalWorkers(), task_bytes=1).unreadable
+    assert list(expected) == [name]
+    assert typed.run(workers, task_bytes=1).unreadable == expected
     assert typed.files() == []
 
 
 def interrupt_ends_the_job(typed, workers, root):
-    name = typed.journal()
-    typed.store(name, typed.messages(1))
-    job, orders = typed.job()
+    (name,) = typed.journals("a")
+    typed.append(name, 1)
+    job, orders = typed.ordered()
     with HeldFragments(root) as held:
 
         def interrupt():
@@ -220,14 +260,14 @@ def test_local_spark_makes_the_rows_of_transactions_that_span_runs(typed, local)
     rows_are_right(typed, SparkWorkers(local))
 
 
-def test_local_spark_tells_failures_of_workers_and_leaves_no_files(typed, local):
-    failures_are_told(typed, SparkWorkers(local))
+def test_local_spark_tells_the_error_of_a_worker_and_leaves_no_files(typed, local, shared):
+    damage_is_told(typed, SparkWorkers(local), shared.fragments)
 
 
 def test_nothing_of_a_job_is_in_a_plan_or_left_in_a_session(typed, local):
-    name = typed.journal()
-    typed.store(name, typed.messages(1))
-    job, orders = typed.job()
+    (name,) = typed.journals("a")
+    typed.append(name, 1)
+    job, orders = typed.ordered()
     sent = wire.dump_job(job)
     assert TOKEN.encode() in sent
     local.dataSource.register(source_of(sent, list(map(wire.dump_order, orders))))
@@ -273,10 +313,10 @@ def session_of(folder, master):
 
 
 def test_task_whose_worker_is_killed_is_tried_again(typed, cluster, shared):
-    name = typed.journal()
+    (name,) = typed.journals("a")
     for n in range(3):
-        typed.store(name, typed.messages(n))
-    job, orders = typed.job(task_bytes=1)
+        typed.append(name, n)
+    job, orders = typed.ordered()
     with HeldFragments(shared.fragments) as held:
 
         def kill():
@@ -327,13 +367,13 @@ def test_spark_connect_makes_the_rows_of_transactions_that_span_runs(typed, conn
     rows_are_right(typed, SparkWorkers(connect))
 
 
-def test_spark_connect_tells_failures_of_workers_and_leaves_no_files(typed, connect):
-    failures_are_told(typed, SparkWorkers(connect))
+def test_spark_connect_tells_the_error_of_a_worker_and_leaves_no_files(typed, connect, shared):
+    damage_is_told(typed, SparkWorkers(connect), shared.fragments)
 
 
 def test_spark_connect_logs_nothing_of_a_job(typed, connect, connect_folder):
-    name = typed.journal()
-    typed.store(name, typed.messages(1))
+    (name,) = typed.journals("a")
+    typed.append(name, 1)
     typed.run(SparkWorkers(connect))
     logged = b"".join(path.read_bytes() for path in connect_folder.rglob("*") if path.is_file())
     assert b"SparkListenerJobEnd" in logged
