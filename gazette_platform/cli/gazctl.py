@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from gazette_platform.cli.gazctl_app import app
 
 __all__ = ["app", "main"]
+
+# By a query. Arrow imports them wherever they are installed, which takes half a second.
+_NOT_NEEDED = ("numpy", "pandas")
 
 
 def _app_for(args: list[str]) -> typer.Typer:
@@ -40,6 +43,9 @@ def main(argv: list[str] | None = None) -> int:
         code = EXIT_FAILED
     else:
         args = sys.argv[1:] if argv is None else argv
+        if argv is None and args[:1] == ["sql"]:
+            # As Python marks what is not to be had. Others in the process may need them, if it is not the program itself.
+            sys.modules.update(dict.fromkeys(_NOT_NEEDED, cast("Any", None)))
         code = run(_app_for(args), "gazctl", argv)
     if argv is None:
         gc.freeze()  # else all that was imported is looked through at the end, which takes a while

@@ -235,7 +235,7 @@ def test_what_cannot_be_written_is_told_before_tasks_begin(
     both = f"name in ({a}, {b})"
     rows = session.range(1)
     for options, told in (
-        ({"journal": a, "stagingJournals": a}, "unknown option stagingJournals: did you mean"),
+        ({"journal": a, "stagingJournals": a}, "(?i)unknown option stagingJournals: did you mean"),
         ({"journal": odd}, "records of application/x-protobuf-fixed are not written"),
         (
             {"selector": both, "mapping": "random", "writer": "w", "epoch": "1"},
