@@ -250,45 +250,47 @@ def ended(pid):
 # ------------------------------------------------------------------------ local
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def local():
     with plain_spark_session(**{"spark.master": "local[2,4]"}) as session:
         yield session
 
 
-def test_local_spark_makes_the_rows_of_transactions_that_span_runs(typed, local):
-    rows_are_right(typed, SparkWorkers(local))
+class TestLocal:
+    """A Spark of this process."""
 
+    def test_local_spark_makes_the_rows_of_transactions_that_span_runs(self, typed, local):
+        rows_are_right(typed, SparkWorkers(local))
 
-def test_local_spark_tells_the_error_of_a_worker_and_leaves_no_files(typed, local, shared):
-    damage_is_told(typed, SparkWorkers(local), shared.fragments)
+    def test_local_spark_tells_the_error_of_a_worker_and_leaves_no_files(
+        self, typed, local, shared
+    ):
+        damage_is_told(typed, SparkWorkers(local), shared.fragments)
 
+    def test_nothing_of_a_job_is_in_a_plan_or_left_in_a_session(self, typed, local):
+        (name,) = typed.journals("a")
+        typed.append(name, 1)
+        job, orders = typed.ordered()
+        sent = wire.dump_job(job)
+        assert TOKEN.encode() in sent
+        local.dataSource.register(source_of(sent, list(map(wire.dump_order, orders))))
+        plan = local.read.format("gazette_typed_orders").load()._jdf.queryExecution().toString()
+        assert "gazette_typed_orders" in plan
+        assert "content" in plan
+        assert TOKEN not in plan
+        assert name not in plan
+        typed.run(SparkWorkers(local))
+        assert local.read.format("gazette_typed_orders").load().count() == 0
 
-def test_nothing_of_a_job_is_in_a_plan_or_left_in_a_session(typed, local):
-    (name,) = typed.journals("a")
-    typed.append(name, 1)
-    job, orders = typed.ordered()
-    sent = wire.dump_job(job)
-    assert TOKEN.encode() in sent
-    local.dataSource.register(source_of(sent, list(map(wire.dump_order, orders))))
-    plan = local.read.format("gazette_typed_orders").load()._jdf.queryExecution().toString()
-    assert "gazette_typed_orders" in plan
-    assert "content" in plan
-    assert TOKEN not in plan
-    assert name not in plan
-    typed.run(SparkWorkers(local))
-    assert local.read.format("gazette_typed_orders").load().count() == 0
-
-
-def test_interrupt_ends_the_job_and_leaves_the_session_in_order(typed, local, shared):
-    interrupt_ends_the_job(typed, SparkWorkers(local), shared.fragments)
-    assert local.sparkContext.statusTracker().getActiveJobsIds() == []
+    def test_interrupt_ends_the_job_and_leaves_the_session_in_order(self, typed, local, shared):
+        interrupt_ends_the_job(typed, SparkWorkers(local), shared.fragments)
+        assert local.sparkContext.statusTracker().getActiveJobsIds() == []
 
 
 # ------------------------------------------------------------------------ a cluster
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def cluster(tmp_path_factory):
     """A session of a standalone cluster, by configuration only."""
     folder = tmp_path_factory.mktemp("typed-cluster")
@@ -312,39 +314,41 @@ def session_of(folder, master):
         yield session
 
 
-def test_task_whose_worker_is_killed_is_tried_again(typed, cluster, shared):
-    (name,) = typed.journals("a")
-    for n in range(3):
-        typed.append(name, n)
-    job, orders = typed.ordered()
-    with HeldFragments(shared.fragments) as held:
+class TestCluster:
+    """A master and a worker."""
 
-        def kill():
-            os.kill(held.wait_for(1), signal.SIGKILL)
-            held.is_open.set()
+    def test_task_whose_worker_is_killed_is_tried_again(self, typed, cluster, shared):
+        (name,) = typed.journals("a")
+        for n in range(3):
+            typed.append(name, n)
+        job, orders = typed.ordered()
+        with HeldFragments(shared.fragments) as held:
 
-        thread = threading.Thread(target=kill)
-        thread.start()
-        done = SparkWorkers(cluster).carry_out(job, [held.holding(order) for order in orders])
-        thread.join()
-        assert len(set(held.asked)) == 2
-    assert sum(one.typed for one in done) == 3
-    assert cluster.sparkContext.master.startswith("spark://")
+            def kill():
+                os.kill(held.wait_for(1), signal.SIGKILL)
+                held.is_open.set()
 
+            thread = threading.Thread(target=kill)
+            thread.start()
+            done = SparkWorkers(cluster).carry_out(job, [held.holding(order) for order in orders])
+            thread.join()
+            assert len(set(held.asked)) == 2
+        assert sum(one.typed for one in done) == 3
+        assert cluster.sparkContext.master.startswith("spark://")
 
-def test_cluster_makes_the_rows_of_transactions_that_span_runs(typed, cluster):
-    rows_are_right(typed, SparkWorkers(cluster))
+    def test_cluster_makes_the_rows_of_transactions_that_span_runs(self, typed, cluster):
+        rows_are_right(typed, SparkWorkers(cluster))
 
 
 # ------------------------------------------------------------------------ Spark Connect
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def connect_folder(tmp_path_factory):
     return tmp_path_factory.mktemp("typed-connect")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def connect(connect_folder):
     """A session of a server that keeps a log of all that it does, by configuration only."""
     properties = {
@@ -352,6 +356,8 @@ def connect(connect_folder):
         "spark.eventLog.compress": "false",
         "spark.eventLog.dir": connect_folder.as_uri(),
     }
+    # PySpark leaves a handler of each session that was stopped, which asks it to cancel its jobs.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with connect_server(connect_folder, properties) as url:
         environment = {"GAZETTE_METASTORE_URI": "thrift://127.0.0.1:9", "GAZETTE_SPARK_MASTER": url}
         session = start_session(LakeSettings.from_environment(environment))
@@ -363,23 +369,25 @@ def connect(connect_folder):
             del os.environ["SPARK_CONNECT_MODE_ENABLED"]
 
 
-def test_spark_connect_makes_the_rows_of_transactions_that_span_runs(typed, connect):
-    rows_are_right(typed, SparkWorkers(connect))
+class TestConnect:
+    """A server; this process has its client alone."""
 
+    def test_spark_connect_makes_the_rows_of_transactions_that_span_runs(self, typed, connect):
+        rows_are_right(typed, SparkWorkers(connect))
 
-def test_spark_connect_tells_the_error_of_a_worker_and_leaves_no_files(typed, connect, shared):
-    damage_is_told(typed, SparkWorkers(connect), shared.fragments)
+    def test_spark_connect_tells_the_error_of_a_worker_and_leaves_no_files(
+        self, typed, connect, shared
+    ):
+        damage_is_told(typed, SparkWorkers(connect), shared.fragments)
 
+    def test_spark_connect_logs_nothing_of_a_job(self, typed, connect, connect_folder):
+        (name,) = typed.journals("a")
+        typed.append(name, 1)
+        typed.run(SparkWorkers(connect))
+        logged = b"".join(path.read_bytes() for path in connect_folder.rglob("*") if path.is_file())
+        assert b"SparkListenerJobEnd" in logged
+        assert b"gazette_typed_orders" in logged
+        assert TOKEN.encode() not in logged
 
-def test_spark_connect_logs_nothing_of_a_job(typed, connect, connect_folder):
-    (name,) = typed.journals("a")
-    typed.append(name, 1)
-    typed.run(SparkWorkers(connect))
-    logged = b"".join(path.read_bytes() for path in connect_folder.rglob("*") if path.is_file())
-    assert b"SparkListenerJobEnd" in logged
-    assert b"gazette_typed_orders" in logged
-    assert TOKEN.encode() not in logged
-
-
-def test_interrupt_ends_the_job_of_spark_connect(typed, connect, shared):
-    interrupt_ends_the_job(typed, SparkWorkers(connect), shared.fragments)
+    def test_interrupt_ends_the_job_of_spark_connect(self, typed, connect, shared):
+        interrupt_ends_the_job(typed, SparkWorkers(connect), shared.fragments)

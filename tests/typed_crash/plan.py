@@ -119,6 +119,9 @@ def _broken(draw: Random, journals: int) -> Iterator[object]:
         yield Run(
             Fault(mode, draw.randint(1, 3), draw.choice(("metastore alter", "metastore", "file")))
         )
+    yield Run()
+    yield from _appends(draw, journals)
+    # Nothing is left to be settled, so this is the publication: its answer is lost.
     yield Run(Fault("broken after", 1, "metastore alter"))
 
 

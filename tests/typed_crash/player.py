@@ -87,6 +87,7 @@ class Player:
         database: of its table; its journals are below that name, too.
         pairs: of calls, of all cases.
         plant: a fault of the lives, see `Life`.
+        is_aimed: whether lives are killed between calls where nothing went wrong yet, beside what is planned.
     """
 
     def __init__(
@@ -98,9 +99,10 @@ class Player:
         database: str,
         pairs: Pairs,
         plant: str = "",
+        is_aimed: bool = True,
     ) -> None:
         self._world, self._forks, self._case = world, forks, case
-        self._pairs, self._plant = pairs, plant
+        self._pairs, self._plant, self._is_aimed = pairs, plant, is_aimed
         self._folder = world.folder / "cases" / database / case.name
         self._prefix = f"{database}/{case.name}"
         name = f"{database}.{case.name}"
@@ -217,7 +219,7 @@ class Player:
             metastore=settings.metastore,
             warehouse=settings.warehouse,
             fault=fault,
-            spared=frozenset(self._pairs.wrong) if is_aimed else None,
+            spared=frozenset(self._pairs.wrong) if is_aimed and self._is_aimed else None,
             held=held,
             plant=self._plant,
         )

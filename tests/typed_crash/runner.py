@@ -54,6 +54,7 @@ def run_typed_crash(
     show: Callable[[str], None],
     database: str = "crash",
     plant: str = "",
+    is_aimed: bool = True,
 ) -> TypedCrashResult:
     """Play cases in a world, and judge what is there then.
 
@@ -65,12 +66,15 @@ def run_typed_crash(
         show: is told what is under way.
         database: of the tables; new in its world.
         plant: a fault of the lives, see `life.Life`.
+        is_aimed: as of `Player`.
     """
     pairs, forks, verdict = Pairs(), context(), Verdict()
     facts: list[Facts] = []
     for case in cases:
         show(f"{len(facts)} of {len(cases)} cases played: {case.name} ({case.theme})")
-        player = Player(world, forks, case, database=database, pairs=pairs, plant=plant)
+        player = Player(
+            world, forks, case, database=database, pairs=pairs, plant=plant, is_aimed=is_aimed
+        )
         played = player.play()
         facts.append(played)
         verdict.problems += played.problems

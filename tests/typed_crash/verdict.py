@@ -79,6 +79,12 @@ def judge(verdict: Verdict, name: str, wanted: Mapping[str, Expected], found: Fo
             verdict.problems.append(
                 f"{name}: the row at {journal} {begin} has n={number}, late={late}, not {meant}"
             )
+    once = {(journal, n) for journal, one in wanted.items() for n in one.rows.values()}
+    # A message that was appended again, at another offset.
+    verdict.doubled += sum(
+        (journal, begin) not in numbers and (journal, number) in once
+        for journal, begin, number, _ in found.rows
+    )
     verdict.typed += rows.total()
     verdict.quarantined += aside.total()
     verdict.committed += sum(len(one.rows) + len(one.quarantined) for one in wanted.values())
