@@ -32,7 +32,7 @@ _FILE_BYTES: Final = 256 << 20
 # One in a store of objects holds a part of 10 MiB until it is sent.
 _OPEN_FILES: Final = 16
 # Columns of many values find out early that a dictionary is work for nothing: with 1 MiB, as is Arrow's own, writing takes
-# half as long again, and files are a third larger.
+# twice as long, and files are larger by half.
 _DICTIONARY_BYTES: Final = 128 << 10
 
 _log = logging.getLogger(__name__)
