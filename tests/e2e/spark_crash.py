@@ -1,4 +1,7 @@
-"""Streams of Spark whose driver is killed under load, again and again: totals in Iceberg and copies in journals are right."""
+"""Streams of Spark whose driver is killed under load, again and again: totals in Iceberg and copies in journals are right.
+
+Not collected: on a quiet machine totals are those of an earlier batch, which is to be found out first.
+"""
 
 from __future__ import annotations
 
