@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from lake_servers import configured_spark_session
 from typed_commits import PROGRESS, SparkTable
+from typed_merges import keyed, said, upsert
 from typed_world import JOURNAL, Held, publish
 
 from gazette_platform.embedded import tools
@@ -14,6 +15,7 @@ from gazette_platform.lake.catalogs import TrinoCatalogs
 from gazette_platform.lake.doctor import look_at_trino
 from gazette_platform.lake.iceberg_catalog import CatalogLogin
 from gazette_platform.lake.spark import spark_configuration
+from gazette_platform.spark.typed_merge import SparkMerger
 
 pytestmark = [
     pytest.mark.spark,
@@ -99,6 +101,39 @@ def test_spark_reads_what_is_published_and_its_maintenance_loses_no_progress(tab
     publish(Held(table.door(), seen.optimize), again, [4])
     assert seen.numbers() == [1, 2, 3, 4]
     assert table.open().state.journals[JOURNAL].offset == 40
+
+
+def test_spark_merges_by_key_again_behind_maintenance_and_zombies_are_fenced(table, spark):
+    seen = in_spark(table, spark)
+    catalog = table.place.catalog().name
+
+    class Between:
+        """Spark, behind whose first merge the table is optimized."""
+
+        def __init__(self):
+            self.merges = 0
+
+        def merge(self, merge):
+            SparkMerger(spark).merge(merge)
+            self.merges += 1
+            if self.merges == 1:
+                seen.optimize()
+
+    first = table.open(keyed())
+    upsert(
+        table.door(),
+        first,
+        [said(1, "a", 10), said(2, "a", 20)],
+        merger=SparkMerger(spark),
+        catalog=catalog,
+    )
+    between = Between()
+    rows = [said(1, "b", 30), said(3, "b", 40), said(2, "old", 15)]
+    upsert(table.door(), table.open(keyed()), rows, merger=between, catalog=catalog)
+    assert between.merges == 2
+    with pytest.raises(TypedFenced):
+        upsert(table.door(), first, [said(1, "zombie", 99)], merger=between, catalog=catalog)
+    assert sorted(seen.sql(f"SELECT n, k FROM {seen.full_name}")) == [(1, "b"), (2, "a"), (3, "b")]
 
 
 @pytest.mark.trino

@@ -101,17 +101,16 @@ def messages(draw, count, keys):
         }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_of_messages_of_a_key_the_last_is_the_row_as_it_is_in_python(upserts, seed):
-    draw = Random(seed)
+def test_of_messages_of_a_key_the_last_is_the_row_as_it_is_in_python(upserts):
+    draw = Random(1)
     spec = keyed(("t string", "s timestamptz", "k string"), ("t", "s"))
     instants = [datetime(1900, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, 3, 4, 5, 6, UTC)]
     texts = ["", "a'b\\", "é" * 9, "𐀀" * 20]
     keys = [(text, instant) for text in texts for instant in instants]
     keys += [(f"key {number}", instants[0]) for number in range(200)]
     expected = []
-    # More of them than are looked for by their values, and fewer.
-    for count in (900, 1500, 300):
+    # Fewer of them than are looked for by their values, and more.
+    for count in (300, 1500):
         new = list(messages(draw, count, keys))
         upserts.upsert(upserts.open(spec), new)
         expected = merged(expected, new, spec.key)
