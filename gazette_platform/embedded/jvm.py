@@ -86,6 +86,7 @@ class Jvm:
             )
         except (OSError, ValueError) as error:
             # ValueError: it printed something else than the port, or nothing.
+            output.close()
             raise SetupError(
                 f"{self._java} did not start: {error} (its output is above)"
             ) from error

@@ -424,6 +424,7 @@ def test_servers_of_ones_own_take_the_place_of_the_platforms(tmp_path, monkeypat
 def test_a_trino_of_the_platforms_asks_the_metastore_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.setattr(tools, "etcd", lambda: tmp_path / "etcd")
     monkeypatch.setattr(tools, "trino", lambda: tmp_path / "trino")
+    monkeypatch.setattr(tools, "iceberg_spark_runtime", lambda: tmp_path / "iceberg.jar")
     monkeypatch.setattr(tools, "java", lambda _: tmp_path / "java")
     options = PlatformOptions(metastore="thrift://hms:9083/", without=frozenset({"dagster"}))
     layout = PlatformDir.at(tmp_path / "root")
