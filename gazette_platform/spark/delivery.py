@@ -27,7 +27,7 @@ from gazette_platform.errors import (
 )
 from gazette_platform.message.uuid import MessageClock
 from gazette_platform.ops.side_by_side import side_by_side
-from gazette_platform.spark.frames import stamped, uuid_place
+from gazette_platform.spark.frames import stamped
 from gazette_platform.spark.marks import Mark, advance, mark_of, reached
 from gazette_platform.spark.staging import (
     CARRIED_BYTES_MAX,
@@ -64,6 +64,7 @@ class _PlannedBlock(NamedTuple):
     begin: int
     length: int
     sha1: bytes
+    uuid_at: int
 
 
 class _Plan(msgspec.Struct):
@@ -84,28 +85,17 @@ class Delivery:
     """Appends epochs of one writer.
 
     Args:
-        targets: journals that may be written to.
         clock: tells the time.
         staging: name of the staging journal; empty: there is none.
-        uuid: as of `SinkOptions`.
     """
 
     def __init__(
-        self,
-        client: AsyncClient,
-        writer: Writer,
-        targets: Targets,
-        clock: Clock,
-        *,
-        staging: str = "",
-        uuid: tuple[str, ...] = (),
+        self, client: AsyncClient, writer: Writer, clock: Clock, *, staging: str = ""
     ) -> None:
         self._client = client
         self._writer = writer
-        self._types = dict(zip(targets.names, targets.content_types, strict=True))
         self._clock = clock
         self._staging = staging
-        self._uuid = uuid
 
     async def deliver(self, epoch: int, blocks: Sequence[Block]) -> None:
         """Append an epoch. What of it is there already is left as it is.
@@ -165,7 +155,7 @@ class Delivery:
             epoch,
             {
                 journal: [
-                    [_PlannedBlock(block.begin, block.length, block.sha1) for block in blocks]
+                    [_PlannedBlock(b.begin, b.length, b.sha1, b.uuid_at) for b in blocks]
                     for blocks in listed
                 ]
                 for journal, listed in appends.items()
@@ -189,8 +179,7 @@ class Delivery:
             ) from err
         return {
             journal: [
-                [Block(journal=journal, begin=b, length=n, sha1=sha1) for b, n, sha1 in blocks]
-                for blocks in listed
+                [Block(journal=journal, **block._asdict()) for block in blocks] for blocks in listed
             ]
             for journal, listed in plan.journals.items()
         }
@@ -207,9 +196,9 @@ class Delivery:
             done = 0 if mark is None else mark.first
             if done >= len(appends):
                 return
-            content = await self._content_of(appends[done])
-            content, clock = self._stamped(journal, content, 0 if seen is None else seen.second)
-            moved = Mark(epoch=epoch, first=done + 1, second=clock, at=self._now())
+            clock = MessageClock(0 if seen is None else seen.second)
+            content = await self._content_of(appends[done], clock)
+            moved = Mark(epoch=epoch, first=done + 1, second=clock.value, at=self._now())
             found = await self._append_marked(journal, content, registers, moved)
             if found is None:
                 found = await self._registers_of(journal)
@@ -217,25 +206,21 @@ class Delivery:
             registers = found
         raise self._is_busy(journal)
 
-    async def _content_of(self, blocks: Sequence[Block]) -> bytes:
+    async def _content_of(self, blocks: Sequence[Block], clock: MessageClock) -> bytes:
+        """Records of blocks, with their UUIDs, for which the clock ticks."""
+
         async def one(block: Block) -> bytes:
             return await content_of(self._client, self._staging, block)
 
-        return b"".join(await side_by_side(one, blocks, at_a_time=_READS_AT_A_TIME))
-
-    def _stamped(self, journal: str, content: bytes, clock: int) -> tuple[bytes, int]:
-        """Content with UUIDs, if it is to have any, and the clock of the last one."""
-        if not self._uuid:
-            return content, clock
-        kind = self._types.get(journal)
-        if kind is None:
-            raise ValidationError(
-                f"{journal}: the epoch has content of it, and it is gone, or the selector does not match it any more"
-            )
-        ticking = MessageClock(clock)
-        ticking.update(int(self._clock.unix_s() * 1e9))
-        place = uuid_place(kind, self._uuid)
-        return stamped(content, place, self._writer.producer, ticking), ticking.value
+        contents = await side_by_side(one, blocks, at_a_time=_READS_AT_A_TIME)
+        if any(block.uuid_at >= 0 for block in blocks):
+            clock.update(int(self._clock.unix_s() * 1e9))
+        return b"".join(
+            content
+            if block.uuid_at < 0
+            else stamped(content, block.uuid_at, self._writer.producer, clock)
+            for block, content in zip(blocks, contents, strict=True)
+        )
 
     async def _append_marked(
         self, journal: str, content: bytes, registers: LabelSet, mark: Mark

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-__all__ = ["Encoder", "Layout", "encoder", "layout_of", "stamped", "uuid_place"]
+__all__ = ["Encoder", "Layout", "encoder", "layout_of", "stamped"]
 
 _NO_UUID: Final = "00000000-0000-0000-0000-000000000000"
 _READ_ONLY: Final = ("_begin", "_end", "_uuid", "_corrupt")
@@ -90,6 +90,11 @@ def layout_of(schema: StructType, *, key: str, uuid: tuple[str, ...]) -> Layout:
 class Encoder(Protocol):
     """Makes records of rows."""
 
+    @property
+    def uuid_at(self) -> int:
+        """Where in each line its UUID is to be; -1: there is no place for one."""
+        ...
+
     def encode(self, rows: pa.RecordBatch) -> bytes:
         """The records of rows, each with its newline. Raises: DataError: a row cannot be written so."""
         ...
@@ -115,24 +120,19 @@ def encoder(content_type: str, layout: Layout, uuid: tuple[str, ...]) -> Encoder
     return _Json(layout.schema, uuid) if content_type == JSON else _Csv(layout.schema, bool(uuid))
 
 
-def uuid_place(content_type: str, uuid: tuple[str, ...]) -> int:
-    """Where in a line of `encoder` its UUID begins."""
-    return len(_json_head(uuid)) if content_type == JSON else 0
-
-
-def stamped(content: bytes, place: int, producer: bytes, clock: MessageClock) -> bytes:
+def stamped(content: bytes, uuid_at: int, producer: bytes, clock: MessageClock) -> bytes:
     """Lines with UUIDs of committed messages in their places, in the order of the clock.
 
     Args:
-        place: see `uuid_place`.
+        uuid_at: as of `Encoder`.
         clock: of the producer; it ticks for each line.
     """
-    end = place + len(_NO_UUID)
+    end = uuid_at + len(_NO_UUID)
     lines = content.split(b"\n")
     lines.pop()
     flags, tick = int(Flags.OUTSIDE_TXN), clock.tick
     return b"".join(
-        b"%b%b%b\n" % (line[:place], uuid_text(producer, tick(), flags).encode(), line[end:])
+        b"%b%b%b\n" % (line[:uuid_at], uuid_text(producer, tick(), flags).encode(), line[end:])
         for line in lines
     )
 
@@ -140,6 +140,8 @@ def stamped(content: bytes, place: int, producer: bytes, clock: MessageClock) ->
 @final
 class _Raw:
     """Records that are there already."""
+
+    uuid_at = -1
 
     def encode(self, rows: pa.RecordBatch) -> bytes:
         """See `Encoder`."""
@@ -162,9 +164,12 @@ class _Json:
         self._types = [_in_utc(field.type) for field in schema]
         self._shapers = [_shaper(kind) for kind in self._types]
         self._json = msgspec.json.Encoder(decimal_format="number")
-        self._head = b""
+        self._head, self.uuid_at = b"", -1
         if uuid:
-            self._head = _json_head(uuid) + _NO_UUID.encode() + b'"' + b"}" * (len(uuid) - 1)
+            keys = b":{".join(msgspec.json.encode(key) for key in uuid)
+            before = b"{" + keys + b':"'
+            self._head = before + _NO_UUID.encode() + b'"' + b"}" * (len(uuid) - 1)
+            self.uuid_at = len(before)
 
     def encode(self, rows: pa.RecordBatch) -> bytes:
         """See `Encoder`."""
@@ -197,7 +202,7 @@ class _Csv:
 
     def __init__(self, schema: pa.Schema, has_uuid: bool) -> None:  # noqa: FBT001
         self._schema = schema
-        self._has_uuid = has_uuid
+        self.uuid_at = 0 if has_uuid else -1
 
     def encode(self, rows: pa.RecordBatch) -> bytes:
         """See `Encoder`."""
@@ -206,7 +211,7 @@ class _Csv:
         table = pa.Table.from_arrays(columns, names=self._schema.names)
         arrow_csv.write_csv(table, out, arrow_csv.WriteOptions(include_header=False))
         content = out.getvalue()
-        if self._has_uuid:
+        if self.uuid_at == 0:
             head = _NO_UUID.encode() + b","
             return b"".join(head + line + b"\n" for line in content.split(b"\n")[:-1])
         if content.startswith(b"\n") or b"\n\n" in content:
@@ -265,11 +270,6 @@ def _instants(column: pa.Array) -> pa.Array:
         raise DataError("an instant is before the year 1, or after the year 9999")
     texts = pc.binary_replace_slice(local.cast(pa.string()), 10, 11, "T")
     return pc.binary_join_element_wise(texts, "Z", "") if kind.tz else texts
-
-
-def _json_head(uuid: tuple[str, ...]) -> bytes:
-    keys = b":{".join(msgspec.json.encode(key) for key in uuid)
-    return b"{" + keys + b':"'
 
 
 def _in_utc(kind: pa.DataType) -> pa.DataType:

@@ -81,8 +81,11 @@ class _Sink:
             blocks = Blocks(client.asynchronous, self.options.staging)
             for rows in batches:
                 for place, part in router.share_out(rows):
-                    records = encoders[place].encode(part)
-                    client.run(blocks.add(self.targets.names[place], records))
+                    made = encoders[place]
+                    adding = blocks.add(
+                        self.targets.names[place], made.encode(part), uuid_at=made.uuid_at
+                    )
+                    client.run(adding)
             return client.run(blocks.finish())
 
     def deliver(
@@ -92,12 +95,7 @@ class _Sink:
         blocks = [block for one in messages if isinstance(one, Written) for block in one.blocks]
         with Client(self.options.config) as client:
             delivery = Delivery(
-                client.asynchronous,
-                writer,
-                self.targets,
-                SystemClock(),
-                staging=self.options.staging,
-                uuid=self.options.uuid,
+                client.asynchronous, writer, SystemClock(), staging=self.options.staging
             )
             client.run(delivery.deliver(epoch, blocks))
 

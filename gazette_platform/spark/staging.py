@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, final
 from gazette_platform.errors import DataError, ValidationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Mapping, Sequence
 
     from gazette_platform.client import AsyncClient
 
@@ -40,6 +40,8 @@ class Block:
     """Offset in the staging journal; -1: it is not there."""
     sha1: bytes = b""
     """Of what is there; empty: it is not checked."""
+    uuid_at: int = -1
+    """Where in each line its UUID is to be; -1: they get none."""
     content: bytes | None = field(default=None, repr=False)
     """The records; None: they are in the staging journal only."""
 
@@ -55,17 +57,20 @@ class Blocks:
     def __init__(self, client: AsyncClient, staging: str) -> None:
         self._client = client
         self._staging = staging
-        self._held: dict[str, list[bytes]] = defaultdict(list)
+        self._held: dict[tuple[str, int], list[bytes]] = defaultdict(list)
         self._held_bytes = 0
         self._blocks: list[Block] = []
 
-    async def add(self, journal: str, records: bytes) -> None:
+    async def add(self, journal: str, records: bytes, *, uuid_at: int = -1) -> None:
         """Take in the next records of a journal.
+
+        Args:
+            uuid_at: as of `Block`.
 
         Raises: ValidationError: they are more than can be carried. GazetteError: the staging journal takes nothing.
         Cancellation: safe, as far as the task is given up then.
         """
-        self._held[journal].append(records)
+        self._held[journal, uuid_at].append(records)
         self._held_bytes += len(records)
         if self._staging and self._held_bytes >= _STAGED_BYTES:
             await self._lay_down()
@@ -110,11 +115,15 @@ def too_much(length: int) -> ValidationError:
     )
 
 
-def _carried(held: dict[str, list[bytes]]) -> list[Block]:
-    joined: Iterable[tuple[str, bytes]] = (
-        (journal, b"".join(parts)) for journal, parts in held.items()
-    )
-    return [Block(journal=name, length=len(part), content=part) for name, part in joined if part]
+def _carried(held: Mapping[tuple[str, int], list[bytes]]) -> list[Block]:
+    found: list[Block] = []
+    for (journal, uuid_at), parts in held.items():
+        content = b"".join(parts)
+        if content:
+            found.append(
+                Block(journal=journal, length=len(content), content=content, uuid_at=uuid_at)
+            )
+    return found
 
 
 async def content_of(client: AsyncClient, staging: str, block: Block) -> bytes:

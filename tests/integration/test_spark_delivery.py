@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from spark_journals import JSON, journal_spec
@@ -75,14 +76,13 @@ class Journals:
 
     numbers = itertools.count()
 
-    def __init__(self, client, *, content_type=JSON, uuid=()):
+    def __init__(self, client):
         self.client = client
         self.clock = ManualClock()
         prefix = f"delivery/{next(self.numbers)}"
-        self.targets = Targets(tuple(f"{prefix}/{name}" for name in "abc"), (content_type,) * 3)
+        self.targets = Targets(tuple(f"{prefix}/{name}" for name in "abc"), (JSON,) * 3)
         self.staging = f"{prefix}-staging"
         self.writer = Writer(f"query-{prefix.partition('/')[2]}")
-        self._uuid = uuid
 
     async def create(self):
         specs = [
@@ -97,10 +97,8 @@ class Journals:
         return Delivery(
             client or self.client,
             writer or self.writer,
-            self.targets,
             self.clock,
             staging=self.staging if staging is None else staging,
-            uuid=self._uuid,
         )
 
     async def blocks(self, rows, draw, *, is_carried=None):
@@ -117,10 +115,8 @@ class Journals:
                 if (content := b"".join(b'{"n":%d}\n' % row for row in part))
             ]
             if not (draw.random() < 0.5 if is_carried is None else is_carried):
-                blocks = [
-                    Block(journal=b.journal, length=b.length, begin=b.begin, sha1=b.sha1)
-                    for b in await lay_down(self.client, self.staging, blocks)
-                ]
+                laid = await lay_down(self.client, self.staging, blocks)
+                blocks = [replace(block, content=None) for block in laid]
             found += blocks
         return found
 
@@ -247,12 +243,12 @@ async def test_driver_that_comes_late_is_refused(client, staging):
 
 
 async def test_messages_are_committed_and_in_the_order_of_one_producer(client, small_appends):
-    journals = await Journals(client, uuid=("_meta", "uuid")).create()
+    journals = await Journals(client).create()
     place = b'{"_meta":{"uuid":"00000000-0000-0000-0000-000000000000"},"n":%d}\n'
     [name, *_] = journals.targets.names
     for epoch in range(3):
         lines = [place % (10 * epoch + number) for number in range(3)]
-        blocks = [Block(journal=name, length=len(line), content=line) for line in lines]
+        blocks = [Block(journal=name, length=len(line), content=line, uuid_at=18) for line in lines]
         dying = MortalClient(client, at=4 + epoch, is_sent=True)
         with pytest.raises(Killed):
             await journals.delivery(dying).deliver(epoch, blocks)

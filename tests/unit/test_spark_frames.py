@@ -18,7 +18,6 @@ from gazette_platform.spark.frames import (  # noqa: E402
     encoder,
     layout_of,
     stamped,
-    uuid_place,
 )
 from gazette_platform.spark.targets import Router, Targets  # noqa: E402
 
@@ -181,9 +180,10 @@ def test_columns_that_mean_something_else_are_refused():
 
 @pytest.mark.parametrize("path", [("uuid",), ("_meta", "uuid"), ("a", 'q"', "é")])
 def test_uuids_of_json_are_where_readers_look(path):
-    content = encode(JSON, "n bigint", (1,), (None,), uuid=path)
+    made = encoder(JSON, layout("n bigint"), path)
     clock = MessageClock(500)
-    content = stamped(content, uuid_place(JSON, path), b"\x01abcde", clock)
+    content = made.encode(rows("n bigint", (1,), (None,)))
+    content = stamped(content, made.uuid_at, b"\x01abcde", clock)
     framing = JsonFraming(uuid_field=".".join(path))
     found = [framing.uuid_of(json.loads(line)) for line in content.splitlines()]
     assert [(one.producer, one.flags) for one in found] == [(b"\x01abcde", 0)] * 2
@@ -192,8 +192,9 @@ def test_uuids_of_json_are_where_readers_look(path):
 
 
 def test_uuids_of_csv_are_its_first_field():
-    content = encode(CSV, "n bigint, s string", (1, "x"), uuid=("any",))
-    content = stamped(content, uuid_place(CSV, ("any",)), b"\x01abcde", MessageClock(500))
+    made = encoder(CSV, layout("n bigint, s string"), ("any",))
+    content = made.encode(rows("n bigint, s string", (1, "x")))
+    content = stamped(content, made.uuid_at, b"\x01abcde", MessageClock(500))
     framing = CsvFraming()
     message = framing.decoder().decode(content)
     assert message[1:] == ["1", "x"]
