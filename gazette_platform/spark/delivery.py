@@ -13,6 +13,7 @@ Without a staging journal the plan is missing: then an epoch is one append to on
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
@@ -76,8 +77,13 @@ class _Plan(msgspec.Struct):
     """Of each journal its appends, and of each of these the blocks, in order."""
 
 
-_Appends = dict[str, list[list[Block]]]
-"""Of each journal what is appended to it, one after the other."""
+class _Appends(NamedTuple):
+    """What is appended for an epoch."""
+
+    plan: int
+    """Which plan says so, as `_plan_id`; 0: none."""
+    journals: dict[str, list[list[Block]]]
+    """Of each journal its appends, and of each of these the blocks, in order."""
 
 
 @final
@@ -113,17 +119,25 @@ class Delivery:
         else:
             appends = self._unplanned(blocks)
 
-        async def one(journal: str) -> None:
-            await self._append_all(journal, epoch, appends[journal])
+        journals = sorted(appends.journals)
+        listed = await side_by_side(self._registers_of, journals, at_a_time=_JOURNALS_AT_A_TIME)
+        registers = dict(zip(journals, listed, strict=True))
+        # Of an epoch that may not go on nothing is appended.
+        for journal in journals:
+            self._done(journal, epoch, appends.plan, registers[journal])
 
-        await side_by_side(one, sorted(appends), at_a_time=_JOURNALS_AT_A_TIME)
+        async def one(journal: str) -> None:
+            await self._append_all(journal, epoch, appends, registers[journal])
+
+        await side_by_side(one, journals, at_a_time=_JOURNALS_AT_A_TIME)
 
     def _unplanned(self, blocks: Sequence[Block]) -> _Appends:
         length = sum(block.length for block in blocks)
         if not self._staging and length > CARRIED_BYTES_MAX:
             raise too_much(length)
         # One that may be done again is one append, for its parts may be others next time.
-        return _appends_of(blocks, CARRIED_BYTES_MAX if self._writer.is_lasting else _APPEND_BYTES)
+        bytes_max = CARRIED_BYTES_MAX if self._writer.is_lasting else _APPEND_BYTES
+        return _Appends(0, _packed(blocks, bytes_max))
 
     # ------------------------------------------------------------------ the plan
 
@@ -136,11 +150,12 @@ class Delivery:
             if mark is not None:
                 return await self._read_plan(mark)
             if not blocks:
-                return {}
+                return _Appends(0, {})
             blocks = await self._laid_down(blocks)
-            appends = _appends_of(blocks, _APPEND_BYTES)
-            if await self._plan(epoch, appends, registers):
-                return appends
+            journals = _packed(blocks, _APPEND_BYTES)
+            plan = await self._plan(epoch, journals, registers)
+            if plan is not None:
+                return _Appends(self._plan_id(plan), journals)
         raise self._is_busy(self._staging)
 
     async def _laid_down(self, blocks: Sequence[Block]) -> list[Block]:
@@ -148,8 +163,10 @@ class Delivery:
         placed = iter(await lay_down(self._client, self._staging, carried) if carried else ())
         return [next(placed) if block.begin < 0 else block for block in blocks]
 
-    async def _plan(self, epoch: int, appends: _Appends, registers: LabelSet) -> bool:
-        """Have these appends be the epoch's. Returns: False: another plan may be there."""
+    async def _plan(
+        self, epoch: int, journals: dict[str, list[list[Block]]], registers: LabelSet
+    ) -> Mark | None:
+        """Have these appends be the epoch's. Returns: None: another plan may be there."""
         plan = _Plan(
             self._writer.name,
             epoch,
@@ -158,48 +175,72 @@ class Delivery:
                     [_PlannedBlock(b.begin, b.length, b.sha1, b.uuid_at) for b in blocks]
                     for blocks in listed
                 ]
-                for journal, listed in appends.items()
+                for journal, listed in journals.items()
             },
         )
         placed = await self._client.append(self._staging, msgspec.json.encode(plan) + b"\n")
-        mark = Mark(epoch=epoch, first=placed.begin, second=placed.end, at=self._now())
+        mark = Mark(epoch=epoch, place=(placed.begin, placed.end), at=self._now())
         line = {"writer": self._writer.name, "epoch": epoch, "plan": [placed.begin, placed.end]}
         content = msgspec.json.encode(line) + b"\n"
-        return await self._append_marked(self._staging, content, registers, mark) is not None
+        moved = await self._append_marked(self._staging, content, registers, mark)
+        return None if moved is None else mark
+
+    def _plan_id(self, mark: Mark) -> int:
+        """A number that no other plan has."""
+        place = f"{self._staging} {mark.place[0]}".encode()
+        return int.from_bytes(hashlib.sha256(place).digest()[:6]) | 1
 
     async def _read_plan(self, mark: Mark) -> _Appends:
-        place = Block(journal="", begin=mark.first, length=mark.second - mark.first)
+        begin, end = mark.place
+        place = Block(journal="", begin=begin, length=end - begin)
         content = await content_of(self._client, self._staging, place)
         try:
             plan = msgspec.json.decode(content, type=_Plan)
         except msgspec.DecodeError as err:
             raise DataError(
-                f"{self._staging}: what lies at offset {mark.first} is no plan of an epoch: {err} (was the journal "
+                f"{self._staging}: what lies at offset {begin} is no plan of an epoch: {err} (was the journal "
                 "deleted and made anew?)"
             ) from err
-        return {
+        journals = {
             journal: [
                 [Block(journal=journal, **block._asdict()) for block in blocks] for blocks in listed
             ]
             for journal, listed in plan.journals.items()
         }
+        return _Appends(self._plan_id(mark), journals)
 
     # ------------------------------------------------------------------ journals
 
-    async def _append_all(self, journal: str, epoch: int, appends: list[list[Block]]) -> None:
+    def _done(self, journal: str, epoch: int, plan: int, registers: LabelSet) -> int:
+        """How many appends of an epoch are in a journal. Raises: ValidationError: they are of another plan."""
+        seen = mark_of(registers, self._writer)
+        mark = reached(seen, epoch, journal, self._writer)
+        if mark is None:
+            return 0
+        if mark.place[1] != plan:
+            raise ValidationError(
+                f"{journal} has a part of epoch {epoch}, which was begun with another staging journal, or without one (set "
+                "it back until the epoch is done)",
+                path="stagingJournal",
+            )
+        return mark.place[0]
+
+    async def _append_all(
+        self, journal: str, epoch: int, appends: _Appends, registers: LabelSet
+    ) -> None:
         """Append what of an epoch is not in a journal yet."""
-        registers = await self._registers_of(journal)
+        listed = appends.journals[journal]
         tries = 0
         while tries < _TRIES:
-            seen = mark_of(registers, self._writer)
-            mark = reached(seen, epoch, journal, self._writer)
-            done = 0 if mark is None else mark.first
-            if done >= len(appends):
+            done = self._done(journal, epoch, appends.plan, registers)
+            if done >= len(listed):
                 return
-            clock = MessageClock(0 if seen is None else seen.second)
-            content = await self._content_of(appends[done], clock)
-            moved = Mark(epoch=epoch, first=done + 1, second=clock.value, at=self._now())
-            found = await self._append_marked(journal, content, registers, moved)
+            seen = mark_of(registers, self._writer)
+            clock = MessageClock(0 if seen is None else seen.clock)
+            content = await self._content_of(listed[done], clock)
+            place = (done + 1, appends.plan)
+            mark = Mark(epoch=epoch, place=place, clock=clock.value, at=self._now())
+            found = await self._append_marked(journal, content, registers, mark)
             if found is None:
                 found = await self._registers_of(journal)
                 tries += 1
@@ -268,9 +309,9 @@ def check_targets(targets: Targets, *, staging: str, is_lasting: bool) -> None:
         )
 
 
-def _appends_of(blocks: Sequence[Block], bytes_max: int) -> _Appends:
-    """Blocks of each journal, in order, packed up to `bytes_max`; at least one to an append."""
-    found: _Appends = {}
+def _packed(blocks: Sequence[Block], bytes_max: int) -> dict[str, list[list[Block]]]:
+    """Blocks of each journal, in order, packed into appends of up to `bytes_max`, and at least one."""
+    found: dict[str, list[list[Block]]] = {}
     for block in blocks:
         appends = found.setdefault(block.journal, [[]])
         if appends[-1] and sum(one.length for one in appends[-1]) + block.length > bytes_max:

@@ -5,8 +5,8 @@ sets its *mark*, if the one that is there is the one it has seen. Whoever append
 killed or got no answer, finds that the mark has moved. A journal has one mark for each writer, however often that
 writes, and loses those of writers that have been silent for long.
 
-    gazette-spark/<query>         17.2.1f4a…0.1795000000     epoch, two numbers, unix seconds
-    gazette-spark-once/<write>    0.1.0.1795000000           of a write that nobody does again
+    gazette-spark/<query>         17.2.81985529.1955…0.1795000000    epoch, two numbers, clock, unix seconds
+    gazette-spark-once/<write>    0.1.0.0.1795000000                 of a write that nobody does again
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PASSING: Final = "gazette-spark-once/"
 # How long a mark is kept of a writer that is silent. A write that nobody does again is retried for a minute.
 _LASTING_S: Final = 90 * 24 * 3600
 _PASSING_S: Final = 3600
-_MARK: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)\.(\d+)\Z", re.ASCII)
+_MARK: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)\.(\d+)\.(\d+)\Z", re.ASCII)
 
 
 @final
@@ -64,19 +64,18 @@ class Mark:
     """What a journal notes of a writer."""
 
     epoch: int
-    first: int
-    """In a journal that is written to: how many appends of the epoch are there. In a staging journal: where its plan
-    begins."""
-    second: int
-    """In a journal that is written to: the clock of the writer's last message, or 0. In a staging journal: where the
-    plan ends."""
+    place: tuple[int, int]
+    """In a journal that is written to: how many appends of the epoch are there, and of which plan, 0 for none. In a staging
+    journal: where the plan begins and ends."""
+    clock: int = 0
+    """Of the writer's last message; 0: it had no UUID."""
     at: int
     """Unix seconds at which it was set."""
 
     @property
     def text(self) -> str:
         """As in the register."""
-        return f"{self.epoch}.{self.first}.{self.second}.{self.at}"
+        return ".".join(map(str, (self.epoch, *self.place, self.clock, self.at)))
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -86,8 +85,8 @@ class Mark:
             raise DataError(
                 f"the mark of a writer is {text[:80]!r}, which is none of ours (who else sets registers of this name?)"
             )
-        epoch, first, second, at = map(int, match.groups())
-        return cls(epoch=epoch, first=first, second=second, at=at)
+        epoch, first, second, clock, at = map(int, match.groups())
+        return cls(epoch=epoch, place=(first, second), clock=clock, at=at)
 
 
 class Change(NamedTuple):
@@ -143,5 +142,5 @@ def _silent(labels: Iterable[Label], now: int) -> Iterable[Label]:
             label.name[: label.name.find("/") + 1]
         )
         match = _MARK.match(label.value)
-        if horizon is not None and match is not None and int(match[4]) < now - horizon:
+        if horizon is not None and match is not None and int(match[5]) < now - horizon:
             yield label

@@ -6,6 +6,7 @@ one of which nothing came has laid down stays behind in the staging journal, unt
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,8 @@ CARRIED_BYTES_MAX: Final = 64 << 20
 # Less than this of a task is carried even if there is a staging journal: an append of its own would cost more.
 _SMALL_BYTES: Final = 64 << 10
 _STAGED_BYTES: Final = 16 << 20
+# Of a block.
+_READ_TIMEOUT_S: Final = 120.0
 
 
 @final
@@ -135,13 +138,21 @@ async def content_of(client: AsyncClient, staging: str, block: Block) -> bytes:
     if block.content is not None:
         return block.content
     end = block.begin + block.length
+    # It waits: a replica may learn of a commit a moment later.
     reader = client.read(staging, block.begin, block=True, end_offset=end)
     try:
-        content = b"".join([bytes(piece) async for piece in reader])
+        async with asyncio.timeout(_READ_TIMEOUT_S):
+            content = b"".join([bytes(piece) async for piece in reader])
+    except TimeoutError as err:
+        raise DataError(
+            f"{staging}: nothing up to offset {end} within {_READ_TIMEOUT_S} s, where an epoch is planned (was the journal "
+            "deleted and made anew?)"
+        ) from err
     finally:
         await reader.aclose()
     if block.sha1 and hashlib.sha1(content, usedforsecurity=False).digest() != block.sha1:
         raise DataError(
-            f"{staging}: from offset {block.begin} to {end} is not what a task laid down there"
+            f"{staging}: from offset {block.begin} to {end} is not what a task laid down there (was the journal deleted and "
+            "made anew?)"
         )
     return content

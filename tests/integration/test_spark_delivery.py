@@ -21,7 +21,7 @@ from gazette_platform.errors import (
 from gazette_platform.message import JsonFraming, read_committed
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import LabelSet
-from gazette_platform.spark import delivery as module
+from gazette_platform.spark import delivery as delivery_module, staging as staging_module
 from gazette_platform.spark.delivery import Delivery, check_targets
 from gazette_platform.spark.marks import Mark, Writer
 from gazette_platform.spark.staging import Block, lay_down
@@ -141,7 +141,7 @@ async def content(client, journal):
 
 @pytest.fixture
 def small_appends(monkeypatch):
-    monkeypatch.setattr(module, "_APPEND_BYTES", 20)
+    monkeypatch.setattr(delivery_module, "_APPEND_BYTES", 20)
 
 
 @pytest.mark.parametrize("is_sent", [False, True])
@@ -288,7 +288,7 @@ async def test_marks_of_writers_that_are_silent_are_dropped(client):
     assert await write(Writer("c"), 1) == (kept[0], "gazette-spark/c", kept[1])
     registers = (await client.append(name, b"")).registers
     mark = Mark.parse(registers.value_of("gazette-spark/c"))
-    assert mark == Mark(epoch=1, first=1, second=0, at=now + 2 * 3600 + 91 * day)
+    assert mark == Mark(epoch=1, place=(1, 0), at=now + 2 * 3600 + 91 * day)
 
 
 async def test_write_that_nobody_does_again_goes_to_many_journals_without_a_plan(client):
@@ -300,7 +300,7 @@ async def test_write_that_nobody_does_again_goes_to_many_journals_without_a_plan
     assert await content(client, journals.staging) == b""
 
 
-async def test_content_that_is_gone_or_damaged_is_an_error(client):
+async def test_content_that_is_gone_or_damaged_is_an_error(client, monkeypatch):
     journals = await Journals(client).create()
     [block] = await lay_down(
         client,
@@ -311,15 +311,36 @@ async def test_content_that_is_gone_or_damaged_is_an_error(client):
     with pytest.raises(DataError, match="from offset 0 to 3 is not what a task laid down"):
         await journals.delivery().deliver(0, [wrong])
     # A plan that is none, as if the staging journal were another one now.
-    mark = Mark(epoch=3, first=block.begin, second=block.begin + 3, at=0)
+    mark = Mark(epoch=3, place=(block.begin, block.begin + 3), at=0)
     registers = LabelSet.of((journals.writer.label, mark.text))
     await client.append(journals.staging, b"x\n", union_registers=registers)
     with pytest.raises(DataError, match="what lies at offset 0 is no plan of an epoch"):
         await journals.delivery().deliver(3, [])
+    monkeypatch.setattr(staging_module, "_READ_TIMEOUT_S", 0.2)
+    mark = Mark(epoch=3, place=(4, 90), at=0)
+    registers = LabelSet.of((journals.writer.label, mark.text))
+    await client.append(journals.staging, b"y\n", union_registers=registers)
+    with pytest.raises(DataError, match=r"nothing up to offset 90 within 0\.2 s, where an epoch is"):
+        await journals.delivery().deliver(3, [])
+
+
+async def test_epoch_that_is_half_done_keeps_its_staging_journal(client, small_appends):
+    journals = await Journals(client).create()
+    blocks = await journals.blocks(ROWS, random.Random(4), is_carried=True)
+    dying = MortalClient(client, at=8, is_sent=True)
+    with pytest.raises(Killed):
+        await journals.delivery(dying).deliver(1, blocks)
+    other = f"{journals.staging}-other"
+    await client.apply([Change(journal_spec(other, ""))])
+    for staging_journal in (other, ""):
+        with pytest.raises(ValidationError, match="which was begun with another staging journal"):
+            await journals.delivery(staging=staging_journal).deliver(1, blocks)
+    await journals.delivery().deliver(1, blocks)
+    assert await journals.rows() == sorted(ROWS)
 
 
 async def test_more_than_the_driver_carries_is_refused(client, monkeypatch):
-    monkeypatch.setattr(module, "CARRIED_BYTES_MAX", 10)
+    monkeypatch.setattr(delivery_module, "CARRIED_BYTES_MAX", 10)
     journals = await Journals(client).create()
     blocks = await journals.blocks(ROWS, random.Random(3), is_carried=True)
     with pytest.raises(ValidationError, match=r"stagingJournal: .* MiB of one write are more"):

@@ -7,7 +7,7 @@ from gazette_platform.protocol import LabelSet
 from gazette_platform.spark.marks import Mark, Writer, advance, mark_of, reached
 
 WRITER = Writer("c32213a4-3082-4dd2-8e6f-72df60240436")
-MARK = Mark(epoch=17, first=2, second=5, at=1_795_000_000)
+MARK = Mark(epoch=17, place=(2, 5), clock=7, at=1_795_000_000)
 
 
 def test_mark_is_a_value_that_registers_can_hold():
@@ -21,7 +21,7 @@ def test_mark_is_a_value_that_registers_can_hold():
 
 
 @pytest.mark.parametrize(
-    "text", ["1.2.3", "1.2.3.4.5", "1.2.3.x", "-1.2.3.4", "1.2.3.4\n", "¹.2.3.4"]
+    "text", ["1.2.3.4", "1.2.3.4.5.6", "1.2.3.4.x", "-1.2.3.4.5", "1.2.3.4.5\n", "¹.2.3.4.5"]
 )
 def test_value_that_is_no_mark_is_an_error(text):
     with pytest.raises(DataError, match="which is none of ours"):
@@ -39,12 +39,12 @@ def test_epoch_is_compared_with_the_mark():
 def test_mark_moves_from_what_was_seen_only():
     other = ("author", "me")
     seen = LabelSet.of((WRITER.label, MARK.text), other)
-    moved = LabelSet.of((WRITER.label, "18.1.0.1795000001"), other)
+    moved = LabelSet.of((WRITER.label, "18.1.0.0.1795000001"), other)
     none = LabelSet.of(other)
     first = advance(none, WRITER, MARK)
     assert first.check.matches(none)
     assert not first.check.matches(seen)
-    then = advance(seen, WRITER, Mark(epoch=18, first=1, second=0, at=1_795_000_001))
+    then = advance(seen, WRITER, Mark(epoch=18, place=(1, 0), at=1_795_000_001))
     assert then.check.matches(seen)
     assert not then.check.matches(moved)
     assert not then.check.matches(none)
