@@ -194,7 +194,10 @@ def plain_spark_session(**properties: str) -> Iterator[SparkSession]:
         "spark.driver.memory": "1g",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{logging}",
+        # As of servers of the platform: what runs for a minute is not worth a better compiler.
+        "spark.driver.extraJavaOptions": (
+            f"-Dlog4j2.configurationFile=file:{logging} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+        ),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",

@@ -188,7 +188,7 @@ def test_totals_are_right_though_the_driver_is_killed_under_load(etcd_server, tm
                 starts += 1
                 assert starts <= KILLS + STARVED_MAX
                 with driver(settings, log) as process:
-                    if await_commits(process, folder, commits(folder) + draw.randrange(1, 5), log):
+                    if await_commits(process, folder, commits(folder) + draw.randrange(1, 4), log):
                         kills += 1
                         time.sleep(draw.random() * 0.7)
                 print(f"kill {kills}: {commits(folder)} batches, {len(load.committed)} messages")
