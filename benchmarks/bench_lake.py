@@ -2,15 +2,17 @@
 
 Each group starts servers of its own, and ends them: `sql` asks without a server of SQL, `definitions` load
 in Dagster, `freshness` and `backlog` are of whole platforms, `ticks` of the sensor over a broker and a
-metastore, run here.
+metastore, run here. `typed` makes Iceberg tables by Spark, started here; `typed_freshness` has a platform do it.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 import tempfile
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +28,11 @@ from benchmarks.lake_platform import lake_platform
 from benchmarks.lake_sensor import PlatformTicks, SensorTicks
 from benchmarks.lake_sql import measure_local_sql
 from benchmarks.lake_ticks import IdleTables, measure_idle_ticks
+from benchmarks.lake_typed import (
+    TYPED_FRESHNESS_TABLES,
+    measure_conversion,
+    measure_typed_freshness,
+)
 from benchmarks.report import lake_table
 from benchmarks.targets import LAKE_TARGETS, judge
 from gazette_platform.client import Client, ClientConfig
@@ -35,7 +42,7 @@ from gazette_platform.lake.trino import TrinoSession
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
 
     from benchmarks.figures import Figures
     from gazette_platform.ops.clock import Clock
@@ -95,12 +102,49 @@ def _measure_backlog(clock: Clock) -> Figures:
         }
 
 
+def _measure_typed(clock: Clock) -> Figures:
+    """Typed tables of some GB, made by a Spark of this process."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-lake-typed-") as root,
+        lake_platform(Path(root) / "platform", without=("trino", "dagster")) as platform,
+        Client(ClientConfig(address=platform.endpoints.broker)) as client,
+        _environment(platform.environment),
+    ):
+        return measure_conversion(platform, client, clock)
+
+
+def _measure_typed_freshness(clock: Clock) -> Figures:
+    """A typed table that a platform keeps current."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-lake-typed-fresh-") as root,
+        lake_platform(
+            Path(root) / "platform", without=("dagster",), tables=TYPED_FRESHNESS_TABLES
+        ) as platform,
+        Client(ClientConfig(address=platform.endpoints.broker)) as client,
+    ):
+        return measure_typed_freshness(platform, client, clock)
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have programs that this process starts find a platform."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 _GROUPS: dict[str, Callable[[Clock], Figures]] = {
     "sql": measure_local_sql,
     "definitions": measure_definitions,
     "freshness": _measure_fresh,
     "ticks": _measure_ticks,
     "backlog": _measure_backlog,
+    "typed": _measure_typed,
+    "typed_freshness": _measure_typed_freshness,
 }
 
 

@@ -13,9 +13,18 @@ from gazette_platform.errors import SetupError
 if TYPE_CHECKING:
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["busy_s", "cpu_s", "idle", "peak_rss_mb", "rss_mb", "session_cpu_s"]
+__all__ = [
+    "busy_s",
+    "cpu_s",
+    "family_rss_mb",
+    "idle",
+    "peak_rss_mb",
+    "rss_mb",
+    "session_cpu_s",
+]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _WINDOW_S = 0.2
 # Two ticks: what a broker that does nothing may use of a window by its timers.
 _IDLE_CPU_S = 0.02
@@ -62,6 +71,21 @@ def rss_mb(pid: int) -> float:
 def peak_rss_mb(pid: int) -> float:
     """Largest resident memory so far, in MB of 10^6 bytes."""
     return _status_mb(pid, "VmHWM:")
+
+
+def family_rss_mb() -> float:
+    """Resident memory now of this process and all below it that are of its session, in MB of 10^6 bytes."""
+    session, parents, sizes = os.getsid(0), dict[int, int](), dict[int, float]()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            fields = _fields(path.read_text())
+            if int(fields[3]) == session:
+                pid = int(path.parent.name)
+                parents[pid], sizes[pid] = int(fields[1]), int(fields[21]) * _PAGE_BYTES / 1e6
+    family = {os.getpid()}
+    while found := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= found
+    return sum(sizes[pid] for pid in family)
 
 
 async def idle(pid: int, clock: Clock, *, timeout_s: float = 15.0) -> bool:

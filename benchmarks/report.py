@@ -223,18 +223,24 @@ def others_table(figures: Mapping[str, float], baseline: Baseline) -> Table:
 
 
 def lake_table(figures: Mapping[str, float]) -> Table:
-    """A row for each figure of tables, by the second word of its name, beside its target."""
+    """A row for each figure of tables, by what it is about, beside its target."""
     table = Table(title="Tables", box=SIMPLE)
     table.add_column("figure", overflow="fold")
     for heading in ("measured", "target"):
         table.add_column(heading, justify="right", no_wrap=True)
     limits = {each.name: f"{each.sign} {each.limit:g}" for each in LAKE_TARGETS}
-    names = sorted(name for name in figures if name.startswith("lake_"))
-    for _, of_group in itertools.groupby(names, lambda name: name.split("_")[1]):
+    names = sorted(name for name in figures if name.startswith(("lake_", "typed_")))
+    for _, of_group in itertools.groupby(names, _subject):
         for name in of_group:
             table.add_row(name, quantity(figures[name]), limits.get(name, ""))
         table.add_section()
     return table
+
+
+def _subject(name: str) -> str:
+    """Of a figure of tables: typed ones, or the second word of its name."""
+    first, second, *_ = name.split("_")
+    return first if first == "typed" else second
 
 
 def _beside(value: float, others: Mapping[str, float]) -> Iterator[RenderableType]:

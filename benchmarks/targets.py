@@ -109,6 +109,10 @@ LAKE_TARGETS = (
     Target("lake_tick_idle_100_tables_s", 2, is_upper=True),
     Target("lake_backlog_tick_s_max", 30, is_upper=True),
     Target("lake_backlog_pruned_count_s", 3, is_upper=True),
+    Target("typed_mb_per_s_per_core", 25),
+    Target("typed_rss_gb", 3.2, is_upper=True),
+    Target("typed_linearity", 1.2, is_upper=True),
+    Target("typed_freshness_s", 60, is_upper=True),
 )
 
 

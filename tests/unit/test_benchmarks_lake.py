@@ -20,9 +20,12 @@ from benchmarks.lake_backlog import Backlog, count_pruned, register_backlog
 from benchmarks.lake_freshness import FLUSH_INTERVAL_S
 from benchmarks.lake_sensor import PlatformTicks, SensorTicks
 from benchmarks.lake_ticks import IdleTables, measure_idle_ticks
+from benchmarks.lake_typed import TYPED_EVERY_S, TYPED_FRESHNESS_TABLES, typed_spec
 from benchmarks.report import lake_table
 from benchmarks.targets import LAKE_TARGETS
+from benchmarks.typed_table import COLUMNS
 from gazette_platform.errors import LakeError, SetupError
+from gazette_platform.lake import read_spec_folder
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.resources import LakeResource
 from gazette_platform.sensors.cursor import SensorCursor
@@ -232,17 +235,45 @@ def test_a_platform_without_ticks_is_told(monkeypatch):
 def test_targets_of_the_lake_are_those_of_its_promises():
     limits = {target.name: target.limit for target in LAKE_TARGETS}
     assert len(limits) == len(LAKE_TARGETS)
-    assert all(target.is_upper for target in LAKE_TARGETS)
+    # Seconds and sizes are bounded from above, rates from below.
+    assert {each.name for each in LAKE_TARGETS if not each.is_upper} == {"typed_mb_per_s_per_core"}
     assert limits["lake_freshness_s"] == FLUSH_INTERVAL_S + 8
 
 
 def test_figures_of_the_lake_stand_beside_their_targets():
     out = io.StringIO()
     figures = {"lake_sql_first_answer_s": 0.61, "lake_flush_s": 2.5, "tail_p50_ms": 1.0}
+    figures |= {"typed_x1_s": 9.0, "typed_rss_gb": 1.9}
     Console(file=out, width=100).print(lake_table(figures | {"lake_flush_p50_s": 2.0}))
     rows = [line.split() for line in out.getvalue().splitlines() if line.split()[:1]]
-    assert rows[-3:] == [
+    assert rows[-5:] == [
         ["lake_flush_p50_s", "2"],
         ["lake_flush_s", "2.5", "≤", "5"],
         ["lake_sql_first_answer_s", "0.61", "≤", "1"],
+        ["typed_rss_gb", "1.9", "≤", "3.2"],
+        ["typed_x1_s", "9"],
     ]
+
+
+def test_specs_of_typed_tables_that_are_measured_are_good(tmp_path):
+    for name, text in ({"warm.yaml": typed_spec("warm")} | TYPED_FRESHNESS_TABLES).items():
+        (tmp_path / name).write_text(text)
+    found = read_spec_folder(tmp_path)
+    assert not found.refused
+    warm, live = (found.specs[f"bench.{name}"].typed for name in ("warm", "live"))
+    assert [each.name for each in warm.columns] == [each.name for each in COLUMNS]
+    assert live.every_s == TYPED_EVERY_S
+
+
+def test_memory_of_a_family_is_that_of_the_processes_of_a_session_below_this_one():
+    before = procfs.family_rss_mb()
+    code = "x = bytearray(200 << 20); print(flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as child:
+        child.stdout.readline()
+        assert procfs.family_rss_mb() > before + 190
+        child.stdin.close()
+    with subprocess.Popen([sys.executable, "-c", code], **pipes, start_new_session=True) as other:
+        other.stdout.readline()
+        assert procfs.family_rss_mb() < before + 100
+        other.stdin.close()
