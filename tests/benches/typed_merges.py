@@ -5,9 +5,7 @@ from contextlib import suppress
 from itertools import groupby
 
 from msgspec import structs
-from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.table import Table
 from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID
 from typed_files import write_rows
 from typed_world import JOURNAL, row, spec
@@ -134,8 +132,7 @@ class PythonMerger:
     def _rows(self, now, snapshot_id):
         if snapshot_id is None:
             return []
-        table = Table(("", ""), now.metadata, "", now.io, NoopCatalog("none"))
-        return table.scan(snapshot_id=snapshot_id).to_arrow().to_pylist()
+        return now.table.scan(snapshot_id=snapshot_id).to_arrow().to_pylist()
 
     def _stage(self, seen, rows, merge):
         rows = [{**row, "_uuid": row["_uuid"] and row["_uuid"].bytes} for row in rows]
@@ -144,10 +141,9 @@ class PythonMerger:
             now = self._door.load()
             if head_of(now.metadata) != head_of(seen.metadata):
                 raise LakeError("conflicting files")
-            table = Table(("", ""), now.metadata, "", now.io, NoopCatalog("none"))
-            transaction = table.transaction()
+            transaction = now.table.transaction()
             with transaction.update_snapshot(said, branch=None).overwrite() as overwrite:
-                for task in table.scan().plan_files():
+                for task in now.table.scan().plan_files():
                     overwrite.delete_data_file(task.file)
                 file = data_file_of(write_rows(now.metadata, rows), now.metadata)
                 overwrite.append_data_file(file)

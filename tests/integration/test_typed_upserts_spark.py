@@ -7,8 +7,6 @@ from random import Random
 
 import pytest
 from msgspec import structs
-from pyiceberg.catalog.noop import NoopCatalog
-from pyiceberg.table import Table
 from typed_commits import SparkTable
 from typed_merges import keyed, merged, said, upsert
 
@@ -49,8 +47,7 @@ class Upserts:
     def rows(self):
         """By PyIceberg, which heeds the deletes that Spark has written; as they were given."""
         now = self.door.load()
-        table = Table(("", ""), now.metadata, "", now.io, NoopCatalog("none"))
-        found = table.scan().to_arrow().to_pylist()
+        found = now.table.scan().to_arrow().to_pylist()
         return [{**one, "_uuid": one["_uuid"] and one["_uuid"].bytes} for one in found]
 
 

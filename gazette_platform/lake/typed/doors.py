@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 from pydantic import ValidationError as InvalidAnswer
+from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.exceptions import (
     BadRequestError,
     CommitFailedException,
@@ -30,6 +31,7 @@ from pyiceberg.exceptions import (
     ValidationError as InvalidMetadata,
 )
 from pyiceberg.io import load_file_io
+from pyiceberg.table import Table
 from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import update_table_metadata
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
-    from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
 
     from gazette_platform.lake.rollups.iceberg import IcebergTables
@@ -71,6 +72,11 @@ class Loaded:
     def metadata_location(self) -> str:
         """The file with its metadata; each change makes a new one."""
         return str(self.token.metadata_location)
+
+    @property
+    def table(self) -> Table:
+        """PyIceberg's, to plan scans by, and snapshots. It knows no catalog: what is to be changed, the door changes."""
+        return Table(("", ""), self.metadata, "", self.io, NoopCatalog("none"))
 
 
 @final

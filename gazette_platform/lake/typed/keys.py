@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-from pyiceberg.catalog.noop import NoopCatalog
-from pyiceberg.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,8 +37,7 @@ def doubled_keys(loaded: Loaded, key: Sequence[str], *, shown: int = 5) -> Doubl
 
     Raises: OSError: a file cannot be read.
     """
-    table = Table(("", ""), loaded.metadata, "", loaded.io, NoopCatalog("none"))
-    found = table.scan(selected_fields=tuple(key)).to_arrow().select(list(key))
+    found = loaded.table.scan(selected_fields=tuple(key)).to_arrow().select(list(key))
     plain = pa.table([_plain(column) for column in found.columns], names=list(key))
     counts = plain.group_by(list(key)).aggregate([([], "count_all")])
     counts = counts.filter(pc.greater(counts.column("count_all"), 1))

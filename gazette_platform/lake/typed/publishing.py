@@ -17,9 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar, cast, final
 
-from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.table import Table
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
     AssertDefaultSpecId,
@@ -371,8 +369,7 @@ def require_parted_by(metadata: TableMetadata, files: Sequence[DataFile], name: 
 
 def _appended(now: Loaded, files: Sequence[DataFile], properties: Mapping[str, str]) -> Snapshot:
     """A snapshot with the files, on top of what the table holds now; its manifests are written."""
-    table = Table(("", ""), now.metadata, "", now.io, NoopCatalog("none"))
-    transaction = table.transaction()
+    transaction = now.table.transaction()
     update = transaction.update_snapshot(snapshot_properties=dict(properties))
     with update.merge_append() as append:
         for file in files:

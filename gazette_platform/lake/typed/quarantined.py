@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.expressions import (
     AlwaysFalse,
     AlwaysTrue,
@@ -41,7 +40,7 @@ from pyiceberg.expressions import (
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
-from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table import FileScanTask
 from pyiceberg.types import BinaryType, LongType, NestedField, StringType, UUIDType
 
 from gazette_platform.errors import LakeError, TypedFenced
@@ -349,7 +348,7 @@ def _matching(
 ) -> pa.Table:
     """Records with the reason, by journal and offset. Each batch of rows is looked at as it comes."""
     fields = columns if columns == ("*",) else (*columns, *(("reason",) if reason else ()))
-    reader = _table(loaded).scan(row_filter=wanted, selected_fields=fields).to_arrow_batch_reader()
+    reader = loaded.table.scan(row_filter=wanted, selected_fields=fields).to_arrow_batch_reader()
     batches = [
         batch.filter(pc.match_substring(batch["reason"], reason)) if reason else batch
         for batch in reader
@@ -400,7 +399,7 @@ def _parsed_list(content: bytes, path: str) -> _List:
 
 
 def _tasks(loaded: Loaded) -> list[FileScanTask]:
-    return list(_table(loaded).scan(selected_fields=("_journal",)).plan_files())
+    return list(loaded.table.scan(selected_fields=("_journal",)).plan_files())
 
 
 def _counted(
@@ -459,7 +458,7 @@ def _begins(
     """Of rows of files; None: of those of the table."""
     try:
         if files is None:
-            tasks = list(_table(loaded).scan(row_filter=wanted).plan_files())
+            tasks = list(loaded.table.scan(row_filter=wanted).plan_files())
         else:
             tasks = [FileScanTask(file) for file in files]
         schema = loaded.metadata.schema().select("_begin")
@@ -469,7 +468,3 @@ def _begins(
             f"a file of the table at {loaded.metadata.location} cannot be read ({err})"
         ) from err
     return found.column("_begin").combine_chunks().cast(pa.int64())
-
-
-def _table(loaded: Loaded) -> Table:
-    return Table(("", ""), loaded.metadata, "", loaded.io, NoopCatalog("none"))

@@ -16,7 +16,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
-from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.manifest import (
     DataFileContent,
     ManifestContent,
@@ -25,7 +24,6 @@ from pyiceberg.manifest import (
     write_manifest,
     write_manifest_list,
 )
-from pyiceberg.table import Table
 from pyiceberg.table.delete_file_index import DeleteFileIndex
 from pyiceberg.table.snapshots import (
     Operation,
@@ -221,11 +219,11 @@ class _Manifests:
         self.id = uuid.uuid4()
         self._now = now
         self._snapshot_id = snapshot_id
-        self._places = Table(("", ""), now.metadata, "", now.io, NoopCatalog("none"))
+        self._places = now.table.location_provider()
         self._count = 0
 
     def path(self, name: str) -> str:
-        return self._places.location_provider().new_metadata_location(name)
+        return self._places.new_metadata_location(name)
 
     def added(self, files: Sequence[DataFile]) -> list[ManifestFile]:
         """Of files that come, one for each spec by which they are parted."""

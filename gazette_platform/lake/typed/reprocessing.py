@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.expressions import (
     AlwaysTrue,
     And,
@@ -26,7 +25,6 @@ from pyiceberg.expressions import (
     LessThan,
 )
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
-from pyiceberg.table import Table
 
 from gazette_platform.errors import LakeError, TypedFenced
 from gazette_platform.lake.typed.amending import Amendment, publish_amendment, require_no_key
@@ -215,8 +213,7 @@ class _Record(NamedTuple):
 
 def _records(held: Loaded, meant: Quarantined) -> Iterator[_Record]:
     """Those that are meant, of which all was kept, in no order."""
-    table = Table(("", ""), held.metadata, "", held.io, NoopCatalog("none"))
-    for task in table.scan(row_filter=meant.expression).plan_files():
+    for task in held.table.scan(row_filter=meant.expression).plan_files():
         with stored_rows(held, task.file, task.delete_files) as rows:
             names = [rows.name_of(column) for column in _COLUMNS]
             for batch, is_there in rows.batches(names):

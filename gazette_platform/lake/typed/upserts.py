@@ -19,12 +19,10 @@ from __future__ import annotations
 
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol, final
 
-from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.table import Table
 from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID
 
 from gazette_platform.errors import LakeError
@@ -254,8 +252,8 @@ def _snapshot_of(door: Door, files: Sequence[DataFile]) -> Snapshot:
 
 def _written(now: Loaded, files: Sequence[DataFile]) -> Snapshot:
     """A snapshot that holds these files alone, as if the table had none yet."""
-    nothing = now.metadata.model_copy(update={"refs": {}})
-    transaction = Table(("", ""), nothing, "", now.io, NoopCatalog("none")).transaction()
+    nothing = replace(now, metadata=now.metadata.model_copy(update={"refs": {}}))
+    transaction = nothing.table.transaction()
     with transaction.update_snapshot(branch=None).fast_append() as append:
         for file in files:
             append.append_data_file(file)
