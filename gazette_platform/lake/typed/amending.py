@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, final
 
-from gazette_platform.errors import LakeError, SchemaMismatch, TypedFenced
+from gazette_platform.errors import SchemaMismatch, TypedFenced
+from gazette_platform.lake.typed.doors import present
+from gazette_platform.lake.typed.opening import settle_behind
 from gazette_platform.lake.typed.progress import COMPLETE_AT
 from gazette_platform.lake.typed.publishing import insisting, require_parted_by, summary_of
 from gazette_platform.lake.typed.quarantined import rows_within, settle_quarantine, write_list
@@ -122,7 +124,7 @@ def publish_amendment(
         log: gets a line for each step.
 
     Raises: TypedFenced: it does not hold any more, it is late, the table is parted otherwise by now, or runs publish all
-        the time.        TypedRolledBack, TypedProgressGone: a person has to look. LakeError: a catalog or store broke off.
+        the time. TypedRolledBack, TypedProgressGone: a person has to look. LakeError: a catalog or store broke off.
     """
     run, rewriter = uuid.uuid4().hex, FileRewriter(amending.rows)
     fenced: TypedFenced | None = None
@@ -149,7 +151,7 @@ def publish_amendment(
             fenced = err
             log(f"{table.name}: a run has published meanwhile: trying on top of that")
             continue
-        _settle(doors, table.name, log)
+        settle_behind(doors, log)
         return _amended(table, published, run)
     raise TypedFenced(
         f"{doors[0].name}: runs have published {_ATTEMPTS} times between a look at it and a commit: have its runs wait, "
@@ -174,15 +176,9 @@ def _now(doors: tuple[Door, Door]) -> tuple[TypedTable, Loaded]:
 
     Whatever is published and settled behind the look at the table fences whoever publishes from it.
     """
-    loaded = doors[0].load()
-    if loaded is None:
-        raise LakeError(f"there is no table {doors[0].name}: it is made by the first run")
-    table = typed_table(loaded, doors[0].name)
+    table = typed_table(present(doors[0]), doors[0].name)
     settle_quarantine(*doors)
-    quarantine = doors[1].load()
-    if quarantine is None:
-        raise LakeError(f"there is no table {doors[1].name}: it is made by the first run")
-    return table, quarantine
+    return table, present(doors[1])
 
 
 def _require_young(name: str, began_at: datetime, clock: Clock) -> None:
@@ -214,14 +210,6 @@ def _properties(
     # Up to when the table is complete is no matter of what it had read before.
     told = summary_of(table.metadata, table.start)
     return properties | {key: told[key] for key in (COMPLETE_AT,) if key in told}
-
-
-def _settle(doors: tuple[Door, Door], name: str, log: Callable[[str], None]) -> None:
-    try:
-        settle_quarantine(*doors)
-    except LakeError as err:
-        # Whoever publishes next does it, before.
-        log(f"{name}: quarantined records are to be settled yet: {err}")
 
 
 def _amended(table: TypedTable, published: Published, run: str) -> Amended:

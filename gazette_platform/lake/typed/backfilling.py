@@ -22,11 +22,8 @@ from gazette_platform.lake.typed.backfill_rounds import BackfillRounds
 from gazette_platform.lake.typed.doors import Loaded
 from gazette_platform.lake.typed.former_states import FormerStates
 from gazette_platform.lake.typed.journals import journals_of
-from gazette_platform.lake.typed.quarantined import (
-    open_quarantine,
-    rows_within,
-    settle_quarantine,
-)
+from gazette_platform.lake.typed.opening import open_both
+from gazette_platform.lake.typed.quarantined import rows_within
 from gazette_platform.lake.typed.ranges import (
     Limits,
     held_ranges,
@@ -36,7 +33,6 @@ from gazette_platform.lake.typed.ranges import (
 )
 from gazette_platform.lake.typed.row_ranges import RowRanges
 from gazette_platform.lake.typed.running import job_of, work_through
-from gazette_platform.lake.typed.table import open_table
 from gazette_platform.lake.typed.working import discard
 from gazette_platform.ops.clock import SystemClock
 
@@ -150,11 +146,8 @@ class BackfillRunner:
         """
         began, began_at = self._clock.monotonic(), self._clock.now()
         require_no_key(spec)
-        doors = self._catalog.door(spec.name), self._catalog.door(spec.quarantine)
-        table = open_table(doors[0], spec, self._catalog.new_location(spec.name))
-        location = self._catalog.new_location(doors[1].name)
-        quarantine = open_quarantine(doors[1], spec.name, location)
-        settle_quarantine(*doors)
+        opened = open_both(self._catalog, spec, self._log)
+        table = opened.table
         names = wanted if isinstance(wanted, Mapping) else table.state.journals
         ask = partial(self._journals, raw)
         journals = ask(list(names))
@@ -168,7 +161,7 @@ class BackfillRunner:
                 table=spec.name, metadata=table.metadata, state=table.state, holes=plan.holes,
                 behind=plan.behind, seconds=self._clock.monotonic() - began,
             )  # fmt: skip
-        job = job_of(spec, table, quarantine, self._client.config)
+        job = job_of(spec, table, opened.quarantine, self._client.config)
         backfill = _Backfill(plan, table.state, journals, ask, job, self._workers, task_bytes)
         try:
             backfill.work()
@@ -176,7 +169,7 @@ class BackfillRunner:
             backfill.abandon()
             raise
         amended = publish_amendment(
-            doors, backfill, began_at=began_at, clock=self._clock, log=self._log
+            opened.doors, backfill, began_at=began_at, clock=self._clock, log=self._log
         )
         backfill.tidy()
         report = backfill.report(amended, spec.name, self._clock.monotonic() - began)

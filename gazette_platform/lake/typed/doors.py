@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.rollups.iceberg import IcebergTables
 
-__all__ = ["CatalogDoor", "Door", "HiveDoor", "Loaded", "NewTable"]
+__all__ = ["CatalogDoor", "Door", "HiveDoor", "Loaded", "NewTable", "present"]
 
 # What properties of stores begin with. The rest are of the catalog.
 _OF_STORES: Final = ("s3.", "gcs.", "adls.", "hdfs.", "client.", "py-io-impl")
@@ -120,6 +120,17 @@ class Door(Protocol):
             off: it may have been changed, or may not.
         """
         ...
+
+
+def present(door: Door) -> Loaded:
+    """A table that has to be there.
+
+    Raises: LakeError: it is not, or the catalog cannot be reached.
+    """
+    loaded = door.load()
+    if loaded is None:
+        raise LakeError(f"there is no table {door.name}: it is made by the first run")
+    return loaded
 
 
 @final

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gazette_platform.lake.typed.behind import behind
 from gazette_platform.lake.typed.completeness import Completeness, check_counts
 from gazette_platform.lake.typed.journals import journals_now
+from gazette_platform.lake.typed.opening import doors_of
 from gazette_platform.lake.typed.progress import read_progress
 from gazette_platform.lake.typed.state import TypedState
 from gazette_platform.ops.clock import SystemClock
@@ -49,7 +50,7 @@ def completeness_of(tables: TypedCatalog, spec: TypedSpec) -> Completeness:
 
     Raises: LakeError: a table cannot be read. TypedRolledBack, TypedProgressGone: a person has to look.
     """
-    door, quarantine = tables.door(spec.name), tables.door(spec.quarantine)
+    door, quarantine = doors_of(tables, spec)
     if door.load() is None:
         return Completeness(table=spec.name, notes=(f"{spec.name} is not made yet",))
     has_quarantine = quarantine.load() is not None

@@ -44,7 +44,7 @@ from pyiceberg.table import FileScanTask
 from pyiceberg.types import BinaryType, LongType, NestedField, StringType, UUIDType
 
 from gazette_platform.errors import LakeError, TypedFenced
-from gazette_platform.lake.typed.doors import NewTable
+from gazette_platform.lake.typed.doors import NewTable, present
 from gazette_platform.lake.typed.publishing import (
     MANIFESTS,
     RUN,
@@ -179,10 +179,10 @@ def settle_quarantine(door: Door, quarantine: Door) -> bool:
     Raises: LakeError: a catalog broke off, or a list is gone: ask again. TypedRolledBack, TypedProgressGone: a
         person has to look at the quarantine table.
     """
-    held = _present(quarantine)
+    held = present(quarantine)
     at = progress_of(held.metadata)
     # Only now, behind `at`: see the module.
-    typed = _present(door)
+    typed = present(door)
     told = _told(typed)
     if not _is_pending(held, told):
         return False
@@ -222,12 +222,12 @@ def moment_of(door: Door, quarantine: Door | None) -> Moment:
     Raises: LakeError: a table is gone, a list cannot be read, or runs publish faster than tables can be looked at.
     """
     for _ in range(_ATTEMPTS):
-        typed = _present(door)
+        typed = present(door)
         if quarantine is None:
             return Moment(typed, None)
-        held = _present(quarantine)
+        held = present(quarantine)
         # A run that publishes from now on settles the one before it; so of both tables one moment is seen.
-        if progress_of(_present(door).metadata) != progress_of(typed.metadata):
+        if progress_of(present(door).metadata) != progress_of(typed.metadata):
             continue
         told = _told(typed)
         if not _is_pending(held, told):
@@ -329,7 +329,7 @@ def quarantined_rows(
     Returns: the columns of `quarantine_schema`. What the newest run left to be settled is not among them yet.
     Raises: LakeError: there is no such table.
     """
-    loaded = _present(quarantine)
+    loaded = present(quarantine)
     wanted: BooleanExpression = AlwaysTrue()
     if journal:
         wanted = And(wanted, EqualTo("_journal", journal))  # type: ignore[call-arg, arg-type]
@@ -364,13 +364,6 @@ def _up_to(place: Mapping[str, Any]) -> BooleanExpression:
         LessThan("_journal", journal),  # type: ignore[call-arg, arg-type]
         And(EqualTo("_journal", journal), LessThanOrEqual("_begin", begin)),  # type: ignore[call-arg, arg-type]
     )
-
-
-def _present(door: Door) -> Loaded:
-    loaded = door.load()
-    if loaded is None:
-        raise LakeError(f"there is no table {door.name}: it is made by the first run")
-    return loaded
 
 
 def _told(loaded: Loaded) -> Mapping[str, str]:

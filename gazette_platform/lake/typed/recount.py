@@ -20,6 +20,7 @@ from gazette_platform.errors import OffsetJump
 from gazette_platform.lake.typed.completeness import HEAL, Completeness, Incomplete
 from gazette_platform.lake.typed.former_states import FormerStates
 from gazette_platform.lake.typed.journals import journals_now
+from gazette_platform.lake.typed.opening import doors_of
 from gazette_platform.lake.typed.quarantined import begins_at, moment_of
 from gazette_platform.lake.typed.ranges import held_ranges, plan_backfill, tasks_between
 from gazette_platform.lake.typed.rounds import Kind, Order
@@ -143,8 +144,7 @@ class Recounter:
         Raises: LakeError: there is no such table, or a file of it cannot be read. TransportError, StatusError,
             DataError: a journal cannot be read.
         """
-        doors = self._catalog.door(spec.name), self._catalog.door(spec.quarantine)
-        moment = moment_of(*doors)
+        moment = moment_of(*doors_of(self._catalog, spec))
         table = typed_table(moment.typed, spec.name)
         asked = self._client.asynchronous
         now = self._client.run(journals_now(asked, raw.label_selector, TypedState(), self._clock))

@@ -28,12 +28,12 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 
 from gazette_platform.errors import LakeError, TypedFenced
 from gazette_platform.lake.typed.amending import Amendment, publish_amendment, require_no_key
+from gazette_platform.lake.typed.doors import present
+from gazette_platform.lake.typed.opening import open_both
 from gazette_platform.lake.typed.parsing import BlockParser
 from gazette_platform.lake.typed.placing import BAD_ROWS_SCHEMA, in_schema, placed_rows
-from gazette_platform.lake.typed.quarantined import open_quarantine, settle_quarantine
 from gazette_platform.lake.typed.row_ranges import RowRanges
 from gazette_platform.lake.typed.stored_rows import stored_rows
-from gazette_platform.lake.typed.table import open_table
 from gazette_platform.lake.typed.writing import RowWriter
 from gazette_platform.message.uuid_columns import uuid_column
 from gazette_platform.ops.clock import SystemClock
@@ -170,14 +170,9 @@ class Reprocessor:
         """
         began, began_at = self._clock.monotonic(), self._clock.now()
         require_no_key(spec)
-        doors = self._catalog.door(spec.name), self._catalog.door(spec.quarantine)
-        table = open_table(doors[0], spec, self._catalog.new_location(spec.name))
-        location = self._catalog.new_location(doors[1].name)
-        open_quarantine(doors[1], spec.name, location)
-        settle_quarantine(*doors)
-        held = doors[1].load()
-        if held is None:
-            raise LakeError(f"{doors[1].name} was dropped while it was looked at: run again")
+        opened = open_both(self._catalog, spec, self._log)
+        doors, table = opened.doors, opened.table
+        held = present(doors[1])
         with _Reprocessing(spec, table, held, self._records_max) as work:
             work.parse(_records(held, meant or Quarantined()))
             amended = None

@@ -18,17 +18,14 @@ from typing import TYPE_CHECKING, Final, final
 from gazette_platform.errors import DataError, LakeError
 from gazette_platform.lake.typed.jobs import Job
 from gazette_platform.lake.typed.journals import journals_now
+from gazette_platform.lake.typed.opening import open_both, settle_behind
 from gazette_platform.lake.typed.progress import COMPLETE_AT, measures
 from gazette_platform.lake.typed.publishing import insisting, publish_files
-from gazette_platform.lake.typed.quarantined import (
-    open_quarantine,
-    settle_quarantine,
-    write_list,
-)
+from gazette_platform.lake.typed.quarantined import write_list
 from gazette_platform.lake.typed.ranges import Limits, plan_run, tasks_between
 from gazette_platform.lake.typed.rounds import JournalRounds
 from gazette_platform.lake.typed.state import Counts
-from gazette_platform.lake.typed.table import open_table, state_properties, write_state
+from gazette_platform.lake.typed.table import state_properties, write_state
 from gazette_platform.lake.typed.upserts import publish_upserts
 from gazette_platform.lake.typed.working import discard
 from gazette_platform.lake.typed.written import data_file_of
@@ -176,18 +173,14 @@ class TypedRunner:
                 f"{spec.name} has a `key`, by which Spark merges rows, and these workers are none of Spark's: run it where "
                 "Spark is configured, and do not ask for local workers"
             )
-        doors = self._doors(spec)
-        table = open_table(doors[0], spec, self._catalog.new_location(spec.name))
-        location = self._catalog.new_location(doors[1].name)
-        quarantine = open_quarantine(doors[1], spec.name, location)
-        if settle_quarantine(*doors):
-            self._log(f"{spec.name}: settled what the run before left in quarantine")
+        opened = open_both(self._catalog, spec, self._log)
+        table = opened.table
         asked = self._client.asynchronous
         now = self._client.run(journals_now(asked, raw.label_selector, table.state, self._clock))
         limits = limits or Limits()
         plan = plan_run(table.state, now.journals, limits, given_up=given_up)
         self._tell(spec, plan)
-        job = job_of(spec, table, quarantine, self._client.config)
+        job = job_of(spec, table, opened.quarantine, self._client.config)
         done, failed = work_ranges(
             table.state,
             now.journals,
@@ -212,7 +205,7 @@ class TypedRunner:
                 complete_at=complete_at,
                 oldest_at=_oldest_at([done[name] for name in read]),
             )
-            published = self._publish(doors, table, state, outputs, run=run, told=told)
+            published = self._publish(opened.doors, table, state, outputs, run=run, told=told)
         for output in (each for one in done.values() for each in one.discarded):
             discard(job, output)
         return RunReport(
@@ -231,9 +224,6 @@ class TypedRunner:
             complete_at=complete_at,
             seconds=self._clock.monotonic() - began,
         )
-
-    def _doors(self, spec: TypedSpec) -> tuple[Door, Door]:
-        return self._catalog.door(spec.name), self._catalog.door(spec.quarantine)
 
     def _tell(self, spec: TypedSpec, plan: RunPlan) -> None:
         for hole in plan.holes:
@@ -285,11 +275,7 @@ class TypedRunner:
                 lambda: publish_files(doors[0], table.start, files, run, properties), self._log
             )
         self._log(f"{table.name}: published {len(files)} files as snapshot {published.snapshot_id}")
-        try:
-            settle_quarantine(*doors)
-        except LakeError as err:
-            # The next run does it, before it publishes.
-            self._log(f"{table.name}: quarantined records are to be settled yet: {err}")
+        settle_behind(doors, self._log)
         return published
 
 
