@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -122,21 +123,19 @@ def _of_spark(settings: LakeSettings, tables: list[HiveTable]) -> Iterator[Diagn
     )
     from pyspark.errors import PySparkException  # noqa: PLC0415  as well
 
-    from gazette_platform.lake.spark import start_session  # noqa: PLC0415  as well
+    from gazette_platform.lake.spark import running_session  # noqa: PLC0415  as well
 
-    try:
-        session = start_session(settings)
-    except GazetteError as err:
-        yield Diagnosis("Spark", "error", str(err), "see to JAVA_HOME and GAZETTE_SPARK_MASTER")
-        return
-
-    def query(sql: str) -> object:
+    with ExitStack() as stack:
         try:
-            return session.sql(sql).collect()
-        except (PySparkException, Py4JError) as err:
-            raise LakeError(str(err)) from err
+            session = stack.enter_context(running_session(settings))
+        except GazetteError as err:
+            yield Diagnosis("Spark", "error", str(err), "see to JAVA_HOME and GAZETTE_SPARK_MASTER")
+            return
 
-    try:
+        def query(sql: str) -> object:
+            try:
+                return session.sql(sql).collect()
+            except (PySparkException, Py4JError) as err:
+                raise LakeError(str(err)) from err
+
         yield from read_by_spark(query, tables)
-    finally:
-        session.stop()

@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 from gazette_platform.cli.gazctl_lake_typed import Engine
 from gazette_platform.cli.step_line import StepLine
 from gazette_platform.lake import LakeSettings
-from gazette_platform.lake.spark import start_session
+from gazette_platform.lake.spark import running_session
 from gazette_platform.lake.typed.jobs import Workers
 from gazette_platform.lake.typed.working import LocalWorkers
 
@@ -53,16 +53,13 @@ def workers_of(settings: LakeSettings, engine: Engine | None, line: StepLine) ->
     from gazette_platform.spark.typed_workers import SparkWorkers  # noqa: PLC0415  as well
 
     line.step("starting Spark")
-    session = start_session(settings)
+    with running_session(settings) as session:
 
-    def is_alive() -> bool:
-        try:
-            session.range(1).count()
-        except (PySparkException, Py4JError, OSError):
-            return False
-        return True
+        def is_alive() -> bool:
+            try:
+                session.range(1).count()
+            except (PySparkException, Py4JError, OSError):
+                return False
+            return True
 
-    try:
         yield Hands(SparkWorkers(session), is_alive)
-    finally:
-        session.stop()

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import sys
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -21,7 +24,7 @@ from gazette_platform.lake.s3 import S3Access
 from gazette_platform.lake.spark_properties import combined, read_properties
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -31,8 +34,10 @@ __all__ = [
     "PROVIDED",
     "is_connect",
     "is_local",
+    "keeping_interrupt",
     "open_session",
     "prepare_environment",
+    "running_session",
     "spark_configuration",
     "start_session",
 ]
@@ -212,6 +217,35 @@ def start_session(settings: LakeSettings, *, memory: str = "1g") -> SparkSession
     Raises: see `open_session` and `spark_configuration`.
     """
     return open_session(spark_configuration(settings, memory=memory), settings.spark_properties)
+
+
+@contextmanager
+def running_session(settings: LakeSettings) -> Iterator[SparkSession]:
+    """A Spark session that is stopped at the end.
+
+    Raises: as `start_session`.
+    """
+    with keeping_interrupt():
+        session = start_session(settings)
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
+@contextmanager
+def keeping_interrupt() -> Iterator[None]:
+    """Have SIGINT do at the end what it did at the beginning, whatever sessions started and stopped meanwhile.
+
+    PySpark's handler stays behind a session that was stopped, and fails as it asks that one to cancel its jobs.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        # Nowhere else PySpark sets its own; and what was not set by Python cannot be set again.
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            signal.signal(signal.SIGINT, before)
 
 
 def open_session(configuration: Mapping[str, str], properties: str = "") -> SparkSession:

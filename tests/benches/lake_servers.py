@@ -19,7 +19,7 @@ from gazette_platform.embedded.trino import trino_components
 from gazette_platform.errors import SetupError
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.s3 import S3Access
-from gazette_platform.lake.spark import open_session, start_session
+from gazette_platform.lake.spark import keeping_interrupt, open_session, start_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -173,7 +173,7 @@ class RestartableMetastore:
 def spark_session(settings: LakeSettings) -> Iterator[SparkSession]:
     """A Spark session on the lake; its JVM ends with the scope."""
     os.environ["JAVA_HOME"] = str(tools.java(21))
-    with _ending(start_session(settings)) as session:
+    with keeping_interrupt(), _ending(start_session(settings)) as session:
         yield session
 
 
@@ -181,7 +181,7 @@ def spark_session(settings: LakeSettings) -> Iterator[SparkSession]:
 def configured_spark_session(configuration: Mapping[str, str]) -> Iterator[SparkSession]:
     """A Spark session of just this configuration; its JVM ends with the scope."""
     os.environ["JAVA_HOME"] = str(tools.java(21))
-    with _ending(open_session(configuration)) as session:
+    with keeping_interrupt(), _ending(open_session(configuration)) as session:
         yield session
 
 

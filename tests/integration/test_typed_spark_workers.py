@@ -356,8 +356,6 @@ def connect(connect_folder):
         "spark.eventLog.compress": "false",
         "spark.eventLog.dir": connect_folder.as_uri(),
     }
-    # PySpark leaves a handler of each session that was stopped, which asks it to cancel its jobs.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     with connect_server(connect_folder, properties) as url:
         environment = {"GAZETTE_METASTORE_URI": "thrift://127.0.0.1:9", "GAZETTE_SPARK_MASTER": url}
         session = start_session(LakeSettings.from_environment(environment))
