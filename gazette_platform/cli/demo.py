@@ -29,7 +29,7 @@ from gazette_platform.embedded.layout import PlatformDir
 from gazette_platform.embedded.platform import PlatformOptions, environment_of, install_tools
 from gazette_platform.errors import LakeError, SetupError
 from gazette_platform.lake.settings import LakeSettings
-from gazette_platform.lake.spark import start_session
+from gazette_platform.lake.spark import running_session
 from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
 from gazette_platform.lake.sql import load_sql, sql_folder
 from gazette_platform.lake.trino import TrinoSession
@@ -63,7 +63,6 @@ _POLL_S = 1.0
 
 _COUNT = "SELECT count(*) FROM hive.flights.flights"
 _TYPED = "typed.flights"
-_TYPED_COUNT = "SELECT count(*) FROM iceberg.typed.flights"
 _PARTITIONS = 'SELECT count(*) FROM hive.flights."flights$partitions"'
 
 
@@ -160,6 +159,7 @@ class _Demo:
         self._layout = layout
         self._endpoints = endpoints
         self._console = console
+        self._settings = LakeSettings.from_environment(os.environ)
         self._trino = TrinoSession(endpoints.trino)
         self._report = Report()
         self._last_error = ""  # told if what is waited for does not come
@@ -171,14 +171,14 @@ class _Demo:
         self._say(f"read {len(flights):,} flights of 2013 from {data.name}")
         acknowledged_at = asyncio.run(self._publish(flights))
         self._await_trino(acknowledged_at)
-        spark = self._count_in_spark()  # while the rollups are made
-        try:
+        with ExitStack() as stack:
+            with self._console.status("starting Spark …"):
+                spark = stack.enter_context(running_session(self._settings))
+            self._count_in_spark(spark)  # while the rollups are made
             self._await_rollups()
             self._await_typed()
             if self._report.rollup_rows:
                 self._compare(spark)
-        finally:
-            spark.stop()
         return self._report
 
     def _say(self, text: str) -> None:
@@ -305,10 +305,13 @@ class _Demo:
 
     def _await_typed(self) -> None:
         """Wait until the typed table has every flight, and check that each is there once."""
+        # Elsewhere than rollups, if GAZETTE_ICEBERG_CATALOG says so.
+        catalog_name = self._settings.trino_catalogs.typed
+        count = f'SELECT count(*) FROM "{catalog_name}".{_TYPED}'  # noqa: S608  names of ours
         with self._console.status("") as status:
 
             def is_there() -> bool:
-                self._report.typed = self._count(_TYPED_COUNT)
+                self._report.typed = self._count(count)
                 status.update(
                     f"waiting for the typed table: Trino sees {self._report.typed:,} of {FLIGHTS:,}"
                 )
@@ -318,7 +321,7 @@ class _Demo:
         if not self._report.typed:
             self._say(f"typed table: none ({self._last_error})")
             return
-        catalog = typed_catalog(LakeSettings.from_environment(os.environ))
+        catalog = typed_catalog(self._settings)
         found = check_counts(catalog.door(_TYPED), catalog.door(f"{_TYPED}{QUARANTINE_SUFFIX}"))
         self._report.typed_is_complete = found.is_complete
         told = "; ".join(one.text for one in found.findings) or (
@@ -334,15 +337,12 @@ class _Demo:
             self._last_error = str(err)
             return 0
 
-    def _count_in_spark(self) -> SparkSession:
-        """Count the same files in Spark. Returns: its session, to be stopped."""
-        with self._console.status("starting Spark …"):
-            spark = start_session(LakeSettings.from_environment(os.environ))
+    def _count_in_spark(self, spark: SparkSession) -> None:
+        """Count the same files in Spark."""
         with self._console.status("Spark counts …"):
             count = spark.sql("SELECT count(*) FROM flights.flights").collect()[0][0]
             self._report.spark = int(count)
         self._say(f"Spark sees {self._report.spark:,} records in the same files")
-        return spark
 
     def _compare(self, spark: SparkSession) -> None:
         """Ask both engines the same questions."""
