@@ -113,7 +113,8 @@ def apply(
 
     All specs are checked before anything changes: each by itself, against each other and the folder,
     against the journals that they select (layout, codecs, stores, what records hold) and against the
-    tables that exist, if a metastore is configured. Every error of every spec is told, with file and key.
+    tables that exist, if a metastore is configured, or the catalog of typed tables. Every error of every spec is told,
+    with file and key.
 
     **Examples**
 

@@ -55,6 +55,7 @@ def apply(
         with brokers(ctx, settings) as client, metastore(settings) as session:
             for name, spec in specs:
                 found = _problems(client, session, settings, spec, may_be_none=force)
+                found += _typed_problems(settings, spec)
                 problems += [in_file(name, problem) for problem in found]
     for problem in problems:
         note(f"  {problem}")
@@ -106,6 +107,28 @@ def _problems(
         existing = session.table(spec.schema, spec.table)
         problems += problems_with_table(spec, journals, existing, roots=roots, at=now)
     return problems + problems_with_data(spec, _samples(client, journals))
+
+
+def _typed_problems(settings: LakeSettings, spec: TableSpec) -> list[ValidationError]:
+    """What speaks against the section `typed:` once there is a table."""
+    typed, catalog = spec.typed, settings.iceberg_catalog
+    if typed is None or (catalog.kind == "hive" and not settings.metastore):
+        return []
+    # Slow to import.
+    from gazette_platform.lake.typed.catalogs import typed_catalog  # noqa: PLC0415
+    from gazette_platform.lake.typed.table import require_able  # noqa: PLC0415
+
+    try:
+        existing = typed_catalog(settings).door(typed.name).load()
+    except GazetteError as err:
+        note(f"note: {err}; whether {typed.name} can become what its spec says is not looked at")
+        return []
+    try:
+        if existing is not None:
+            require_able(existing, typed, typed.name)
+    except GazetteError as err:
+        return [ValidationError(str(err), path="typed")]
+    return []
 
 
 def _samples(client: Client, journals: list[JournalSpec]) -> list[tuple[str, bytes]]:

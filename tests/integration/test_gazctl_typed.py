@@ -482,6 +482,35 @@ def test_specs_with_a_json_schema_are_applied_with_it(lake, root, append, tmp_pa
     assert "shop.orders: " not in refused.err
 
 
+def test_a_spec_that_its_typed_table_cannot_become_is_not_applied(
+    lake, root, apply, append, tmp_path, monkeypatch
+):
+    apply()
+    append(f"{root}/part=one", message(1))
+    assert lake("run").code == 0
+    file = tmp_path / "tables" / "orders.yaml"
+    before = file.read_text()
+    assert lake("apply", str(file)).code == 0
+    for change, why in (
+        (
+            ("type: timestamptz", "type: date"),
+            "cannot become what its spec says:\n- at: timestamptz\n+ at: date",
+        ),
+        (("uuid: _meta.uuid", "uuid: none"), "was made with `uuid: _meta.uuid`"),
+    ):
+        (tmp_path / "orders.yaml").write_text(before.replace(*change))
+        refused = lake("apply", "orders.yaml")
+        assert refused.code == 1
+        assert "orders.yaml: typed: typed.orders" in refused.err
+        assert why in refused.err
+        assert file.read_text() == before
+    # A catalog that is away keeps nobody from applying.
+    monkeypatch.setenv("GAZETTE_ICEBERG_CATALOG", "http://127.0.0.1:9")
+    unseen = lake("apply", "orders.yaml", "--dry-run")
+    assert unseen.code == 0, unseen.err
+    assert "whether typed.orders can become what its spec says is not looked at" in unseen.err
+
+
 def test_a_typed_table_is_proposed_out_of_records(lake, root, append, rows, tmp_path):
     append(f"{root}/part=one", message(1), message(2, at="2026-01-02"))
     done = lake("infer", "-l", f"name:prefix={root}/", "--name", "shop.orders", "--typed")

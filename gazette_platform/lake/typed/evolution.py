@@ -219,13 +219,20 @@ class Evolution:
         """All differences, as lines of a diff."""
         return "\n".join(line for change in self.changes for line in change.lines)
 
-    def apply(self, transaction: Transaction) -> None:
-        """Stage all steps in a transaction of the table that it was planned for.
+    def require_possible(self) -> None:
+        """Go on only if nothing is refused.
 
         Raises: SchemaMismatch: the table cannot become what the spec says; with the text.
         """
         if self.is_refused:
             raise SchemaMismatch(f"the table cannot become what its spec says:\n{self.text}")
+
+    def apply(self, transaction: Transaction) -> None:
+        """Stage all steps in a transaction of the table that it was planned for.
+
+        Raises: as `require_possible`.
+        """
+        self.require_possible()
         if self.schema_steps:
             with transaction.update_schema() as schema:
                 for step in self.schema_steps:

@@ -6,7 +6,7 @@ publishes: a run that is late changes no shape, either.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NoReturn, final
@@ -41,7 +41,7 @@ from gazette_platform.lake.typed.upserts import UPSERTED
 from gazette_platform.lake.typed.written import METRICS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa  # type: ignore[import-untyped]
     from pyiceberg.io import FileIO
@@ -59,6 +59,7 @@ __all__ = [
     "UUID",
     "TypedTable",
     "open_table",
+    "require_able",
     "state_properties",
     "typed_table",
     "write_state",
@@ -163,6 +164,16 @@ def open_table(door: Door, spec: TypedSpec, location: str) -> TypedTable:
     return typed_table(_evolved(door, loaded, spec), door.name)
 
 
+def require_able(loaded: Loaded, spec: TypedSpec, name: str) -> None:
+    """See that a table can become what its spec says, and change nothing.
+
+    Raises: SchemaMismatch: it cannot, with all differences. LakeError: it is not ours.
+    """
+    _require_ours(loaded, spec, name)
+    with _naming(name):
+        _evolution(loaded.metadata, spec).require_possible()
+
+
 def typed_table(loaded: Loaded, name: str) -> TypedTable:
     """A table that was loaded, with its state.
 
@@ -250,14 +261,26 @@ def _require_ours(loaded: Loaded, spec: TypedSpec, name: str) -> None:
         )
 
 
+def _evolution(metadata: TableMetadata, spec: TypedSpec) -> Evolution:
+    former = tuple(metadata.specs().values())
+    return plan_evolution(spec, metadata.schema(), metadata.spec(), former)
+
+
+@contextmanager
+def _naming(table: str) -> Iterator[None]:
+    """Have errors say which table they are of."""
+    try:
+        yield
+    except SchemaMismatch as err:
+        raise SchemaMismatch(f"{table}: {err}") from err
+
+
 def _evolved(door: Door, loaded: Loaded, spec: TypedSpec) -> Loaded:
     """The table as its spec says, changed if need be and if nobody has published meanwhile."""
     start = progress_of(loaded.metadata)
     for _ in range(_ATTEMPTS):
         metadata = loaded.metadata
-        evolution = plan_evolution(
-            spec, metadata.schema(), metadata.spec(), tuple(metadata.specs().values())
-        )
+        evolution = _evolution(metadata, spec)
         if evolution.is_empty:
             return loaded
         if progress_of(metadata) != start:
@@ -290,10 +313,8 @@ def _changes(
     noted = _Noted()
     table = Table(tuple(name.split(".")), loaded.metadata, "", loaded.io, noted)
     transaction = table.transaction()
-    try:
+    with _naming(name):
         evolution.apply(transaction)
-    except SchemaMismatch as err:
-        raise SchemaMismatch(f"{name}: {err}") from err
     with suppress(_Enough):
         transaction.commit_transaction()
     return noted.requirements, noted.updates
