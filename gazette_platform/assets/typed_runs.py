@@ -1,6 +1,5 @@
 """What runs of Dagster's do with a typed table: bring it up to date, look at it, and tell of it."""
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = ["look_at_table", "run_table", "workers_of"]
 
-# That read and write where there is no Spark.
-_THREADS_MAX = 4
 # Of one run of Dagster's. Each publishes, and the next one reads what it has left.
 _RUNS_MAX = 1000
 
@@ -132,9 +129,9 @@ def workers_of(resources: Any, spark: str) -> "Workers":
         spark: key of Spark's resource; empty: there is none.
     """
     if not spark:
-        from gazette_platform.lake.typed.working import LocalWorkers  # noqa: PLC0415
+        from gazette_platform.lake.typed.working import local_workers  # noqa: PLC0415
 
-        return LocalWorkers(min(_THREADS_MAX, os.cpu_count() or 1))
+        return local_workers()
     from gazette_platform.spark.typed_workers import SparkWorkers  # noqa: PLC0415
 
     prepare_environment()

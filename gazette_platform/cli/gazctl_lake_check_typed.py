@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, final
 
-from gazette_platform.cli.typed_hands import local_workers
 from gazette_platform.cli.typed_holes import hole_text
 from gazette_platform.cli.typed_tables import TypedTable
 from gazette_platform.client import Client
@@ -13,6 +12,7 @@ from gazette_platform.lake.typed.catalogs import TypedCatalog, typed_catalog
 from gazette_platform.lake.typed.completeness import Completeness
 from gazette_platform.lake.typed.looking import behind_now, completeness_of
 from gazette_platform.lake.typed.recount import Recounter
+from gazette_platform.lake.typed.working import local_workers
 
 __all__ = ["Told", "failure", "typed_checked"]
 

@@ -1,6 +1,5 @@
 """Who reads journals and writes files for commands of typed tables."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, final
@@ -10,11 +9,9 @@ from gazette_platform.cli.step_line import StepLine
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.spark import running_session
 from gazette_platform.lake.typed.jobs import Workers
-from gazette_platform.lake.typed.working import LocalWorkers
+from gazette_platform.lake.typed.working import local_workers
 
-__all__ = ["Hands", "local_workers", "workers_of"]
-
-_THREADS_MAX = 4
+__all__ = ["Hands", "workers_of"]
 
 
 @final
@@ -23,11 +20,6 @@ class Hands(NamedTuple):
 
     workers: Workers
     is_alive: Callable[[], bool]
-
-
-def local_workers() -> LocalWorkers:
-    """Workers of this process."""
-    return LocalWorkers(min(_THREADS_MAX, os.cpu_count() or 1))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.ranges import Task
     from gazette_platform.lake.typed.rounds import Order
 
-__all__ = ["LocalWorkers", "Sink", "attempt", "carry_out", "discard"]
+__all__ = ["LocalWorkers", "Sink", "attempt", "carry_out", "discard", "local_workers"]
 
+# Each holds what a task holds.
+_THREADS_MAX: Final = 4
 _MESSAGES: Final = pa.schema(
     [
         ("begin", pa.int64()),
@@ -323,6 +326,11 @@ class LocalWorkers:
                     if not future.cancelled() and future.exception() is None:
                         discard(job, future.result().output)
                 raise
+
+
+def local_workers() -> LocalWorkers:
+    """Workers in this process, of as many threads as the machine has cores, up to four."""
+    return LocalWorkers(min(_THREADS_MAX, os.cpu_count() or 1))
 
 
 def discard(job: Job, output: Output | None) -> None:
