@@ -22,7 +22,7 @@ from pyiceberg.table.update.snapshot import _FastAppendFiles
 from pyiceberg.typedef import Record
 
 from gazette_platform.lake.typed.iceberg_types import arrow_schema
-from gazette_platform.lake.typed.written import written_file
+from gazette_platform.lake.typed.written import FileDescriber
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,14 +45,8 @@ def write_rows(
     table = ArrowTable.from_pylist(list(rows), schema=schema)
     with parquet.ParquetWriter(where, schema, store_decimal_as_integer=True) as writer:
         writer.write_table(table)
-    return written_file(
-        path,
-        where.stat().st_size,
-        writer.writer.metadata,
-        metadata.schema(),
-        metadata.default_spec_id,
-        partition,
-    )
+    describer = FileDescriber(metadata.schema(), metadata.default_spec_id)
+    return describer.describe(path, where.stat().st_size, writer.writer.metadata, partition)
 
 
 def _on_disk(location: str) -> Any:

@@ -7,5 +7,6 @@ A *job* is what all workers of a run are told. A *door* is the catalog of one ta
 becomes rows, with the state behind it; *quarantine* is the table beside it, of records that are no rows. An *amendment* makes rows anew of
 messages that were read: a *backfill* out of journals, *reprocessing* out of quarantine.
 
-What decides is apart from what reads and writes. `gazctl lake run` and Dagster make typed tables.
+What decides is apart from what reads and writes. `gazctl lake run` and Dagster make typed tables. ARCHITECTURE.md follows a row
+through the modules.
 """

@@ -36,7 +36,6 @@ __all__ = [
     "FileDescriber",
     "WrittenFile",
     "data_file_of",
-    "written_file",
 ]
 
 METRICS: Final = {
@@ -128,18 +127,6 @@ class FileDescriber:
             partition=tuple(map(_plain, partition)),
             **statistics,
         )
-
-
-def written_file(  # noqa: PLR0917
-    path: str,
-    size: int,
-    parquet_metadata: pq.FileMetaData,
-    schema: Schema,
-    spec_id: int,
-    partition: Sequence[Any],
-) -> WrittenFile:
-    """As `FileDescriber.describe`, of a single file."""
-    return FileDescriber(schema, spec_id).describe(path, size, parquet_metadata, partition)
 
 
 def data_file_of(written: WrittenFile, metadata: TableMetadata) -> DataFile:
