@@ -19,7 +19,7 @@ from gazette_platform.client import FragmentListing
 from gazette_platform.errors import DataError, LakeError, OffsetJump
 from gazette_platform.lake.typed.amending import Amendment, publish_amendment, require_no_key
 from gazette_platform.lake.typed.backfill_rounds import BackfillRounds
-from gazette_platform.lake.typed.doors import Loaded
+from gazette_platform.lake.typed.doors import Loaded, SameTable
 from gazette_platform.lake.typed.former_states import FormerStates
 from gazette_platform.lake.typed.journals import journals_of
 from gazette_platform.lake.typed.quarantined import (
@@ -152,6 +152,7 @@ class BackfillRunner:
         require_no_key(spec)
         doors = self._catalog.door(spec.name), self._catalog.door(spec.quarantine)
         table = open_table(doors[0], spec, self._catalog.new_location(spec.name))
+        doors = SameTable(doors[0], table.metadata.table_uuid), doors[1]
         location = self._catalog.new_location(doors[1].name)
         quarantine = open_quarantine(doors[1], spec.name, location)
         settle_quarantine(*doors)

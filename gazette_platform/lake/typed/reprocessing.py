@@ -30,6 +30,7 @@ from pyiceberg.table import Table
 
 from gazette_platform.errors import LakeError, TypedFenced
 from gazette_platform.lake.typed.amending import Amendment, publish_amendment, require_no_key
+from gazette_platform.lake.typed.doors import SameTable
 from gazette_platform.lake.typed.parsing import BlockParser
 from gazette_platform.lake.typed.placing import BAD_ROWS_SCHEMA, in_schema, placed_rows
 from gazette_platform.lake.typed.quarantined import open_quarantine, settle_quarantine
@@ -174,6 +175,7 @@ class Reprocessor:
         require_no_key(spec)
         doors = self._catalog.door(spec.name), self._catalog.door(spec.quarantine)
         table = open_table(doors[0], spec, self._catalog.new_location(spec.name))
+        doors = SameTable(doors[0], table.metadata.table_uuid), doors[1]
         location = self._catalog.new_location(doors[1].name)
         open_quarantine(doors[1], spec.name, location)
         settle_quarantine(*doors)

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import DataError, LakeError
+from gazette_platform.lake.typed.doors import SameTable
 from gazette_platform.lake.typed.jobs import Job
 from gazette_platform.lake.typed.journals import journals_now
 from gazette_platform.lake.typed.progress import COMPLETE_AT, measures
@@ -178,6 +179,7 @@ class TypedRunner:
             )
         doors = self._doors(spec)
         table = open_table(doors[0], spec, self._catalog.new_location(spec.name))
+        doors = SameTable(doors[0], table.metadata.table_uuid), doors[1]
         location = self._catalog.new_location(doors[1].name)
         quarantine = open_quarantine(doors[1], spec.name, location)
         if settle_quarantine(*doors):
