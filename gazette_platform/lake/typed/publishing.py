@@ -129,11 +129,21 @@ def is_rolled_back(metadata: TableMetadata) -> bool:
     if tagged is None:
         return False
     while snapshot is not None and snapshot.snapshot_id != at:
-        is_older = (snapshot.sequence_number or 0) < (tagged.sequence_number or 0)
-        if is_older or snapshot.parent_snapshot_id is None:
+        if (snapshot.sequence_number or 0) < (tagged.sequence_number or 0):
             return True
+        if snapshot.parent_snapshot_id is None:
+            # PyIceberg's expiry has it so, where Iceberg's leaves the name of a parent that is gone.
+            return _has_fewer_rows(metadata, tagged.snapshot_id)
         snapshot = metadata.snapshot_by_id(snapshot.parent_snapshot_id)
     return False
+
+
+def _has_fewer_rows(metadata: TableMetadata, than: int) -> bool:
+    """Whether main surely has fewer rows than a snapshot had, which no maintenance brings about."""
+    most, least = summary_of(metadata, head_of(metadata)), summary_of(metadata, than)
+    # Engines may note rows as deleted that are gone already.
+    deleted = int(least.get("total-position-deletes", 0))
+    return int(most.get("total-records", 0)) < int(least.get("total-records", 0)) - deleted
 
 
 def require_progress(metadata: TableMetadata, name: str) -> None:
