@@ -35,6 +35,7 @@ from gazette_platform.lake.typed.publishing import (
     publish_files,
     still_at,
     summary_of,
+    updates_moving,
 )
 from gazette_platform.lake.typed.quarantined import (
     open_quarantine,
@@ -341,6 +342,23 @@ def test_expiry_by_pyiceberg_which_forgets_parents_is_no_rollback(world, is_roll
     _, table = world.open()
     publish(door, table, [3])
     assert numbers(door) == [1, 2, 3]
+
+
+def test_tag_that_alone_was_moved_back_is_told(world):
+    """As between the two statements by which a person goes back, with runs seconds apart."""
+    door, table = world.open()
+    first = publish(door, table, [1]).snapshot_id
+    _, table = world.open()
+    second = publish(door, table, [2]).snapshot_id
+    optimize(door)
+    _, tag = updates_moving(first)
+    door.commit(door.load(), (), (tag,))
+    with pytest.raises(TypedRolledBack, match=f"published as {second}.*moved back to {first}"):
+        world.open()
+    door.load().token.manage_snapshots().rollback_to_snapshot(first).commit()
+    _, table = world.open()
+    publish(door, table, [2])
+    assert numbers(door) == [1, 2]
 
 
 def test_a_table_that_is_made_anew_is_another_one(world):

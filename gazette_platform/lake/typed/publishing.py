@@ -138,6 +138,18 @@ def is_rolled_back(metadata: TableMetadata) -> bool:
     return False
 
 
+def _published_behind(metadata: TableMetadata) -> int | None:
+    """The newest publication that main has and progress does not; None, as it is unless somebody has moved the tag."""
+    at = progress_of(metadata)
+    tagged = metadata.snapshot_by_id(at) if at is not None else None
+    snapshot = metadata.current_snapshot() if tagged is not None else None
+    while snapshot is not None and snapshot.snapshot_id != at:
+        if RUN in summary_of(metadata, snapshot.snapshot_id):
+            return snapshot.snapshot_id
+        snapshot = metadata.snapshot_by_id(snapshot.parent_snapshot_id or -1)
+    return None
+
+
 def _has_fewer_rows(metadata: TableMetadata, than: int) -> bool:
     """Whether main surely has fewer rows than a snapshot had, which no maintenance brings about."""
     most, least = summary_of(metadata, head_of(metadata)), summary_of(metadata, than)
@@ -152,7 +164,7 @@ def require_progress(metadata: TableMetadata, name: str) -> None:
     Args:
         name: of the table, for errors.
 
-    Raises: TypedProgressGone: it has rows and no tag. TypedRolledBack: main is before the tag.
+    Raises: TypedProgressGone: it has rows and no tag. TypedRolledBack: main is before the tag, or behind it.
     """
     head, at = head_of(metadata), progress_of(metadata)
     if at is None and head is not None and summary_of(metadata, head).get("total-records") != "0":
@@ -164,6 +176,12 @@ def require_progress(metadata: TableMetadata, name: str) -> None:
         raise TypedRolledBack(
             f"{name} was rolled back to snapshot {head}, and what was read is told by {at}: move the tag "
             f"{PROGRESS} to one before it, and what came behind is read again; or roll the table forward to {at}"
+        )
+    behind = _published_behind(metadata)
+    if behind is not None:
+        raise TypedRolledBack(
+            f"{name} has what was published as {behind}, and its tag {PROGRESS} was moved back to {at}, so that rows would "
+            f"come twice: roll the table back to {at} as well, and what came behind is read again; or move the tag to {behind}"
         )
 
 
