@@ -240,10 +240,10 @@ def without_pruned(
     changed = {}
     for each in journals:
         one = state.journals.get(each.name)
-        begin = None if one is None else one.open_begin
-        if one is not None and begin is not None:
-            if begin < each.begin <= given_up.get(each.name, 0):
-                changed[each.name] = one.giving_up(each.begin)
+        if one is None or one.open_begin is None:
+            continue
+        if one.open_begin < each.begin <= given_up.get(each.name, 0):
+            changed[each.name] = one.giving_up(each.begin)
     return state.with_journals(changed)
 
 
