@@ -29,7 +29,13 @@ from pyiceberg.table.update import (
     SetSnapshotRefUpdate,
 )
 
-from gazette_platform.errors import LakeError, TypedFenced, TypedProgressGone, TypedRolledBack
+from gazette_platform.errors import (
+    LakeError,
+    TypedFenced,
+    TypedProgressGone,
+    TypedRefused,
+    TypedRolledBack,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -331,12 +337,12 @@ def publish_snapshot(
 def insisting(ask: Callable[[], _T], log: Callable[[str], None]) -> _T:
     """Ask until there is an answer: a publication that is asked again does nothing twice.
 
-    Raises: TypedFenced, TypedRolledBack, TypedProgressGone: there is one. LakeError: there was none for half a minute.
+    Raises: TypedFenced, TypedRolledBack, TypedProgressGone, TypedRefused: there is one. LakeError: there was none for half a minute.
     """
     for pause_s in _ASKING_STEPS_S:
         try:
             return ask()
-        except (TypedFenced, TypedRolledBack, TypedProgressGone):
+        except (TypedFenced, TypedRolledBack, TypedProgressGone, TypedRefused):
             raise
         except LakeError as err:
             log(f"asking again whether it was published: {err}")
