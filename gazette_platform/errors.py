@@ -18,7 +18,7 @@ to a gRPC status or to an exit code lives at the edges (``broker.*_api``, ``cli`
     ├── SavepointError        ├── SavepointExists └── SavepointNotFound
     ├── WriterFenced          a writer of epochs comes late: another one has gone on in its name
     ├── LakeError             ├── PartitionConflict ├── SchemaMismatch ├── RollupFenced
-    │                         ├── TypedFenced ├── TypedRolledBack └── TypedProgressGone
+    │                         ├── TypedFenced ├── TypedRolledBack ├── TypedProgressGone └── TypedRefused
     └── SetupError            a tool, port or server that the platform needs is missing
 """
 
@@ -69,6 +69,7 @@ __all__ = [
     "TransportError",
     "TypedFenced",
     "TypedProgressGone",
+    "TypedRefused",
     "TypedRolledBack",
     "ValidationError",
     "WriterFenced",
@@ -426,6 +427,10 @@ class TypedRolledBack(LakeError):
 
 class TypedProgressGone(LakeError):
     """A typed table has rows, and nothing says how far it has come: somebody has dropped its tag."""
+
+
+class TypedRefused(LakeError):
+    """A typed table holds what rows cannot be made anew beside, until a person has done something about it."""
 
 
 class SetupError(GazetteError):

@@ -160,9 +160,15 @@ def _ran(
         lost = (after.counts.lost_bytes if after else 0) - (
             before.counts.lost_bytes if before else 0
         )
+        was_open, is_open = (
+            one is not None and one.open_begin is not None and one.open_begin < offset
+            for one in (before, after)
+        )
+        what = [f"{lost} bytes"] * bool(lost)
+        what += ["open transactions"] * (was_open and not is_open)
         note(
-            f"{report.table}: {lost} bytes of {journal} before {offset} are given up"
-            if lost
+            f"{report.table}: {' and '.join(what)} of {journal} before {offset} are given up"
+            if what
             else f"{report.table}: nothing of {journal} had to be given up"
         )
     return run_values(report), not (report.holes or report.unreadable)

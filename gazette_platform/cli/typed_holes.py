@@ -18,7 +18,10 @@ def hole_text(table: str, hole: Hole) -> str:
                 f"lost, {give_up} goes on without them"
             )
         case HoleKind.OPEN_PRUNED:
-            return f"{what} were pruned, in which a transaction begins that is open: if that is committed, runs fail"
+            return (
+                f"{what} were pruned, in which a transaction begins that is open: if that is committed, runs fail, until "
+                f"{give_up} goes on without what is left of it"
+            )
         case HoleKind.MADE_AGAIN:
             return (
                 f"{hole.journal} ends at {hole.begin}, and was read up to {hole.end}: it was deleted and made again, and "

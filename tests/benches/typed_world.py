@@ -71,10 +71,11 @@ def numbers(door):
     return sorted(door.load().token.scan().to_arrow()["n"].to_pylist())
 
 
-def publish(door, table, ns, *, run="", quarantine="", rows=None):
-    """A run from `table`: rows, and the state behind them."""
+def publish(door, table, ns, *, run="", quarantine="", rows=None, records=0, **told):
+    """A run from `table`: rows, records in quarantine, and the state behind them."""
     written = [write_rows(table.metadata, rows or [row(n) for n in ns])] if ns or rows else []
-    counts = Counts(messages=len(ns), committed=len(ns), typed=len(ns))
+    committed = len(ns) + records
+    counts = Counts(messages=committed, committed=committed, typed=len(ns), quarantined=records)
     before = table.state.journals.get(JOURNAL, JournalState())
     after = JournalState(offset=before.offset + 10 * len(ns), counts=before.counts + counts)
     state = table.state.with_journals({JOURNAL: after})
@@ -82,7 +83,7 @@ def publish(door, table, ns, *, run="", quarantine="", rows=None):
     run = run or uuid.uuid4().hex
     files = [data_file_of(one, table.metadata) for one in written]
     properties = state_properties(state, path=path, run=run, quarantine=quarantine)
-    return publish_files(door, table.start, files, run, properties)
+    return publish_files(door, table.start, files, run, properties | told)
 
 
 class Held:

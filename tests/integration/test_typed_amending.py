@@ -23,7 +23,9 @@ from gazette_platform.lake.typed.hive_partitions import fragments_of
 from gazette_platform.lake.typed.progress import COMPLETE_AT
 from gazette_platform.lake.typed.publishing import summary_of
 from gazette_platform.lake.typed.quarantined import quarantined_rows
+from gazette_platform.lake.typed.ranges import Limits
 from gazette_platform.lake.typed.reprocessing import Quarantined, Reprocessor
+from gazette_platform.lake.typed.running import TypedRunner
 from gazette_platform.lake.typed.table import typed_table
 from gazette_platform.lake.typed.working import LocalWorkers
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
@@ -344,4 +346,23 @@ def test_records_that_are_there_twice_are_not_made_rows(world):
     world.backfill(spec(is_strict=True), everything(world))
     world.check()
     world.reprocess(spec())
+    world.check()
+
+
+def test_backfill_is_put_into_no_table_that_is_made_anew_meanwhile(world):
+    """That has not read as far: rows of what it reads next would be there twice."""
+    world.run(spec())
+    rows = world.places(NAME)
+    one = next(iter(world.logs))
+
+    def made_anew():
+        for name in (NAME, QUARANTINE):
+            world.catalog.drop_table(name)
+        runner = TypedRunner(world.tables, LocalWorkers(), world.client)
+        runner.run(spec(), world.raw, limits=Limits(task_bytes=1, tasks_max=2))
+
+    with pytest.raises(TypedFenced, match="dropped and made anew"):
+        world.backfill(spec(), {one: [(0, 1 << 20)]}, tables=Interrupted(world.tables, [made_anew]))
+    world.run(spec())
+    assert world.places(NAME) == rows
     world.check()

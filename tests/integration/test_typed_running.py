@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import closing
 
 import pytest
@@ -24,7 +25,7 @@ from gazette_platform.lake.typed.tail import read_tail
 from gazette_platform.lake.typed.working import LocalWorkers
 from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
-from gazette_platform.message import build_uuid
+from gazette_platform.message import Flags, build_uuid
 from gazette_platform.testing.broker import BrokerServer
 
 pytestmark = pytest.mark.etcd
@@ -84,7 +85,7 @@ class Table:
 
 @pytest.fixture
 def prefix(request):
-    return f"running/{request.node.name}"
+    return f"running/{request.node.name.translate({91: 45, 93: None})}"
 
 
 @pytest.fixture
@@ -234,6 +235,45 @@ def test_what_was_pruned_before_it_was_read_is_told_and_passed_on_a_persons_word
     assert report.holes == ()
     assert report.counts.lost_bytes == ends[1] - ends[0]
     assert table.numbers() == [0, 2]
+
+
+def of_transaction(n, flags):
+    uuid = str(build_uuid(b"\1" * 6, 1000 + n, flags))
+    return json.dumps({"n": n, "_meta": {"uuid": uuid}}).encode() + b"\n"
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_an_open_transaction_of_which_a_part_is_gone_is_given_up_on_a_persons_word(
+    client, server, table, prefix, is_read
+):
+    """Whether what is gone was read before or not: else its journal would stand still for ever, once it is committed."""
+    (one,) = create(client, prefix, "part=0")
+    files = server.fragments / one
+    client.append(one, of_transaction(1, Flags.CONTINUE_TXN))
+    table.run()
+    lost = client.append(one, of_transaction(2, Flags.CONTINUE_TXN)).end
+    client.flush(f"name={one}")
+    if is_read:
+        table.run()
+    client.append(one, lines(9, uuids=False))
+    client.flush(f"name={one}")
+    *gone, _ = sorted(files.glob("*.gz"))
+    for file in gone:
+        file.unlink()
+    for _ in range(100):
+        if len(client.fragments(one)) < 2:
+            break
+        time.sleep(0.1)
+    client.append(one, of_transaction(3, Flags.ACK_TXN))
+    report = table.run()
+    assert {hole.kind for hole in report.holes} >= {HoleKind.OPEN_PRUNED}
+    assert not report.is_whole
+    report = table.run(given_up={one: lost})
+    assert report.is_whole, (report.holes, report.unreadable)
+    assert (report.counts.taken_back, report.counts.lost_bytes > 0) == (1 + is_read, not is_read)
+    assert table.numbers() == [9]
+    report = table.run()
+    assert (report.run, report.is_whole, report.state.unaccounted) == ("", True, {})
 
 
 def test_two_runs_at_once_publish_once(client, table, prefix):

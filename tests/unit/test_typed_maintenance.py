@@ -1,5 +1,6 @@
 """Upkeep of typed tables: progress is never lost, and whoever was held up for long publishes no files that are gone."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -7,11 +8,12 @@ import pytest
 from typed_files import write_rows
 from typed_world import JOURNAL, World, numbers, publish
 
-from gazette_platform.errors import TypedFenced
+from gazette_platform.errors import TypedFenced, TypedRolledBack
 from gazette_platform.lake.catalogs import TrinoCatalogs
 from gazette_platform.lake.rollups.maintenance import RETAINED_S
 from gazette_platform.lake.typed.amending import LATE_S
 from gazette_platform.lake.typed.maintenance import ORPHANS_S, keeping_s, maintain_typed
+from gazette_platform.lake.typed.progress import measures, read_progress
 from gazette_platform.lake.typed.publishing import progress_of
 from gazette_platform.lake.typed.quarantined import quarantined_rows, write_list
 from gazette_platform.ops.clock import SystemClock
@@ -86,6 +88,33 @@ def test_who_was_held_up_for_longer_than_orphans_are_kept_is_refused(world):
     assert after.state.digest == late.state.digest
     publish(door, after, [2])
     assert numbers(door) == [1, 2]
+
+
+def test_an_empty_run_is_not_told_of_as_the_one_before(world):
+    """How fresh its rows were would be told by when it was published, and its bytes would have been read twice."""
+    door, table = world.open()
+    oldest_at = datetime.fromtimestamp(now_s() - 2, UTC)
+    told = measures(read_bytes=9, seconds=1.5, complete_at=oldest_at, oldest_at=oldest_at)
+    publish(door, table, [1], **told)
+    before = read_progress(door.load(), door.name)
+    assert (before.read_bytes, before.seconds, before.freshness_s > 1) == (9, 1.5, True)
+    assert maintain_typed(door, world.quarantine(), Engine(), now_s=now_s() + DAY_S).is_fenced
+    after = read_progress(door.load(), door.name)
+    assert (after.read_bytes, after.seconds, after.freshness_s) == (None, None, None)
+    assert (after.complete_at, after.version) == (oldest_at, before.version)
+
+
+def test_a_table_that_was_rolled_back_is_left_as_it_is(world):
+    """Optimized, and what was before expired, it would look as if it had never been."""
+    door, table = world.open()
+    first = publish(door, table, [1]).snapshot_id
+    _, table = world.open()
+    publish(door, table, [2])
+    door.load().token.manage_snapshots().rollback_to_snapshot(first).commit()
+    engine = Engine()
+    with pytest.raises(TypedRolledBack):
+        maintain_typed(door, world.quarantine(), engine, now_s=now_s())
+    assert engine.asked == []
 
 
 def test_a_table_that_was_published_to_since_needs_no_fence(world):

@@ -26,6 +26,7 @@ from gazette_platform.errors import (
     TypedProgressGone,
     TypedRolledBack,
 )
+from gazette_platform.lake.typed.doors import SameTable
 from gazette_platform.lake.typed.iceberg_types import arrow_schema
 from gazette_platform.lake.typed.publishing import (
     PROGRESS,
@@ -34,6 +35,7 @@ from gazette_platform.lake.typed.publishing import (
     publish_files,
     still_at,
     summary_of,
+    updates_moving,
 )
 from gazette_platform.lake.typed.quarantined import (
     open_quarantine,
@@ -312,6 +314,62 @@ def test_tag_that_was_dropped_is_told(world):
         world.open()
     with pytest.raises(TypedProgressGone):
         publish(door, table, [2])
+    assert numbers(door) == [1]
+
+
+def optimize(door):
+    """As engines do: the same rows in other files."""
+    table = door.load().token
+    table.overwrite(table.scan().to_arrow())
+
+
+@pytest.mark.parametrize("is_rolled_back", [False, True])
+def test_expiry_by_pyiceberg_which_forgets_parents_is_no_rollback(world, is_rolled_back):
+    door, table = world.open()
+    first = publish(door, table, [1]).snapshot_id
+    _, table = world.open()
+    second = publish(door, table, [2]).snapshot_id
+    if is_rolled_back:
+        door.load().token.manage_snapshots().rollback_to_snapshot(first).commit()
+    optimize(door)
+    optimize(door)
+    expire_all_but(door, second, head_of(door.load().metadata))
+    assert door.load().metadata.current_snapshot().parent_snapshot_id is None
+    if is_rolled_back:
+        with pytest.raises(TypedRolledBack):
+            world.open()
+        return
+    _, table = world.open()
+    publish(door, table, [3])
+    assert numbers(door) == [1, 2, 3]
+
+
+def test_tag_that_alone_was_moved_back_is_told(world):
+    """As between the two statements by which a person goes back, with runs seconds apart."""
+    door, table = world.open()
+    first = publish(door, table, [1]).snapshot_id
+    _, table = world.open()
+    second = publish(door, table, [2]).snapshot_id
+    optimize(door)
+    _, tag = updates_moving(first)
+    door.commit(door.load(), (), (tag,))
+    with pytest.raises(TypedRolledBack, match=f"published as {second}.*moved back to {first}"):
+        world.open()
+    door.load().token.manage_snapshots().rollback_to_snapshot(first).commit()
+    _, table = world.open()
+    publish(door, table, [2])
+    assert numbers(door) == [1, 2]
+
+
+def test_a_table_that_is_made_anew_is_another_one(world):
+    """Of neither anything was published, so that progress does not tell them apart."""
+    door, table = world.open()
+    same = SameTable(door, table.metadata.table_uuid)
+    world.catalogs[0].drop_table("typed.flights")
+    _, again = world.open()
+    with pytest.raises(TypedFenced, match="dropped and made anew"):
+        publish(same, table, [1])
+    publish(door, again, [1])
     assert numbers(door) == [1]
 
 

@@ -6,13 +6,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from pyiceberg.table.update import RemoveSnapshotsUpdate
 from typed_files import write_rows
 from typed_world import JOURNAL, World, publish, row
 
 from gazette_platform.errors import (
     LakeError,
 )
-from gazette_platform.lake.typed.publishing import progress_of, summary_of
+from gazette_platform.lake.typed.publishing import progress_of, summary_of, updates_moving
 from gazette_platform.lake.typed.quarantined import (
     count_rows,
     quarantined_rows,
@@ -46,7 +47,7 @@ def quarantining(world, door, quarantine, ns, *, run="", removed=()):
     written = [write_rows(quarantine.load().metadata, [bad(n) for n in ns])] if ns else []
     gone = RowRanges({JOURNAL: [(10 * n, 10 * n + 10) for n in removed]})
     path = write_list(table.location, written, table.io, removed=gone)
-    publish(door, table, [], run=run, quarantine=path)
+    publish(door, table, [], run=run, quarantine=path, records=len(ns))
 
 
 def offsets(quarantine):
@@ -208,3 +209,82 @@ def test_rows_of_two_tables_are_counted_at_one_moment(world):
     assert counts.start == progress_of(door.load().metadata)
     with pytest.raises(LakeError, match=r"published to typed\.flights 5 times"):
         count_rows(Then(door, *(go_on(n) for n in range(10))), quarantine)
+
+
+# ------------------------------------------------------------------ what a person did
+
+
+def moved_back(world, door, to):
+    """As a person does behind `rollback_to_snapshot`, so that what came behind is read again."""
+    loaded = door.load()
+    door.commit(loaded, (), updates_moving(to))
+    assert world.open()[1].start == to
+
+
+def test_quarantine_goes_back_with_progress(world):
+    """Else what is read again would be there twice; and what was settled long ago would be once more."""
+    door, _ = world.open()
+    quarantine = world.quarantine()
+    quarantining(world, door, quarantine, [1])
+    first = progress_of(door.load().metadata)
+    quarantining(world, door, quarantine, [2])
+    quarantining(world, door, quarantine, [3, 4])
+    settle_quarantine(door, quarantine)
+    moved_back(world, door, first)
+    assert count_rows(door, quarantine).quarantined == {JOURNAL: 4}
+    quarantining(world, door, quarantine, [2])
+    assert offsets(quarantine) == [10]
+    assert count_rows(door, quarantine).quarantined == {JOURNAL: 2}
+    assert settle_quarantine(door, quarantine)
+    assert not settle_quarantine(door, quarantine)
+    assert offsets(quarantine) == [10, 20]
+
+
+@pytest.mark.parametrize("to", [0, 1])
+def test_quarantine_of_which_nobody_knows_what_it_was_takes_no_more(world, to):
+    """What it was has expired, or was before anything was settled."""
+    door, table = world.open()
+    quarantine = world.quarantine()
+    publish(door, table, [])
+    for n in (1, 2, 3):
+        quarantining(world, door, quarantine, [n])
+    settle_quarantine(door, quarantine)
+    held = quarantine.load()
+    gone = [one.snapshot_id for one in held.metadata.snapshots[1:2]]
+    quarantine.commit(held, (), (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone}),))
+    moved_back(world, door, door.load().metadata.snapshots[2 * to].snapshot_id)
+    with pytest.raises(LakeError, match="what it was then has expired: drop it"):
+        settle_quarantine(door, quarantine)
+    assert offsets(quarantine) == [10, 20, 30]
+
+
+def test_quarantine_of_a_table_that_was_dropped_is_in_the_way(world):
+    door, _ = world.open()
+    quarantine = world.quarantine()
+    quarantining(world, door, quarantine, [1])
+    settle_quarantine(door, quarantine)
+    world.catalogs[0].drop_table("typed.flights")
+    world.open()
+    with pytest.raises(LakeError, match=r"of a table that was dropped since: drop it, too"):
+        quarantining(world, door, quarantine, [1])
+    world.catalogs[0].drop_table("typed.flights_quarantine")
+    quarantine = world.quarantine()
+    quarantining(world, door, quarantine, [1])
+    assert settle_quarantine(door, quarantine)
+    assert offsets(quarantine) == [10]
+
+
+def test_quarantine_that_was_partitioned_is_told(world):
+    """Records that cannot be settled are not passed over: the next publication would forget them."""
+    door, table = world.open()
+    quarantine = world.quarantine()
+    written = write_rows(quarantine.load().metadata, [bad(1)])
+    with quarantine.load().token.update_spec() as update:
+        update.add_identity("_journal")
+    publish(door, table, [], quarantine=write_list(table.location, [written], table.io))
+    with pytest.raises(LakeError, match=r"was partitioned by somebody.*partitioning = ARRAY\[\]"):
+        settle_quarantine(door, quarantine)
+    with quarantine.load().token.update_spec() as update:
+        update.remove_field("_journal")
+    assert settle_quarantine(door, quarantine)
+    assert offsets(quarantine) == [10]

@@ -36,10 +36,11 @@ from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import update_table_metadata
 
-from gazette_platform.errors import LakeError
+from gazette_platform.errors import LakeError, TypedFenced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from uuid import UUID
 
     from pyiceberg.catalog import Catalog
     from pyiceberg.io import FileIO
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.rollups.iceberg import IcebergTables
 
-__all__ = ["CatalogDoor", "Door", "HiveDoor", "Loaded", "NewTable", "present"]
+__all__ = ["CatalogDoor", "Door", "HiveDoor", "Loaded", "NewTable", "SameTable", "present"]
 
 # What properties of stores begin with. The rest are of the catalog.
 _OF_STORES: Final = ("s3.", "gcs.", "adls.", "hdfs.", "client.", "py-io-impl")
@@ -269,6 +270,45 @@ class CatalogDoor:
                 f"{self._name} could not be {what}, as its catalog broke off ({_line(err)}): see that it runs, and "
                 "ask again, which does nothing twice"
             ) from err
+
+
+@final
+class SameTable:
+    """The door of one table, and of no other that is made under its name later.
+
+    That of a first run could else be published to by a run of the one before, which had published nothing either; and an
+    amendment, which goes on top of whatever runs have published, would be put into a table that has not read as far.
+
+    Args:
+        door: of the name.
+        uuid: of the table.
+    """
+
+    def __init__(self, door: Door, uuid: UUID) -> None:
+        self._door = door
+        self._uuid = uuid
+
+    @property
+    def name(self) -> str:
+        """See `Door`."""
+        return self._door.name
+
+    def load(self) -> Loaded | None:
+        """See `Door`. Raises: TypedFenced, also: there is another table now."""
+        found = self._door.load()
+        if found is not None and found.metadata.table_uuid != self._uuid:
+            raise TypedFenced(
+                f"{self.name} was dropped and made anew since this began, so it changed nothing: run again"
+            )
+        return found
+
+    def create(self, new: NewTable) -> Loaded:
+        """See `Door`."""
+        return self._door.create(new)
+
+    def commit(self, base: Loaded, requirements: Sequence[Any], updates: Sequence[Any]) -> None:
+        """See `Door`."""
+        self._door.commit(base, requirements, updates)
 
 
 def _io_of(table: Table) -> FileIO:

@@ -26,11 +26,13 @@ from gazette_platform.lake.catalogs import ICEBERG
 from gazette_platform.lake.rollups.iceberg import deleting
 from gazette_platform.lake.rollups.maintenance import RETAINED_S, maintenance_statements
 from gazette_platform.lake.typed.amending import LATE_S
+from gazette_platform.lake.typed.progress import OLDEST_AT, READ_BYTES, SECONDS
 from gazette_platform.lake.typed.publishing import (
     RUN,
     head_of,
     progress_of,
     publish_files,
+    require_progress,
     summary_of,
 )
 from gazette_platform.lake.typed.quarantined import settle_quarantine
@@ -56,6 +58,8 @@ _SNAPSHOTS_S_MIN: Final = 6 * 3600.0
 _CLOCKS_S: Final = 3600.0
 # Properties of snapshots that are ours.
 _OURS: Final = "gazette."
+# Of these, what is of the run that published one, and not of the table: an empty run has read nothing.
+_OF_A_RUN: Final = frozenset((RUN, QUARANTINE, READ_BYTES, SECONDS, OLDEST_AT))
 
 
 @final
@@ -120,6 +124,8 @@ def maintain_typed(
     loaded = door.load()
     if loaded is None or progress_of(loaded.metadata) is None:
         return None
+    # Optimized, and expired, it would not be seen any more that it was rolled back.
+    require_progress(loaded.metadata, door.name)
     has_quarantine = quarantine.load() is not None
     if has_quarantine:
         # Only now, behind the look at the table: what was pending then is settled.
@@ -164,10 +170,9 @@ def fence_before(door: Door, loaded: Loaded, began_s: float) -> bool:
     snapshot = loaded.metadata.snapshot_by_id(start)
     if snapshot is not None and snapshot.timestamp_ms / 1000 >= began_s:
         return False
-    # What the newest run says holds on: nothing was read since. What it quarantined is settled.
+    # What the newest run says of the table holds on: nothing was read since. What it quarantined is settled.
     told = summary_of(loaded.metadata, start).items()
-    same = {key: value for key, value in told if key.startswith(_OURS)}
-    same = {key: value for key, value in same.items() if key not in (RUN, QUARANTINE)}
+    same = {key: value for key, value in told if key.startswith(_OURS) and key not in _OF_A_RUN}
     try:
         publish_files(door, start, [], uuid.uuid4().hex, same)
     except TypedFenced:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import LakeError
+from gazette_platform.lake.typed.doors import SameTable
 from gazette_platform.lake.typed.quarantined import open_quarantine, settle_quarantine
 from gazette_platform.lake.typed.table import open_table
 
@@ -46,6 +47,7 @@ def open_both(catalog: TypedCatalog, spec: TypedSpec, log: Callable[[str], None]
     """
     doors = doors_of(catalog, spec)
     table = open_table(doors[0], spec, catalog.new_location(spec.name))
+    doors = SameTable(doors[0], table.metadata.table_uuid), doors[1]
     location = catalog.new_location(spec.quarantine)
     quarantine = open_quarantine(doors[1], spec.name, location)
     if settle_quarantine(*doors):

@@ -27,7 +27,13 @@ from pyiceberg.table.update import (
     SetSnapshotRefUpdate,
 )
 
-from gazette_platform.errors import LakeError, TypedFenced, TypedProgressGone, TypedRolledBack
+from gazette_platform.errors import (
+    LakeError,
+    TypedFenced,
+    TypedProgressGone,
+    TypedRefused,
+    TypedRolledBack,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -127,11 +133,33 @@ def is_rolled_back(metadata: TableMetadata) -> bool:
     if tagged is None:
         return False
     while snapshot is not None and snapshot.snapshot_id != at:
-        is_older = (snapshot.sequence_number or 0) < (tagged.sequence_number or 0)
-        if is_older or snapshot.parent_snapshot_id is None:
+        if (snapshot.sequence_number or 0) < (tagged.sequence_number or 0):
             return True
+        if snapshot.parent_snapshot_id is None:
+            # PyIceberg's expiry has it so, where Iceberg's leaves the name of a parent that is gone.
+            return _has_fewer_rows(metadata, tagged.snapshot_id)
         snapshot = metadata.snapshot_by_id(snapshot.parent_snapshot_id)
     return False
+
+
+def _published_behind(metadata: TableMetadata) -> int | None:
+    """The newest publication that main has and progress does not; None, as it is unless somebody has moved the tag."""
+    at = progress_of(metadata)
+    tagged = metadata.snapshot_by_id(at) if at is not None else None
+    snapshot = metadata.current_snapshot() if tagged is not None else None
+    while snapshot is not None and snapshot.snapshot_id != at:
+        if RUN in summary_of(metadata, snapshot.snapshot_id):
+            return snapshot.snapshot_id
+        snapshot = metadata.snapshot_by_id(snapshot.parent_snapshot_id or -1)
+    return None
+
+
+def _has_fewer_rows(metadata: TableMetadata, than: int) -> bool:
+    """Whether main surely has fewer rows than a snapshot had, which no maintenance brings about."""
+    most, least = summary_of(metadata, head_of(metadata)), summary_of(metadata, than)
+    # Engines may note rows as deleted that are gone already.
+    deleted = int(least.get("total-position-deletes", 0))
+    return int(most.get("total-records", 0)) < int(least.get("total-records", 0)) - deleted
 
 
 def require_progress(metadata: TableMetadata, name: str) -> None:
@@ -140,7 +168,7 @@ def require_progress(metadata: TableMetadata, name: str) -> None:
     Args:
         name: of the table, for errors.
 
-    Raises: TypedProgressGone: it has rows and no tag. TypedRolledBack: main is before the tag.
+    Raises: TypedProgressGone: it has rows and no tag. TypedRolledBack: main is before the tag, or behind it.
     """
     head, at = head_of(metadata), progress_of(metadata)
     if at is None and head is not None and summary_of(metadata, head).get("total-records") != "0":
@@ -152,6 +180,12 @@ def require_progress(metadata: TableMetadata, name: str) -> None:
         raise TypedRolledBack(
             f"{name} was rolled back to snapshot {head}, and what was read is told by {at}: move the tag "
             f"{PROGRESS} to one before it, and what came behind is read again; or roll the table forward to {at}"
+        )
+    behind = _published_behind(metadata)
+    if behind is not None:
+        raise TypedRolledBack(
+            f"{name} has what was published as {behind}, and its tag {PROGRESS} was moved back to {at}, so that rows would "
+            f"come twice: roll the table back to {at} as well, and what came behind is read again; or move the tag to {behind}"
         )
 
 
@@ -301,12 +335,12 @@ def publish_snapshot(
 def insisting(ask: Callable[[], _T], log: Callable[[str], None]) -> _T:
     """Ask until there is an answer: a publication that is asked again does nothing twice.
 
-    Raises: TypedFenced, TypedRolledBack, TypedProgressGone: there is one. LakeError: there was none for half a minute.
+    Raises: TypedFenced, TypedRolledBack, TypedProgressGone, TypedRefused: there is one. LakeError: there was none for half a minute.
     """
     for pause_s in _ASKING_STEPS_S:
         try:
             return ask()
-        except (TypedFenced, TypedRolledBack, TypedProgressGone):
+        except (TypedFenced, TypedRolledBack, TypedProgressGone, TypedRefused):
             raise
         except LakeError as err:
             log(f"asking again whether it was published: {err}")

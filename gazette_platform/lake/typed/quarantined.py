@@ -15,17 +15,23 @@ that, afterwards. A record is in quarantine exactly once, whoever dies, because:
    zombie would have a P that was settled long ago, with a T that is fresh, and settle it again.
 
 Files of a list that nobody has settled are orphans to every engine: maintenance settles before it removes any.
+
+What a person does to the typed table is heeded, as snapshots of the quarantine table say which publication they settled
+(`_SETTLED`). If progress was moved back, so is quarantine: what came behind is read again, and would be there twice. Of a
+table that was dropped and made anew, records of the one before are in the way, and a person is told.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.expressions import (
     AlwaysFalse,
     AlwaysTrue,
@@ -41,6 +47,7 @@ from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask
+from pyiceberg.table.update import AssertTableUUID
 from pyiceberg.types import BinaryType, LongType, NestedField, StringType, UUIDType
 
 from gazette_platform.errors import LakeError, TypedFenced
@@ -49,12 +56,16 @@ from gazette_platform.lake.typed.publishing import (
     MANIFESTS,
     RUN,
     progress_of,
+    still_at,
+    still_headed,
     summary_of,
+    updates_moving,
 )
 from gazette_platform.lake.typed.replacing import publish_replacing
 from gazette_platform.lake.typed.row_ranges import Overlap, RowRanges
 from gazette_platform.lake.typed.side_files import QUARANTINE, read_side_file, write_side_file
 from gazette_platform.lake.typed.stored_rows import stored_rows
+from gazette_platform.lake.typed.table import QUARANTINED
 from gazette_platform.lake.typed.written import METRICS, WrittenFile, data_file_of
 
 if TYPE_CHECKING:
@@ -62,6 +73,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
+    from pyiceberg.table.metadata import TableMetadata
 
     from gazette_platform.lake.typed.doors import Door, Loaded
     from gazette_platform.lake.typed.stored_rows import StoredRows
@@ -84,6 +96,8 @@ __all__ = [
 
 OF: Final = "gazette.quarantine-of"
 """Property of a quarantine table: name of the typed one."""
+_SETTLED: Final = "gazette.settled"
+"""Property of a snapshot of a quarantine table: UUID of the typed one, and sequence number of the snapshot, whose list was settled."""
 
 _PROPERTIES: Final = {
     "format-version": "2",
@@ -176,19 +190,24 @@ def settle_quarantine(door: Door, quarantine: Door) -> bool:
         quarantine: of its quarantine table, which is there.
 
     Returns: whether this call has settled something.
-    Raises: LakeError: a catalog broke off, or a list is gone: ask again. TypedRolledBack, TypedProgressGone: a
-        person has to look at the quarantine table.
+    Raises: LakeError: a catalog broke off, or a list is gone: ask again. It is told as well that a person has to do
+        something about the quarantine table. TypedRolledBack, TypedProgressGone: likewise.
     """
     held = present(quarantine)
-    at = progress_of(held.metadata)
-    # Only now, behind `at`: see the module.
+    # Only now, behind the look at quarantine: see the module.
     typed = present(door)
+    if _is_ahead(held, typed, quarantine.name):
+        _take_back(quarantine, held, typed)
+        held, typed = present(quarantine), present(door)
     told = _told(typed)
-    if not _is_pending(held, told):
+    if not _is_pending(held, typed):
         return False
+    at = progress_of(held.metadata)
     files, removed = _listed(typed.io, told[QUARANTINE], held, door.name)
+    _require_whole(held.metadata, files, quarantine.name)
+    settled = {_SETTLED: f"{typed.metadata.table_uuid} {_number(typed)}"}
     try:
-        publish_replacing(quarantine, at, removed, files, run=told[RUN], properties={})
+        publish_replacing(quarantine, at, removed, files, run=told[RUN], properties=settled)
     except TypedFenced:
         return False  # somebody else has settled it
     return True
@@ -229,10 +248,10 @@ def moment_of(door: Door, quarantine: Door | None) -> Moment:
         # A run that publishes from now on settles the one before it; so of both tables one moment is seen.
         if progress_of(present(door).metadata) != progress_of(typed.metadata):
             continue
-        told = _told(typed)
-        if not _is_pending(held, told):
+        if not _is_pending(held, typed):
             return Moment(typed, held)
-        return Moment(typed, held, *_listed(typed.io, told[QUARANTINE], held, door.name))
+        path = _told(typed)[QUARANTINE]
+        return Moment(typed, held, *_listed(typed.io, path, held, door.name))
     raise LakeError(
         f"runs have published to {door.name} {_ATTEMPTS} times while it was looked at: try again"
     )
@@ -371,9 +390,75 @@ def _told(loaded: Loaded) -> Mapping[str, str]:
     return summary_of(loaded.metadata, progress_of(loaded.metadata))
 
 
-def _is_pending(held: Loaded, told: Mapping[str, str]) -> bool:
-    settled = summary_of(held.metadata, progress_of(held.metadata)).get(RUN)
-    return QUARANTINE in told and settled != told[RUN]
+def _is_pending(held: Loaded, typed: Loaded) -> bool:
+    told, newest = _told(typed), _told(held)
+    is_behind = _settled(newest, typed) < _number(typed)
+    return QUARANTINE in told and newest.get(RUN) != told[RUN] and is_behind
+
+
+def _number(typed: Loaded) -> int:
+    """By which publications of a table are ordered, also if progress was moved back."""
+    at = typed.metadata.snapshot_by_id(progress_of(typed.metadata) or -1)
+    return at.sequence_number or 0 if at is not None else 0
+
+
+def _settled(told: Mapping[str, str], typed: Loaded) -> int:
+    """The number of what a snapshot of quarantine has settled; -1: it does not say, or is of another table."""
+    of, _, number = told.get(_SETTLED, "").partition(" ")
+    return int(number) if of == str(typed.metadata.table_uuid) else -1
+
+
+def _is_ahead(held: Loaded, typed: Loaded, name: str) -> bool:
+    """Whether what is settled was published behind where progress is now.
+
+    Raises: LakeError: it was published to another table.
+    """
+    newest = _told(held)
+    if _SETTLED in newest and _settled(newest, typed) < 0:
+        raise LakeError(
+            f"{name} has records of a table that was dropped since: drop it, too, or rename it if its records are to be "
+            "kept, and run again, which makes it anew"
+        )
+    return _settled(newest, typed) > _number(typed)
+
+
+def _take_back(quarantine: Door, held: Loaded, typed: Loaded) -> None:
+    """Have quarantine be what it was when progress was where it is again.
+
+    Raises: LakeError: nobody knows what it was.
+    """
+    newest = _newest_settled(held.metadata, typed)
+    # That it is the newest one which there was, and not only the newest which has not expired.
+    records = summary_of(held.metadata, newest).get("total-records")
+    if newest is None or records != _told(typed).get(QUARANTINED):
+        raise LakeError(
+            f"{quarantine.name} has records of publications behind the one to which progress was moved back, and what it was "
+            "then has expired: drop it, run again, which makes it anew, and have a backfill of all journals fill it"
+        )
+    required = (
+        AssertTableUUID(uuid=held.metadata.table_uuid),
+        still_headed(held.metadata),
+        still_at(held.metadata, progress_of(held.metadata)),
+    )
+    # Somebody else may have done it.
+    with suppress(CommitFailedException):
+        quarantine.commit(held, required, updates_moving(newest))
+
+
+def _newest_settled(metadata: TableMetadata, typed: Loaded) -> int | None:
+    """The newest snapshot of quarantine that has settled something up to where progress is."""
+    for one in sorted(metadata.snapshots, key=lambda one: -(one.sequence_number or 0)):
+        if 0 <= _settled(summary_of(metadata, one.snapshot_id), typed) <= _number(typed):
+            return one.snapshot_id
+    return None
+
+
+def _require_whole(metadata: TableMetadata, files: Sequence[DataFile], name: str) -> None:
+    if any(file.spec_id != metadata.default_spec_id for file in files):
+        raise LakeError(
+            f"{name} was partitioned by somebody, and runs write it as a whole: make it unpartitioned again (in Trino: "
+            f"ALTER TABLE {name} SET PROPERTIES partitioning = ARRAY[]), and run again"
+        )
 
 
 def _listed(io: FileIO, path: str, held: Loaded, name: str) -> tuple[list[DataFile], RowRanges]:

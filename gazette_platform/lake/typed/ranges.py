@@ -52,6 +52,7 @@ __all__ = [
     "plan_run",
     "tasks_between",
     "whole_ranges",
+    "without_pruned",
 ]
 
 _Range = tuple[int, int]
@@ -143,7 +144,8 @@ class HoleKind(StrEnum):
     MISSING = "missing"
     """Nobody holds it, and there is more behind it: it may be on its way to its store, or lost."""
     OPEN_PRUNED = "open transaction pruned"
-    """A transaction that is open begins in it. Its journal is read on; should it be committed, the run fails."""
+    """A transaction that is open begins in it. Its journal is read on; should it be committed, the run fails, until a person
+    gives the transaction up."""
     MADE_AGAIN = "made again"
     """The journal ends before what was read of it: it was deleted, and is another one now."""
 
@@ -225,6 +227,24 @@ def plan_run(
         vanished=tuple(sorted(state.journals.keys() - now.keys())),
         left_bytes=left,
     )
+
+
+def without_pruned(
+    state: TypedState, journals: Iterable[JournalNow], given_up: Mapping[str, int]
+) -> TypedState:
+    """The state without open transactions that begin in what was pruned, and that a person has given up with it.
+
+    Args:
+        state, journals, given_up: as of `plan_run`, which is to be given what this returns.
+    """
+    changed = {}
+    for each in journals:
+        one = state.journals.get(each.name)
+        if one is None or one.open_begin is None:
+            continue
+        if one.open_begin < each.begin <= given_up.get(each.name, 0):
+            changed[each.name] = one.giving_up(each.begin)
+    return state.with_journals(changed)
 
 
 def _reach_of(journal: JournalNow, state: JournalState | None, given_up: int) -> _Reach:

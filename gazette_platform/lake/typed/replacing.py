@@ -33,7 +33,7 @@ from pyiceberg.table.snapshots import (
     update_snapshot_summaries,
 )
 
-from gazette_platform.errors import LakeError
+from gazette_platform.errors import TypedRefused
 from gazette_platform.lake.typed.publishing import (
     RUN,
     head_of,
@@ -149,10 +149,10 @@ class _Deletes:
                     self._positions.add_delete_file(entry, entry.data_file.partition)
 
     def of(self, entry: ManifestEntry, name: str) -> Sequence[DataFile]:
-        """Files with positions of rows of a data file. Raises: LakeError: there may be deletes by values of it."""
+        """Files with positions of rows of a data file. Raises: TypedRefused: there may be deletes by values of it."""
         file, number = entry.data_file, entry.sequence_number or 0
         if any((one.sequence_number or 0) > number for one in self._equal):
-            raise LakeError(
+            raise TypedRefused(
                 f"{name} has rows that were deleted by their values, as Flink does, which may be of {file.file_path}, "
                 "and that has to be written anew: have Spark apply them by CALL system.rewrite_data_files(…, "
                 "options => map('delete-file-threshold', '1')), and run again"

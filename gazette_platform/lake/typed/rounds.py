@@ -364,7 +364,8 @@ def _begun(state: JournalState | None, wanted: JournalRange) -> JournalState:
         offset = wanted.passed[0][0] if wanted.passed else wanted.begin
         begun = JournalState(offset=offset)
     for _, end in wanted.passed:
-        begun = begun.passing(end)
+        # Open transactions go with it: they could not be read again, should they be committed.
+        begun = begun.passing(end).giving_up(end)
     return begun
 
 

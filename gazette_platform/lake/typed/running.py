@@ -22,7 +22,7 @@ from gazette_platform.lake.typed.opening import open_both, settle_behind
 from gazette_platform.lake.typed.progress import COMPLETE_AT, measures
 from gazette_platform.lake.typed.publishing import insisting, publish_files
 from gazette_platform.lake.typed.quarantined import write_list
-from gazette_platform.lake.typed.ranges import Limits, plan_run, tasks_between
+from gazette_platform.lake.typed.ranges import Limits, plan_run, tasks_between, without_pruned
 from gazette_platform.lake.typed.rounds import JournalRounds
 from gazette_platform.lake.typed.state import Counts
 from gazette_platform.lake.typed.table import state_properties, write_state
@@ -178,11 +178,12 @@ class TypedRunner:
         asked = self._client.asynchronous
         now = self._client.run(journals_now(asked, raw.label_selector, table.state, self._clock))
         limits = limits or Limits()
-        plan = plan_run(table.state, now.journals, limits, given_up=given_up)
+        before = without_pruned(table.state, now.journals, given_up or {})
+        plan = plan_run(before, now.journals, limits, given_up=given_up)
         self._tell(spec, plan)
         job = job_of(spec, table, opened.quarantine, self._client.config)
         done, failed = work_ranges(
-            table.state,
+            before,
             now.journals,
             plan.ranges,
             lambda orders: self._workers.carry_out(job, orders),
@@ -192,7 +193,7 @@ class TypedRunner:
         for name, why in sorted(unreadable.items()):
             self._log(f"{spec.name}: {name} cannot be read now, and is left to the next run: {why}")
         read = [name for name in done if name not in failed]
-        state = table.state.with_journals({name: done[name].state for name in read})
+        state = before.with_journals({name: done[name].state for name in read})
         is_whole = not (plan.left_bytes or plan.holes or unreadable)
         complete_at = now.asked_at if is_whole else None
         outputs = [each for one in done.values() for each in one.outputs]

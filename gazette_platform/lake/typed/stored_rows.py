@@ -14,7 +14,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyarrow import parquet
 from pyiceberg.manifest import FileFormat
 
-from gazette_platform.errors import LakeError
+from gazette_platform.errors import LakeError, TypedRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -43,7 +43,7 @@ def stored_rows(now: Loaded, file: DataFile, deletes: Iterable[DataFile]) -> Ite
         now: the table.
         deletes: files with positions of rows that engines deleted.
 
-    Raises: LakeError: a file cannot be read, here or within, or is no Parquet.
+    Raises: LakeError: a file cannot be read, here or within. TypedRefused: one is no Parquet.
     """
     deletes = sorted(deletes, key=lambda one: one.file_path)
     _require_parquet(file, *deletes)
@@ -82,13 +82,13 @@ class StoredRows:
     def name_of(self, column: str) -> str:
         """What the file calls a column of the table.
 
-        Raises: LakeError: it has none of that id.
+        Raises: TypedRefused: it has none of that id.
         """
         wanted = str(self._table_schema.find_field(column).field_id).encode()
         for field in self.schema:
             if (field.metadata or {}).get(_FIELD_ID) == wanted:
                 return str(field.name)
-        raise LakeError(
+        raise TypedRefused(
             f"a data file has no column of the id of {column}, so that nobody knows what its rows are of: somebody "
             "added it by hand; remove those rows, and run again"
         )
@@ -131,7 +131,7 @@ def _positions(io: FileIO, file: DataFile, deletes: Sequence[DataFile]) -> Seque
 def _require_parquet(*files: DataFile) -> None:
     for file in files:
         if file.file_format != FileFormat.PARQUET:
-            raise LakeError(
+            raise TypedRefused(
                 f"{file.file_path} is {file.file_format.value}, and only Parquet is read here: optimize the table by an "
                 "engine that writes Parquet, and run again"
             )

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OFFSETS",
+    "QUARANTINED",
     "SOURCE",
     "UUID",
     "TypedTable",
@@ -71,6 +72,8 @@ UUID: Final = "gazette.uuid"
 """Property of a table: where records have their message's UUID, as the spec says it."""
 OFFSETS: Final = "gazette.offsets"
 """Property of a snapshot: how far journals were read, in words, if there are few."""
+QUARANTINED: Final = "gazette.quarantined"
+"""Property of a snapshot: how many records are in quarantine, once all is settled."""
 
 _PROPERTIES: Final = {
     "format-version": "2",
@@ -204,7 +207,7 @@ def state_properties(
         STATE: path,
         RUN: run,
         "gazette.typed-rows": str(counts.typed),
-        "gazette.quarantined": str(counts.quarantined),
+        QUARANTINED: str(counts.quarantined),
     }
     if quarantine:
         properties[QUARANTINE] = quarantine
