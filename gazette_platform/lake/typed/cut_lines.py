@@ -1,4 +1,4 @@
-"""Blocks of whole lines of a task, in which a line that is longer than any record may be is cut short. Pure.
+"""Blocks of whole lines of a task, in which a line that is longer than any record may be is cut short.
 
 Whoever may append to a journal may append such a line. If it were an error, nothing behind it would ever be read.
 """
