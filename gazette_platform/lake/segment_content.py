@@ -130,6 +130,11 @@ class LineBlocks:
         return self._begin + self._size
 
     @property
+    def unended_bytes(self) -> int:
+        """Of a line that has begun and not ended; 0: there is none."""
+        return self._unended
+
+    @property
     def is_within_line(self) -> bool:
         """Whether a line has begun and not ended."""
         return bool(self._unended)

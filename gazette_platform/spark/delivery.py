@@ -201,6 +201,11 @@ class Delivery:
                 f"{self._staging}: what lies at offset {begin} is no plan of an epoch: {err} (was the journal "
                 "deleted and made anew?)"
             ) from err
+        if (plan.writer, plan.epoch) != (self._writer.name, mark.epoch):
+            raise DataError(
+                f"{self._staging}: at offset {begin} lies the plan of epoch {plan.epoch} of writer {plan.writer[:80]!r}, and "
+                f"not of epoch {mark.epoch} of {self._writer.name}: nothing was appended (who else sets registers there?)"
+            )
         journals = {
             journal: [
                 [Block(journal=journal, **block._asdict()) for block in blocks] for blocks in listed

@@ -20,9 +20,11 @@ from gazette_platform.message.arrow_parsers import check_depth
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["JsonRecords", "RefusedError", "json_uuids"]
+__all__ = ["JsonRecords", "RefusedError", "check_years", "json_uuids"]
 
-_YEAR_1_US: Final = -62_135_596_800_000_000
+_DAY_US: Final = 86_400_000_000
+_YEAR_1_DAY: Final = -719_162
+_YEAR_10000_DAY: Final = 2_932_897
 
 
 class RefusedError(Exception):
@@ -129,11 +131,26 @@ def _check_values(column: pa.Array, kind: pa.DataType) -> None:
     elif types.is_date(kind):
         if pc.any(pc.starts_with(column, "0000")).as_py():
             raise RefusedError("a year before the first")
-    elif (
-        types.is_timestamp(kind)
-        and pc.any(pc.less(pc.cast(column, pa.int64()), _YEAR_1_US)).as_py()
-    ):
+    else:
+        check_years(column)
+
+
+def check_years(column: pa.Array) -> None:
+    """See that days and instants are of years that Python has. Columns of other types are let pass.
+
+    Raises: RefusedError: one is not: there is no year 0, and a zone may lead to the year 10000.
+    """
+    if pa.types.is_date32(column.type):
+        per_day, numbers = 1, pc.cast(column, pa.int32())
+    elif pa.types.is_timestamp(column.type):
+        per_day, numbers = _DAY_US, pc.cast(column, pa.int64())
+    else:
+        return
+    least, end = (pa.scalar(day * per_day, numbers.type) for day in (_YEAR_1_DAY, _YEAR_10000_DAY))
+    if pc.any(pc.less(numbers, least)).as_py():
         raise RefusedError("a year before the first")
+    if pc.any(pc.greater_equal(numbers, end)).as_py():
+        raise RefusedError("a year behind 9999")
 
 
 def _check_plain(content: bytes) -> None:

@@ -32,7 +32,9 @@ _PASSING: Final = "gazette-spark-once/"
 # How long a mark is kept of a writer that is silent. A write that nobody does again is retried for a minute.
 _LASTING_S: Final = 90 * 24 * 3600
 _PASSING_S: Final = 3600
-_MARK: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)\.(\d+)\.(\d+)\Z", re.ASCII)
+# Of none of them more digits than 64 bits have: others may set registers of these names, to anything.
+_MARK: Final = re.compile(r"(\d{1,19})\.(\d{1,19})\.(\d{1,19})\.(\d{1,20})\.(\d{1,19})\Z", re.ASCII)
+_CLOCK_MAX: Final = 2**64 - 1
 
 
 @final
@@ -81,7 +83,7 @@ class Mark:
     def parse(cls, text: str) -> Self:
         """The mark whose `text` it is. Raises: DataError: it is none."""
         match = _MARK.match(text)
-        if match is None:
+        if match is None or int(match[4]) > _CLOCK_MAX:
             raise DataError(
                 f"the mark of a writer is {text[:80]!r}, which is none of ours (who else sets registers of this name?)"
             )

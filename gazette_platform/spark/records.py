@@ -11,7 +11,12 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyarrow import csv as arrow_csv
 
 from gazette_platform.errors import DataError, ValidationError
-from gazette_platform.spark.json_records import JsonRecords, RefusedError, json_uuids
+from gazette_platform.spark.json_records import (
+    JsonRecords,
+    RefusedError,
+    check_years,
+    json_uuids,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +30,8 @@ JSON: Final = "application/x-ndjson"
 CSV: Final = "text/csv"
 TEXTS: Final = (JSON, CSV)
 """Content types whose records are lines."""
+
+_MARK: Final = b"\xef\xbb\xbf"
 
 _UUID: Final = re.compile(rb"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z")
 
@@ -239,6 +246,9 @@ class _CsvRecords:
         """See `_Parser`."""
         if content.count(b"\r") != content.count(b"\r\n"):
             raise RefusedError("a carriage return stands within a record")
+        if content.startswith(_MARK):
+            # Of two Arrow drops one: it is part of the record, which may lie within a block as well.
+            content = _MARK + content
         # Of the last line Arrow takes one that is left open.
         if b'"' in content and not all(map(self.may_be_good, content.split(b"\n"))):
             raise RefusedError("a quote is left open")
@@ -262,6 +272,8 @@ class _CsvRecords:
         # It passes over blank lines, and may take several with a quote that is open for one.
         if table.num_rows != content.count(b"\n"):
             raise RefusedError("it is not one record")
+        for column in table.columns:
+            check_years(column)
         return table.combine_chunks().cast(self._schema)
 
     def may_be_good(self, line: bytes) -> bool:

@@ -326,6 +326,21 @@ async def test_content_that_is_gone_or_damaged_is_an_error(client, monkeypatch):
         await journals.delivery().deliver(3, [])
 
 
+async def test_the_plan_of_another_writer_or_epoch_is_not_carried_out(client):
+    journals = await Journals(client).create()
+    theirs = journals.delivery(writer=Writer("another"))
+    await theirs.deliver(3, await journals.blocks({1}, random.Random(1), is_carried=True))
+    registers = (await client.append(journals.staging, b"")).registers
+    planned = Mark.parse(registers.value_of("gazette-spark/another"))
+    for epoch in (3, 4):
+        mark = replace(planned, epoch=epoch)
+        label = LabelSet.of((journals.writer.label, mark.text))
+        await client.append(journals.staging, b"x\n", union_registers=label)
+        with pytest.raises(DataError, match="the plan of epoch 3 of writer 'another', and not of"):
+            await journals.delivery().deliver(epoch, [])
+    assert await journals.rows() == [1]
+
+
 async def test_epoch_that_is_half_done_keeps_its_staging_journal(client, small_appends):
     journals = await Journals(client).create()
     blocks = await journals.blocks(ROWS, random.Random(4), is_carried=True)

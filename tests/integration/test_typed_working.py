@@ -19,7 +19,9 @@ from typed_world import World, spec
 
 from gazette_platform import Change, Client, ClientConfig
 from gazette_platform.errors import ChecksumMismatch, DataError, LakeError
+from gazette_platform.lake import segment_content
 from gazette_platform.lake.table_spec import TableSpec
+from gazette_platform.lake.typed import cut_lines
 from gazette_platform.lake.typed.catalogs import CatalogTables
 from gazette_platform.lake.typed.quarantined import quarantined_rows
 from gazette_platform.lake.typed.ranges import Limits, Task
@@ -314,6 +316,32 @@ def test_half_a_message_is_bad_at_the_end_of_a_fragment(typed):
     typed.run()
     assert typed.numbers() == [0, 2]
     assert [raw for raw, _ in typed.set_aside()] == [whole[:40], whole[40:]]
+
+
+def test_a_line_that_is_too_long_stops_no_journal(typed, monkeypatch):
+    for module in (segment_content, cut_lines):
+        monkeypatch.setattr(module, "FRAME_BYTES_MAX", 100_000)
+    monkeypatch.setattr(cut_lines, "_KEPT_BYTES", 1000)
+    a, b = typed.journal("a"), typed.journal("b")
+    first, garbage = typed.message(0), b"\0{" * 150_000
+    begin = typed.store(a, first + garbage + b"\n" + typed.message(1)) + len(first)
+    # Beside a transaction it is looked at twice, and is there once.
+    typed.store(b, typed.message(2, CONT) + garbage + b"\n" + typed.message(3, CONT))
+    typed.client.append(b, typed.message(0, ACK) + garbage)
+    report = typed.run()
+    assert (report.unreadable, report.counts.quarantined) == ({}, 2)
+    assert (typed.numbers(a), typed.numbers(b)) == ([0, 1], [2, 3])
+    assert [raw for raw, _ in typed.set_aside()] == [garbage[:1000]] * 2
+    assert all("300001 bytes" in reason for _, reason in typed.set_aside())
+    held = quarantined_rows(typed.world.door("typed.flights_quarantine"), journal=a).to_pylist()
+    assert [(one["_begin"], one["_end"]) for one in held] == [(begin, begin + 300_001)]
+    assert report.state.unaccounted == {}
+    # One that has not ended waits, as half a message does.
+    assert typed.run().counts.messages == 0
+    typed.client.append(b, b"\n" + typed.message(4))
+    typed.run()
+    assert typed.numbers(b) == [2, 3, 4]
+    assert len(typed.set_aside()) == 3
 
 
 def test_tail_is_read_on_to_the_end_of_its_first_message(typed):

@@ -21,7 +21,18 @@ def test_mark_is_a_value_that_registers_can_hold():
 
 
 @pytest.mark.parametrize(
-    "text", ["1.2.3.4", "1.2.3.4.5.6", "1.2.3.4.x", "-1.2.3.4.5", "1.2.3.4.5\n", "¹.2.3.4.5"]
+    "text",
+    [
+        "1.2.3.4",
+        "1.2.3.4.5.6",
+        "1.2.3.4.x",
+        "-1.2.3.4.5",
+        "1.2.3.4.5\n",
+        "¹.2.3.4.5",
+        f"1.2.3.{2**64}.5",
+        "1" * 5000 + ".2.3.4.5",
+        "1.2.3.4." + "5" * 5000,
+    ],
 )
 def test_value_that_is_no_mark_is_an_error(text):
     with pytest.raises(DataError, match="which is none of ours"):

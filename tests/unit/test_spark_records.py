@@ -172,13 +172,15 @@ def test_values_that_no_column_holds_are_refused():
         {"d": "0000-01-01"},
         {"d": "2026-02-30"},
         {"t": "0000-01-01T00:00:00Z"},
+        {"t": "9999-12-31T23:59:59-14:00"},
+        {"t": "0001-01-01T00:00:00+14:00"},
         {"s": {"d": "2026-13-01"}},
         {"a": [1, "2"]},
     ]
     content = b"".join(json.dumps(good | change).encode() + b"\n" for change in [{}, *changes])
     content += b'{"a":[NaN]}\n'
     found = rows_of(content, ddl)
-    assert [row["_corrupt"] is None for row in found] == [True] + [False] * 7
+    assert [row["_corrupt"] is None for row in found] == [True] + [False] * 9
     assert str(found[0]["m"]) == "1.25"
 
 
@@ -190,6 +192,19 @@ def test_value_and_uuid_of_json_are_found_whatever_stands_beside_them():
         assert [row["_uuid"] for row in found][-2:] == [uuid, None]
         assert [row["value"] for row in found][-1] == b"{}"
         assert {row["_journal"] for row in found} == {"a/b"}
+
+
+def test_csv_of_years_that_python_does_not_have_is_refused():
+    content = b"0000-01-01,\n,0000-01-01T00:00:00Z\n,9999-12-31T23:59:59-14:00\n0001-01-01,9999-12-31T23:59:59Z\n"
+    found = rows_of(content, "d date, t timestamp, _corrupt string", kind=CSV)
+    assert [row["_corrupt"] is None for row in found] == [False, False, False, True]
+
+
+def test_a_byte_order_mark_is_part_of_a_csv_record_wherever_a_block_begins():
+    marked = b"\xef\xbb\xbfa\n"
+    for content in (marked + b"b\n", b"b\n" + marked):
+        found = rows_of(content, "text string, _corrupt string", kind=CSV)
+        assert sorted(row["text"] for row in found) == ["b", "\ufeffa"]
 
 
 def test_csv_is_a_line_a_record_with_columns_by_place():

@@ -1,6 +1,7 @@
 """Blocks of journals as typed rows: values of all types, what fits and what does not, places, UUIDs and ACKs."""
 
 import json
+import time
 import uuid
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -199,6 +200,49 @@ def test_rows_stay_in_order_whichever_lines_are_odd_or_bad(count):
             assert [
                 content[b - 7 : e - 7] for b, e in zip(begins, parsed.ends.to_pylist(), strict=True)
             ] == lines
+
+
+MANY = 20_000
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (
+            b'{"m":{%b,"z":"x"}}' % b", ".join(b'"k%d": 1' % at for at in range(MANY)),
+            'm.z: "x" is no int',
+        ),
+        (b'{"l":[%b"x"]}' % (b"1," * MANY), f'l[{MANY}]: "x" is no int'),
+        (
+            b'{%b,"z":1e400}' % b",".join(b'"k%d":1' % at for at in range(MANY)),
+            "z: 1e400 cannot be read",
+        ),
+        (
+            b'{"m":{%b"z":1,"z":2}}' % b"".join(b'"k%d":1,' % at for at in range(MANY)),
+            "m.z: is there twice",
+        ),
+    ],
+    ids=["map", "array", "keys", "twice"],
+)
+def test_the_one_bad_value_of_very_many_is_found_soon(record, reason):
+    began = time.process_time()
+    parsed = parse(spec("m map<string,int>", "l array<int>"), record + b"\n")
+    assert [one.reason for one in parsed.bad] == [reason]
+    assert time.process_time() - began < 3
+
+
+def test_of_a_record_that_is_too_long_to_be_taken_apart_no_value_is_told():
+    parsed = parse(spec("c int"), b'{"c":"x","d":"%b"}\n' % (b"a" * (4 << 20)))
+    assert [one.reason.partition(":")[0] for one in parsed.bad] == [
+        "does not fit, and is too long to be told where"
+    ]
+
+
+def test_deep_values_are_read_as_soon_as_others():
+    line = b'{"d":%b,"c":1}\n' % (b"[" * 490 + b"]" * 490)
+    began = time.process_time()
+    assert parse(spec("c int"), line * 1000).rows.num_rows == 1000
+    assert time.process_time() - began < 2
 
 
 def test_content_that_ends_within_a_record():

@@ -6,7 +6,15 @@ import pytest
 from typed_files import write_rows
 from typed_world import JOURNAL, World, row
 
-from gazette_platform.lake.typed.progress import measures, read_progress
+from gazette_platform.errors import LakeError
+from gazette_platform.lake.typed.progress import (
+    COMPLETE_AT,
+    OLDEST_AT,
+    READ_BYTES,
+    SECONDS,
+    measures,
+    read_progress,
+)
 from gazette_platform.lake.typed.publishing import publish_files
 from gazette_platform.lake.typed.state import Counts, JournalState
 from gazette_platform.lake.typed.table import state_properties, write_state
@@ -47,6 +55,19 @@ def test_a_table_tells_what_it_holds_and_how_its_newest_run_went(world):
     assert found.freshness_s == pytest.approx(30, abs=20)
     assert found.state.journals[JOURNAL].offset == 20
     assert found.version == found.state.digest
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(COMPLETE_AT, "soon"), (OLDEST_AT, "2026-01-02"), (READ_BYTES, "1" * 5000), (SECONDS, "x")],
+)
+def test_properties_that_no_run_has_set_are_told(world, monkeypatch, name, value):
+    measured = {"read_bytes": 1, "seconds": 0.0, "complete_at": None, "oldest_at": None}
+    told = {**measures(**measured), name: value}
+    monkeypatch.setitem(globals(), "measures", lambda **_: told)
+    door = run(world, [1], **measured)
+    with pytest.raises(LakeError, match="property that no run has set"):
+        read_progress(door.load(), door.name)
 
 
 def test_nothing_is_told_of_a_table_before_its_first_run(world):

@@ -146,6 +146,19 @@ def test_parquet_file_of_others_is_refused():
         TypedState.decode(out.getvalue())
 
 
+def test_file_with_a_journal_without_a_name_is_refused():
+    table = parquet.read_table(io.BytesIO(some_state().encode()))
+    metadata = parquet.ParquetFile(io.BytesIO(some_state().encode())).metadata.metadata
+    at = table.schema.get_field_index("journal")
+    table = table.slice(0, 1).set_column(at, "journal", pa.array([None], pa.string()))
+    out = io.BytesIO()
+    with parquet.ParquetWriter(out, table.schema) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(metadata)
+    with pytest.raises(LakeError, match="cannot be read"):
+        TypedState.decode(out.getvalue())
+
+
 def rewritten(content, **changed):
     """The file with other metadata."""
     file = parquet.ParquetFile(io.BytesIO(content))

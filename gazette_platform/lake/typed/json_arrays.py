@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import binascii
 import json
+from collections import Counter
 from itertools import accumulate, count
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -27,7 +28,7 @@ from pyiceberg.types import NestedField
 
 from gazette_platform.errors import DataError
 from gazette_platform.lake.typed.iceberg_types import arrow_schema, iceberg_type
-from gazette_platform.message.arrow_parsers import DEPTH_MAX, check_depth
+from gazette_platform.message.arrow_parsers import DEPTH_MAX, check_depth, depth_of
 from gazette_platform.message.uuid import uuid_bytes
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ __all__ = [
     "plain_type",
     "read_type",
     "rebuilt",
+    "repeated_keys",
 ]
 
 _UUID_CHARS: Final = 36
@@ -425,36 +427,29 @@ def _offsets(decoded: Iterable[Any]) -> pa.Array:
 
 def is_too_deep(text: bytes) -> bool:
     """Whether values may lie deeper within each other than msgspec is asked to go."""
-    if text.count(b"[") + text.count(b"{") <= _DEPTH_MAX:
-        return False
-    depth, is_text, skip = 0, False, False
-    for byte in text:
-        if skip:
-            skip = False
-        elif is_text:
-            skip, is_text = byte == 0x5C, byte != 0x22
-        elif byte == 0x22:
-            is_text = True
-        elif byte in b"[{":
-            depth += 1
-            if depth > _DEPTH_MAX:
-                return True
-        elif byte in b"]}":
-            depth -= 1
-    return False
+    return depth_of(text, _DEPTH_MAX) > _DEPTH_MAX
 
 
 def has_repeated_key(text: bytes, found: dict[str, Any], keys: Sequence[str] | None) -> bool:
-    """Whether an object has one of `keys` twice; msgspec takes the last one in silence.
+    """Whether an object has one of `keys` twice.
+
+    Args:
+        keys: those that matter; None: all.
+    """
+    repeated = repeated_keys(text, found)
+    return bool(repeated) if keys is None else not repeated.isdisjoint(keys)
+
+
+def repeated_keys(text: bytes, found: dict[str, Any]) -> frozenset[str]:
+    """Which keys an object has twice; msgspec takes the last one in silence.
 
     Args:
         text: the object, not deep.
         found: what msgspec made of it.
-        keys: those that matter; None: all.
     """
     # Never longer than what it was made of, and shorter if a key was dropped.
     if len(msgspec.json.encode(found)) == len(text):
-        return False
+        return frozenset()
     last: list[tuple[str, Any]] = []
 
     def keep(pairs: list[tuple[str, Any]]) -> None:
@@ -462,5 +457,4 @@ def has_repeated_key(text: bytes, found: dict[str, Any], keys: Sequence[str] | N
 
     # Digits without end are numbers as well, which Python's integers refuse.
     json.loads(text, object_pairs_hook=keep, parse_int=str, parse_float=str)
-    names = [name for name, _ in last if keys is None or name in keys]
-    return len(names) != len(set(names))
+    return frozenset(name for name, times in Counter(name for name, _ in last).items() if times > 1)

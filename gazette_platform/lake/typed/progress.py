@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, final
 
+from gazette_platform.errors import LakeError
 from gazette_platform.lake.typed.publishing import RUN, head_of, summary_of
 from gazette_platform.lake.typed.table import typed_table
 
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import Snapshot
 
     from gazette_platform.lake.typed.doors import Loaded
     from gazette_platform.lake.typed.state import TypedState
+    from gazette_platform.lake.typed.table import TypedTable
 
 __all__ = [
     "COMPLETE_AT",
@@ -99,7 +102,8 @@ def read_progress(loaded: Loaded, name: str) -> TypedProgress | None:
         name: ``schema.table``.
 
     Returns: None: nothing was published to it yet.
-    Raises: LakeError: it is no typed table, or its state cannot be read. TypedProgressGone, TypedRolledBack: a person
+    Raises: LakeError: it is no typed table, its state cannot be read, or somebody has set properties of its snapshot.
+        TypedProgressGone, TypedRolledBack: a person
         has to look.
     """
     table = typed_table(loaded, name)
@@ -107,12 +111,24 @@ def read_progress(loaded: Loaded, name: str) -> TypedProgress | None:
     snapshot = metadata.snapshot_by_id(table.start) if table.start is not None else None
     if snapshot is None:
         return None
+    try:
+        return _progress(table, snapshot)
+    except (ValueError, TypeError, OverflowError) as err:
+        raise LakeError(
+            f"snapshot {snapshot.snapshot_id} of {name} has a property that no run has set ({str(err)[:200]}): the next run that "
+            "reads something sets all of them"
+        ) from err
+
+
+def _progress(table: TypedTable, snapshot: Snapshot) -> TypedProgress:
+    """What a table says in a snapshot. Raises: ValueError, TypeError, OverflowError: it makes no sense."""
+    metadata = table.metadata
     told = summary_of(metadata, snapshot.snapshot_id)
     head = summary_of(metadata, head_of(metadata))
     published_at = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
     oldest_at = _instant(told, OLDEST_AT)
     return TypedProgress(
-        name=name,
+        name=table.name,
         metadata=metadata,
         state=table.state,
         snapshot_id=snapshot.snapshot_id,

@@ -14,15 +14,15 @@ from gazette_platform.errors import DataError
 from gazette_platform.lake.typed.json_arrays import (
     LineReader,
     RefusedError,
-    has_repeated_key,
     is_too_deep,
+    repeated_keys,
 )
 from gazette_platform.lake.typed.records import record_columns
 from gazette_platform.lake.typed_spec.columns import FORMATS, text_of
 from gazette_platform.message.uuid import parse_uuid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from gazette_platform.lake.typed.json_arrays import ValueReader
     from gazette_platform.lake.typed_spec.spec import TypedSpec
@@ -35,6 +35,12 @@ _TYPE_CHARACTERS_MAX: Final = 80
 _PATH_CHARACTERS_MAX: Final = 120
 _NULL: Final = b"null"
 _CUT: Final = "ends within a record"
+# Of longer lines nobody is told where: taken apart they are up to forty times as large.
+_APART_BYTES_MAX: Final = 4 << 20
+
+
+class _Object(msgspec.Struct):
+    """Whatever it has, nothing of it is kept."""
 
 
 @final
@@ -51,6 +57,7 @@ class Reasons:
         self._required = [column.key for column in record_columns(spec) if column.required]
         self._forbids_unknown = spec.unknown == "quarantine"
         self._objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
+        self._shape = msgspec.json.Decoder(_Object)
         self._lists = msgspec.json.Decoder(list[msgspec.Raw])
         self._texts = msgspec.json.Decoder(str)
         self._anything = LineReader(pa.schema([("\0", pa.string())]), forbids_unknown=False)
@@ -75,6 +82,9 @@ class Reasons:
         if is_too_deep(line):
             return "is no JSON, or has values too deep within each other"
         try:
+            if len(line) > _APART_BYTES_MAX:
+                self._shape.decode(line)
+                return f"does not fit, and is too long to be told where: {len(line)} bytes"
             found = self._objects.decode(line)
         except msgspec.DecodeError as err:
             return _why_no_object(line, err)
@@ -85,8 +95,9 @@ class Reasons:
         if self._forbids_unknown:
             known = {*self._values, *self._uuid[:1]}
             yield from (f"{_path(key)}: is no column" for key in found if key not in known)
+        repeated = repeated_keys(line, found)
         for key in {**self._values, **dict.fromkeys(self._uuid[:1])}:
-            if has_repeated_key(line, found, [key]):
+            if key in repeated:
                 yield f"{_path(key)}: is there twice"
         for key, reader in self._values.items():
             if key in found:
@@ -97,11 +108,12 @@ class Reasons:
             if raw is None or (bytes(raw) == _NULL and not is_json):
                 yield f"{_path(key)}: is required, and there is none"
         # In keys that are no columns, or values of `json`, Arrow refuses numbers such as 1e400 and lone surrogates.
-        for key, raw in found.items():
-            try:
-                self._anything.read(b'{"v":%b}\n' % bytes(raw), 1)
-            except RefusedError:
-                yield f"{_path(key)}: {_value(bytes(raw))} cannot be read"
+        raws = list(found.values())
+        if (at := _first_refused(self._read_anything, raws)) is not None:
+            yield f"{_path(list(found)[at])}: {_value(bytes(raws[at]))} cannot be read"
+
+    def _read_anything(self, raws: Sequence[bytes]) -> None:
+        self._anything.read(b"".join(b'{"v":%b}\n' % raw for raw in raws), len(raws))
 
     def _uuid_faults(self, found: dict[str, msgspec.Raw]) -> Iterator[str]:
         if not self._uuid:
@@ -141,23 +153,59 @@ class Reasons:
             return
         try:
             if name == "array":
-                for index, item in enumerate(self._lists.decode(raw)):
-                    yield from self._value_faults(f"{path}[{index}]", bytes(item), reader.parts[0])
+                items = self._lists.decode(raw)
+                if (at := _first_refused(reader.parts[0].read, items)) is not None:
+                    yield from self._value_faults(
+                        f"{path}[{at}]", bytes(items[at]), reader.parts[0]
+                    )
                 return
             found = self._objects.decode(raw)
         except msgspec.DecodeError:
             return
-        names: Sequence[str] = tuple(found) if name == "map" else reader.kind.field_names
-        for key in names:
-            if has_repeated_key(raw, found, [key]):
-                yield f"{path}.{_path(key)}: is there twice"
+        fields = list(found) if name == "map" else list(reader.kind.field_names)
+        repeated = repeated_keys(raw, found)
+        yield from (f"{path}.{_path(key)}: is there twice" for key in fields if key in repeated)
+        if name == "map":
+            items = list(found.values())
+            if (at := _first_refused(reader.parts[1].read, items)) is not None:
+                key = fields[at]
+                yield from self._value_faults(
+                    f"{path}.{_path(key)}", bytes(items[at]), reader.parts[1]
+                )
+            return
         if self._forbids_unknown:
-            beside = (key for key in found if key not in names)
+            beside = (key for key in found if key not in fields)
             yield from (f"{path}.{_path(key)}: is no column" for key in beside)
-        parts = reader.parts[1:] * len(names) if name == "map" else reader.parts
-        for key, part in zip(names, parts, strict=True):
+        for key, part in zip(fields, reader.parts, strict=True):
             if key in found:
                 yield from self._value_faults(f"{path}.{_path(key)}", bytes(found[key]), part)
+
+
+def _first_refused(
+    read: Callable[[Sequence[bytes]], object], raws: Sequence[msgspec.Raw]
+) -> int | None:
+    """Which of many values is the first that a reader refuses; None: none.
+
+    All are read twice at most: a record may have as many as it likes.
+    """
+
+    def is_refused(first: int, last: int) -> bool:
+        try:
+            read([bytes(raw) for raw in raws[first:last]])
+        except RefusedError:
+            return True
+        return False
+
+    first, last = 0, len(raws)
+    if not is_refused(first, last):
+        return None
+    while last - first > 1:
+        middle = (first + last) // 2
+        if is_refused(first, middle):
+            last = middle
+        else:
+            first = middle
+    return first
 
 
 def _path(key: str) -> str:

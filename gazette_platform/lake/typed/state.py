@@ -229,7 +229,10 @@ class TypedState:
             table = file.read()
             state = cls(_journals_of(table))
             digest = _digest_of(state)
-        except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, struct.error) as err:
+        except (
+            *(pa.ArrowException, OSError, struct.error),
+            *(KeyError, ValueError, TypeError, AttributeError),
+        ) as err:
             raise _damaged(where, str(err)) from err
         if digest.encode() != metadata.get(_DIGEST_KEY):
             raise _damaged(where, "its digest is of something else")

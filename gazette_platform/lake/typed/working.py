@@ -19,8 +19,9 @@ from gazette_platform.client import Client
 from gazette_platform.errors import DataError, StatusError, StoreError, TransportError
 from gazette_platform.lake.segment_content import LineBlocks, pieces_of
 from gazette_platform.lake.segments import Segment
+from gazette_platform.lake.typed.cut_lines import CutLines
 from gazette_platform.lake.typed.jobs import Output
-from gazette_platform.lake.typed.parsing import BlockParser
+from gazette_platform.lake.typed.parsing import BadRecord, BlockParser
 from gazette_platform.lake.typed.placing import bad_rows, in_schema, placed_rows
 from gazette_platform.lake.typed.rounds import Done, Kind
 from gazette_platform.lake.typed.screening import TaskScreen
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pyiceberg.io import FileIO
 
     from gazette_platform.lake.segment_content import Piece
+    from gazette_platform.lake.typed.cut_lines import LineBlock
     from gazette_platform.lake.typed.jobs import Job
     from gazette_platform.lake.typed.parsing import ParsedBlock
     from gazette_platform.lake.typed.ranges import Task
@@ -119,8 +121,8 @@ def _screened(job: Job, order: Order, content: _TaskContent, files: _Rows) -> Do
     screen = TaskScreen(order.task.begin, order.known)
     messages: list[pa.Table] = []
     is_plain = True
-    for begin, block in content.blocks:
-        parsed = parser.parse(begin, block)
+    for block in content.blocks:
+        parsed = _parsed(parser, block)
         messages.append(_messages(parsed))
         if not is_plain:
             continue
@@ -129,7 +131,7 @@ def _screened(job: Job, order: Order, content: _TaskContent, files: _Rows) -> Do
         if not is_plain:
             files.abort()
         elif order.writes:
-            files.add(parsed, block, begin, keep)
+            files.add(parsed, block, keep)
     summary = screen.summary(content.end)
     if is_plain:
         return files.close(Done(summary=summary))
@@ -138,7 +140,7 @@ def _screened(job: Job, order: Order, content: _TaskContent, files: _Rows) -> Do
 
 def _looked(job: Job, content: _TaskContent) -> Done:
     parser = BlockParser(job.spec)
-    messages = [_messages(parser.parse(begin, block)) for begin, block in content.blocks]
+    messages = [_messages(_parsed(parser, block)) for block in content.blocks]
     return Done(messages=_table_of(messages), end=content.end)
 
 
@@ -147,14 +149,28 @@ def _kept(job: Job, order: Order, content: _TaskContent, files: _Rows) -> Done:
     wanted = order.keep if order.keep is not None else pa.array([], pa.int64())
     begins = memoryview(wanted.buffers()[1] or b"").cast("q")[wanted.offset :][: len(wanted)]
     first = 0
-    for begin, block in content.blocks:
-        last = bisect_left(begins, begin + len(block), lo=first)
+    for block in content.blocks:
+        last = bisect_left(begins, block.end, lo=first)
         if last > first:
-            parsed = parser.parse(begin, block)
+            parsed = _parsed(parser, block)
             keep = pc.is_in(parsed.begins, value_set=wanted.slice(first, last - first))
-            files.add(parsed, block, begin, keep)
+            files.add(parsed, block, keep)
         first = last
     return files.close(Done())
+
+
+def _parsed(parser: BlockParser, block: LineBlock) -> ParsedBlock:
+    parsed = parser.parse(block.begin, block.content)
+    if not block.is_cut:
+        return parsed
+    told = (
+        f"is a line of {block.end - block.begin} bytes, which is more than a record may have: the first "
+        f"{len(block.content)} are kept"
+    )
+    # Of a message, too, that goes on with blanks: nobody knows what else is behind.
+    return parsed._replace(
+        ends=pa.array([block.end], pa.int64()), bad=tuple(BadRecord(0, told) for _ in parsed.bad)
+    )
 
 
 def _messages(parsed: ParsedBlock) -> pa.Table:
@@ -182,31 +198,28 @@ class _TaskContent:
         self._client = client
         self._journal = journal
         self._task = task
-        self._lines = LineBlocks(journal)
+        self._lines = CutLines(LineBlocks(journal))
         self.end = task.begin
         self.blocks = self._noted()
 
-    def _noted(self) -> Generator[Piece, None, None]:
+    def _noted(self) -> Generator[LineBlock, None, None]:
         with closing(self._blocks()) as blocks:
             for block in blocks:
-                self.end = block[0] + len(block[1])
+                self.end = block.end
                 yield block
 
-    def _blocks(self) -> Generator[Piece, None, None]:
+    def _blocks(self) -> Generator[LineBlock, None, None]:
         task, lines = self._task, self._lines
         for segment in task.segments:
             with closing(self._pieces(segment)) as pieces:
                 for piece in pieces:
-                    if (block := lines.feed(piece)) is not None:
-                        yield block
+                    yield from lines.feed(piece)
             is_left = task.is_soft and segment is task.segments[-1]
-            if lines.is_within_line and not is_left and (block := lines.rest()) is not None:
-                yield block
-        block = lines.whole_lines()
-        if block is None and self.end == task.begin:
-            block = self._first_line()
-        if block is not None:
-            yield block
+            if lines.is_within_line and not is_left:
+                yield from lines.rest()
+        yield from lines.whole_lines()
+        if self.end == task.begin:
+            yield from self._first_line()
 
     def _pieces(self, segment: Segment) -> Generator[Piece, None, None]:
         at = segment.begin
@@ -220,22 +233,22 @@ class _TaskContent:
                 "journal made again? Run again, which looks anew"
             )
 
-    def _first_line(self) -> Piece | None:
-        """The line that has begun, with its end, which lies behind the task. None: it has not ended yet."""
+    def _first_line(self) -> Generator[LineBlock, None, None]:
+        """The line that has begun, with its end, which lies behind the task. Nothing: it has not ended yet."""
         lines, end = self._lines, self._task.end
         if not lines.is_within_line:
-            return None
+            return
         head = self._client.write_head(self._journal)
         if head <= end:
-            return None
+            return
         behind = Segment(self._journal, end, head, (), None)
         with closing(pieces_of(self._client, behind)) as pieces:
             for at, content in pieces:
                 cut = content.find(b"\n") + 1
-                block = lines.feed((at, content[:cut] if cut else content))
+                yield from lines.feed((at, content[:cut] if cut else content))
                 if cut:
-                    return block or lines.whole_lines()
-        return None
+                    yield from lines.whole_lines()
+                    return
 
 
 def _files(job: Job) -> tuple[Sink, Sink]:
@@ -272,14 +285,12 @@ class _Rows:
         if error is not None:
             self.abort()
 
-    def add(
-        self, parsed: ParsedBlock, content: bytes, begin: int, keep: pa.BooleanArray | None
-    ) -> None:
+    def add(self, parsed: ParsedBlock, block: LineBlock, keep: pa.BooleanArray | None) -> None:
         """Take what is kept of a block."""
         rows = placed_rows(self._spec, self._rows.schema, self._journal, parsed, keep)
         self._rows.add(rows)
         if parsed.bad:
-            bad = bad_rows(self._journal, parsed, content, begin, keep)
+            bad = bad_rows(self._journal, parsed, block.content, block.begin, keep)
             self._bad.add(in_schema(bad, self._bad.schema))
 
     def close(self, done: Done) -> Done:
