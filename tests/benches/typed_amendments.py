@@ -111,7 +111,7 @@ class Journals:
         if content:
             self.client.append(name, content, offset=begin)
         if not has_late:
-            self.lacking |= {(name, begin) for begin, _, _ in log.messages[first:]}
+            self.lacking |= {(name, one.begin) for one in log.messages[first:]}
 
     def roll(self):
         self.client.flush(f"name:prefix={self.prefix}/")
