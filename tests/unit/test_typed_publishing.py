@@ -285,6 +285,13 @@ def test_each_publication_is_on_four_conditions(world):
     ]
 
 
+def test_progress_never_expires(world):
+    """A table may say for how long references live, and then engines drop those that do not say it themselves."""
+    door, table = world.open()
+    publish(door, table, [1])
+    assert door.load().metadata.refs[PROGRESS].max_ref_age_ms == 2**63 - 1
+
+
 def test_table_that_others_change_all_the_time_is_told(world):
     door, table = world.open()
     publish(door, table, [1])

@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from typed_files import write_rows
+from typed_files import delete_rows, write_rows
 from typed_world import JOURNAL, World, publish, row
 
 from gazette_platform.errors import (
@@ -197,6 +197,16 @@ def test_rows_are_counted_by_journal_from_manifests_and_else_by_reading(world):
     settle_quarantine(door, quarantine)
     assert count_rows(door, quarantine) == counts
     assert count_rows(door, None).quarantined == {}
+
+
+def test_rows_that_engines_deleted_beside_their_files_are_not_counted(world):
+    door, table = world.open()
+    publish(door, table, [1, 2, 3])
+    token = door.load().token
+    (task,) = token.scan().plan_files()
+    delete_rows(token, task.file, [0, 2])
+    assert count_rows(door, None).rows == {JOURNAL: 1}
+    assert rows_within(door.load(), RowRanges({JOURNAL: [(0, 20)]})) == ({}, {JOURNAL: 1})
 
 
 def test_rows_of_two_tables_are_counted_at_one_moment(world):
