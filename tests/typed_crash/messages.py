@@ -131,6 +131,11 @@ class Placed(NamedTuple):
     has_late: bool
 
     @property
+    def line(self) -> bytes:
+        """As it lies there."""
+        return line_of(self.message, has_late=self.has_late)
+
+    @property
     def uuid(self) -> str | None:
         """As tables have it."""
         parts = self.message.parts
@@ -213,6 +218,6 @@ def _note(placed: Placed, rows: dict[int, Row], quarantined: dict[int, Aside]) -
                 placed.end, placed.uuid, message.number, f"k{message.number}", late
             )
         case "wrong" | "cut":
-            raw = line_of(message, has_late=placed.has_late)
-            reason = _REASONS[message.kind]
-            quarantined[placed.begin] = Aside(placed.end, placed.uuid, reason, raw)
+            quarantined[placed.begin] = Aside(
+                placed.end, placed.uuid, _REASONS[message.kind], placed.line
+            )

@@ -298,6 +298,14 @@ def test_backfill_is_screened_from_the_newest_state_before_it():
     assert [(task.begin, task.end) for task in found.follow] == [(50, 70), (70, 80)]
 
 
+def test_backfill_from_where_a_run_ended_reads_nothing_before_it():
+    journal = now(*(stored(10 * n, 10 * n + 10) for n in range(9)))
+    states = [at(80), at(20), at(30, known=Producer(7))]
+    (found,) = plan_backfill(states, [journal], {J: [(30, 50)]}).ranges
+    assert found.before == ()
+    assert found.start == JournalState(offset=30, producers={b"known": Producer(7)})
+
+
 def test_backfill_without_states_of_before_reads_all_that_is_stored():
     journal = now(stored(10, 40), stored(40, 60))
     (found,) = plan_backfill([at(60)], [journal], {J: [(40, 60)]}).ranges
