@@ -378,3 +378,30 @@ def test_bounds_never_tell_too_much(spans, rows, is_told):
     of_one = len({journal for journal, _ in rows}) == 1
     if is_told and of_one and len(rows) == 1:
         assert overlap is (Overlap.ALL if inside[True] else Overlap.NONE)
+
+
+@pytest.mark.parametrize(
+    ("journals", "begins", "overlap"),
+    [
+        ("b", (10, 19), Overlap.ALL),
+        ("b", (12, 12), Overlap.ALL),
+        ("b", (10, 20), Overlap.SOME),
+        ("b", (9, 19), Overlap.SOME),
+        ("b", (5, 10), Overlap.SOME),
+        ("b", (19, 25), Overlap.SOME),
+        ("b", (5, 9), Overlap.NONE),
+        ("b", (20, 29), Overlap.NONE),
+        ("b", (10, 31), Overlap.SOME),
+        ("b", (30, 30), Overlap.ALL),
+        ("a", (10, 19), Overlap.NONE),
+        ("c", (10, 19), Overlap.NONE),
+        ("ab", (10, 19), Overlap.SOME),
+        ("bc", (10, 19), Overlap.SOME),
+        ("ac", (10, 19), Overlap.SOME),
+    ],
+)
+def test_bounds_tell_to_the_offset(journals, begins, overlap):
+    """At the seams, which draws seldom hit."""
+    schema = new_schema(spec(("n bigint", "k string", "m string")))
+    found = RowRanges({"b": [(10, 20), (30, 31)]})
+    assert found.overlap(File(journals, begins), schema) is overlap

@@ -48,6 +48,12 @@ def some_state():
     )
 
 
+def test_passing_bytes_that_were_read_is_nothing():
+    one = some_state().journals["lake/a"]
+    assert one.passing(5) == one.passing(900) == one
+    assert (one.passing(905).offset, one.passing(905).counts.lost_bytes) == (905, 5)
+
+
 def test_digest_does_not_depend_on_order_and_knows_every_field():
     state = some_state()
     turned = TypedState(
