@@ -98,6 +98,11 @@ def test_accounts_that_contradict_each_other_are_told():
     )
     told = state.with_journals({"lake/a": lost_message}).unaccounted
     assert "4 messages are neither committed nor dropped, and 3 wait" in told["lake/a"]
+    counted_twice = JournalState(
+        offset=900, producers=of_a.producers, counts=of_a.counts + Counts(duplicates=1)
+    )
+    told = state.with_journals({"lake/a": counted_twice}).unaccounted
+    assert "2 messages are neither committed nor dropped, and 3 wait" in told["lake/a"]
 
 
 def test_journals_that_a_run_did_not_read_keep_their_state():
