@@ -49,6 +49,9 @@ def test_mark_moves_from_what_was_seen_only():
     assert not then.check.matches(moved)
     assert not then.check.matches(none)
     assert seen.subtract(then.subtract).union(then.union) == moved
+    # Its own is never one that was silent for long, however long it was.
+    back = advance(seen, WRITER, Mark(epoch=18, place=(1, 0), at=MARK.at + 10**8))
+    assert back.subtract == LabelSet()
 
 
 def test_producer_is_the_writers_and_nobody_elses():

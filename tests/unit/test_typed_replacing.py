@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, strategies as st
 from pyarrow import parquet
-from pyiceberg.manifest import FileFormat
+from pyiceberg.manifest import FileFormat, ManifestEntryStatus
 from typed_files import delete_rows, write_rows
 from typed_world import JOURNAL, Held, World, numbers, publish, row, spec
 
@@ -103,6 +103,26 @@ def test_rows_of_ranges_go_and_others_come_in_one_snapshot(world):
     again = replace(door, ranges((0, 99)), [1], start=1)
     assert again.snapshot_id == published.snapshot_id
     assert len(numbers(door)) == 9
+
+
+def test_files_that_stay_were_added_when_they_were(world):
+    """Who reads what a snapshot has added does not find them in this one."""
+    door = filled(world, [0])
+    metadata = door.load().metadata
+    files = [data_file_of(write_rows(metadata, [row(n)]), metadata) for n in (1, 5)]
+    before = publish_files(door, progress_of(metadata), files, "two", {}).snapshot_id
+    after = replace(door, ranges((5, 6))).snapshot_id
+    now = door.load()
+    entries = [
+        entry
+        for manifest in now.metadata.snapshot_by_id(after).manifests(now.io)
+        for entry in manifest.fetch_manifest_entry(now.io, discard_deleted=False)
+    ]
+    told = {entry.data_file.file_path: (entry.status, entry.snapshot_id) for entry in entries}
+    assert [told[file.file_path] for file in files] == [
+        (ManifestEntryStatus.EXISTING, before),
+        (ManifestEntryStatus.DELETED, after),
+    ]
 
 
 def test_what_was_removed_is_not_removed_or_added_twice(world):

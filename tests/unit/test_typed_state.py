@@ -105,6 +105,17 @@ def test_accounts_that_contradict_each_other_are_told():
     assert "2 messages are neither committed nor dropped, and 3 wait" in told["lake/a"]
 
 
+def test_of_open_transactions_the_oldest_counts():
+    known = {
+        b"first!": Producer(CLOCK, 90, 1),
+        b"second": Producer(CLOCK, 40, 1),
+        b"none!!": Producer(CLOCK),
+    }
+    assert JournalState(producers=known).open_begin == 40
+    assert JournalState(producers={b"first!": Producer(CLOCK, 0, 1)}).open_begin == 0
+    assert JournalState(producers={b"none!!": Producer(CLOCK)}).open_begin is None
+
+
 def test_journals_that_a_run_did_not_read_keep_their_state():
     state = some_state()
     behind = state.with_journals({"lake/b": JournalState(offset=9), "lake/c": JournalState()})
