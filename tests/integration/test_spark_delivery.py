@@ -242,6 +242,16 @@ async def test_driver_that_comes_late_is_refused(client, staging):
     assert await journals.rows() == [1, 2, 9]
 
 
+async def test_of_an_epoch_that_comes_late_in_one_journal_nothing_is_appended(client):
+    journals = await Journals(client).create()
+    a, b, _ = journals.targets.names
+    blocks = [Block(journal=name, length=2, content=b"1\n") for name in (a, b)]
+    await journals.delivery(staging="").deliver(2, blocks[1:])
+    with pytest.raises(WriterFenced, match=f"{b}: .* is at epoch 2"):
+        await journals.delivery().deliver(1, blocks)
+    assert await content(client, a) == b""
+
+
 async def test_messages_are_committed_and_in_the_order_of_one_producer(client, small_appends):
     journals = await Journals(client).create()
     place = b'{"_meta":{"uuid":"00000000-0000-0000-0000-000000000000"},"n":%d}\n'

@@ -265,6 +265,9 @@ def test_message_without_a_clock_drops_no_transaction_whoever_it_says_it_is_of()
     found = sequence(JournalState(), messages, nothing, end=30)
     assert found.begin.to_pylist() == [10, 0]
     assert found.state.counts == Counts(messages=3, committed=2, acks=1)
+    found = sequence(JournalState(), messages.slice(0, 2), nothing, end=20)
+    assert found.state.counts == Counts(messages=2, committed=1)
+    assert found.state.producers == {A: Producer(0, 0, 1)}
 
 
 @pytest.mark.parametrize("gone", [table(first=10), table((A, 2, CONT), first=10)])
