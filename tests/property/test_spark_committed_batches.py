@@ -135,6 +135,7 @@ KNOWN = ProducerState(JOURNAL, A, 5, 40)
         ([UuidParts(A, 7, 0), UuidParts(A, 4, 0)], {A: (7, -1)}),
         ([UuidParts(B, 2, 0), UuidParts(B, 1, 7)], {A: (5, 40), B: (2, -1)}),
         ([b"{}", b"x"], {A: (5, 40)}),
+        ([b"{}", b'{"_meta":null}'], {A: (5, 40)}),  # of nobody
     ],
 )
 def test_blocks_without_transactions_leave_what_their_messages_by_themselves_do(listed, known):
