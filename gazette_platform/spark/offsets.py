@@ -9,7 +9,7 @@ Spark asks a source where a query begins each time that it starts its first batc
 then. So the end of the first batch has that place in it, and each batch is a function of its two offsets.
 
 Which messages are committed depends on all before them. What of those counts is a few numbers of each producer that
-has published within a day (`ProducerState`): its last clock that was committed, and where its open transaction begins,
+has published within a day, or has a transaction open (`ProducerState`): its last clock that was committed, and where its open transaction begins,
 or -1. With these behind each journal's offset a batch is a function of its offsets again.
 """
 
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 Producers = dict[str, tuple[ProducerState, ...]]
-"""Of each journal, those that have published within a day."""
+"""Of each journal, those that have published within a day, or have a transaction open."""
 
 PRODUCERS_MAX: Final = 10_000
 """In one offset: each takes some 50 bytes of it, and Spark writes one with each batch."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
+from gazette_platform.lake.typed.state import pruned
 from gazette_platform.message.envelope import Envelope
 from gazette_platform.message.reading import MessageIterator, read_uncommitted
 from gazette_platform.message.sequencer import ProducerState, Sequencer, SequencerCheckpoint
@@ -104,8 +105,8 @@ class ProducerStates:
         self._states = {state.producer: state for state in listed}
 
     def states(self) -> tuple[ProducerState, ...]:
-        """Of producers that have published within a day."""
-        return self._sequencer().checkpoint().producers
+        """Of producers that have published within a day, or have a transaction open."""
+        return tuple(pruned(self._states).values())
 
     def _sequencer(self) -> Sequencer[Any]:
         # A message that it holds is never asked for.

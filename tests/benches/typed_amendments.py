@@ -21,7 +21,7 @@ from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
-from tests.typed_crash.messages import JournalLog, Writer
+from tests.typed_crash.messages import JournalLog, Row, Writer
 
 __all__ = ["NAME", "QUARANTINE", "Interrupted", "Journals", "everything", "filled", "spec"]
 
@@ -111,7 +111,7 @@ class Journals:
         if content:
             self.client.append(name, content, offset=begin)
         if not has_late:
-            self.lacking |= {(name, begin) for begin, _, _ in log.messages[first:]}
+            self.lacking |= {(name, one.begin) for one in log.messages[first:]}
 
     def roll(self):
         self.client.flush(f"name:prefix={self.prefix}/")
@@ -192,6 +192,26 @@ class Journals:
         rows = self.catalog.load_table(name).scan().to_arrow()
         return sorted(zip(rows["_journal"].to_pylist(), rows["_begin"].to_pylist(), strict=True))
 
+    def compare(self):
+        """Rows and records say what was appended where they begin, whoever made them anew."""
+        rows = {
+            (name, at): row
+            for name, log in self.logs.items()
+            for at, row in log.expected().rows.items()
+        }
+        for one in self.catalog.load_table(NAME).scan().to_arrow().to_pylist():
+            found = Row(one["_end"], _text(one["_uuid"]), one["n"], one["k"], one["late"])
+            assert found == rows[one["_journal"], one["_begin"]]
+        placed = {(name, one.begin): one for name, log in self.logs.items() for one in log.messages}
+        for one in self.catalog.load_table(QUARANTINE).scan().to_arrow().to_pylist():
+            meant = placed[one["_journal"], one["_begin"]]
+            assert one["reason"]
+            assert (one["_end"], _text(one["_uuid"]), one["raw"]) == (
+                meant.end,
+                meant.uuid,
+                meant.line,
+            )
+
     def files(self):
         """Of both tables, published or not."""
         return sorted(self.folder.glob("typed.db/*/data/*.parquet"))
@@ -205,6 +225,7 @@ class Journals:
         for name, one in state.journals.items():
             found = counted.rows.get(name, 0), counted.quarantined.get(name, 0)
             assert (one.counts.typed, one.counts.quarantined) == found
+        self.compare()
         places = self.places(NAME)
         assert len(places) == len(set(places))
         assert set(places) <= {place for place, good in self.committed().items() if good}
@@ -214,6 +235,7 @@ class Journals:
         rows = sorted(place for place, is_row in self.outcomes.items() if is_row)
         aside = sorted(place for place, is_row in self.outcomes.items() if not is_row)
         assert self.places(NAME) == rows
+        self.compare()
         door, quarantine = self.tables.door(NAME), self.tables.door(QUARANTINE)
         counted = count_rows(door, quarantine)
         state = typed_table(door.load(), NAME).state
@@ -245,3 +267,7 @@ def filled(world):
 
 def everything(world):
     return {name: [(0, log.head)] for name, log in world.logs.items()}
+
+
+def _text(value):
+    return None if value is None else str(value)

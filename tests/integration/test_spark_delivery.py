@@ -211,6 +211,7 @@ async def test_two_drivers_of_one_epoch_append_it_once(client, small_appends):
 
 @pytest.mark.parametrize("has_staging", [False, True])
 async def test_append_without_an_answer_is_not_made_twice(client, has_staging):
+    failed = []
     for at in range(6 if has_staging else 2):
         journals = await Journals(client).create()
         journals.targets = Targets(journals.targets.names[:1], (JSON,))
@@ -219,9 +220,12 @@ async def test_append_without_an_answer_is_not_made_twice(client, has_staging):
         blocks = await journals.blocks(ROWS, random.Random(1), is_carried=True)
         try:
             await delivery.deliver(1, blocks)
-        except OutcomeUnknown:  # of an append that has no mark, as when content is laid down
+        except OutcomeUnknown:
+            failed.append(at)
             await delivery.deliver(1, blocks)
         assert await journals.rows() == sorted(ROWS), at
+    # Appends that have no mark: looks at registers, content that is laid down, and the plan.
+    assert failed == ([0, 1, 2, 4] if has_staging else [0])
 
 
 @pytest.mark.parametrize("staging", [None, ""])
@@ -240,6 +244,17 @@ async def test_driver_that_comes_late_is_refused(client, staging):
     other = journals.delivery(writer=Writer("another"), staging=staging)
     await other.deliver(1, await journals.blocks({9}, random.Random(1), is_carried=True))
     assert await journals.rows() == [1, 2, 9]
+
+
+async def test_of_an_epoch_that_comes_late_in_one_journal_nothing_is_appended(client, monkeypatch):
+    monkeypatch.setattr(delivery_module, "_JOURNALS_AT_A_TIME", 1)
+    journals = await Journals(client).create()
+    a, b, _ = journals.targets.names
+    blocks = [Block(journal=name, length=2, content=b"1\n") for name in (a, b)]
+    await journals.delivery(staging="").deliver(2, blocks[1:])
+    with pytest.raises(WriterFenced, match=f"{b}: .* is at epoch 2"):
+        await journals.delivery().deliver(1, blocks)
+    assert await content(client, a) == b""
 
 
 async def test_messages_are_committed_and_in_the_order_of_one_producer(client, small_appends):
@@ -289,6 +304,17 @@ async def test_marks_of_writers_that_are_silent_are_dropped(client):
     registers = (await client.append(name, b"")).registers
     mark = Mark.parse(registers.value_of("gazette-spark/c"))
     assert mark == Mark(epoch=1, place=(1, 0), at=now + 2 * 3600 + 91 * day)
+
+
+async def test_what_is_laid_down_may_be_more_than_can_be_carried(client, monkeypatch):
+    monkeypatch.setattr(delivery_module, "CARRIED_BYTES_MAX", 20)
+    journals = await Journals(client).create()
+    once = Writer("once", is_lasting=False)
+    blocks = await journals.blocks(ROWS, random.Random(3), is_carried=False)
+    with pytest.raises(ValidationError, match="stagingJournal"):
+        await journals.delivery(writer=once, staging="").deliver(0, blocks)
+    await journals.delivery(writer=once).deliver(0, blocks)
+    assert await journals.rows() == sorted(ROWS)
 
 
 async def test_write_that_nobody_does_again_goes_to_many_journals_without_a_plan(client):

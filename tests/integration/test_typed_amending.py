@@ -118,7 +118,7 @@ def test_any_offsets_may_be_asked_for_and_what_no_run_has_read_is_left(world):
     name = next(iter(world.logs))
     read = world.logs[name].head
     world.append(name, ("out",))
-    stored = world.logs[name].messages[0][1]
+    stored = world.logs[name].messages[0].end
     report = world.backfill(spec(), {name: [(stored - 1, stored + 1), (read - 1, read + 1)]})
     assert report.behind == ((name, read, world.logs[name].head),)
     # The first fragment, and the tail as far as it was read.
@@ -169,7 +169,7 @@ def test_transactions_that_were_open_are_followed_to_where_runs_have_come_meanwh
     before = world.check()
 
     def meanwhile():
-        while world.logs[name].messages[-1][2].kind != "ack":
+        while world.logs[name].messages[-1].message.kind != "ack":
             world.append(name, ("continue", "out", "ack"))
         for _ in range(6):
             world.append(name, ("ack",))
@@ -229,7 +229,7 @@ def test_backfill_begins_where_a_former_run_ended(world):
         world.run(spec(is_strict=True))
     name = next(iter(world.logs))
     table = typed_table(world.tables.door(NAME).load(), NAME)
-    ends = [begin for begin, _, _ in world.logs[name].messages]
+    ends = [one.begin for one in world.logs[name].messages]
     (state,) = [
         one.journals[name]
         for one in FormerStates(table).before({name: [(ends[-1], ends[-1] + 1)]})[1:]

@@ -12,7 +12,7 @@ pytest.importorskip("pyarrow")
 
 from gazette_platform.message import Flags, Sequencer, build_uuid
 from gazette_platform.message.envelope import Envelope
-from gazette_platform.message.sequencer import SequencerCheckpoint
+from gazette_platform.message.sequencer import PRUNE_HORIZON, ProducerState, SequencerCheckpoint
 from gazette_platform.message.uuid import NO_UUID, UuidParts, parse_uuid
 from gazette_platform.spark.json_frames import JsonFrames
 from gazette_platform.spark.offsets import INITIAL, offset_of, producers_of
@@ -120,3 +120,54 @@ def test_columns_of_uuids_are_those_of_lines_by_themselves(listed):
         assert [UuidParts(*row) for row in zip(*columns, strict=True)] == alone
     wanted = [NO_UUID if isinstance(one, bytes) else one for one in listed]
     assert alone == [parse_uuid(build_uuid(*one)) for one in wanted]
+
+
+A, B = PRODUCERS
+KNOWN = ProducerState(JOURNAL, A, 5, 40)
+"""Its transaction is open."""
+
+
+@pytest.mark.parametrize(
+    ("listed", "known"),
+    [
+        ([UuidParts(A, 6, 0)], {A: (6, -1)}),  # which drops the transaction
+        ([UuidParts(A, 5, 0), UuidParts(A, 3, 0)], {A: (5, 40)}),  # both were there before
+        ([UuidParts(A, 7, 0), UuidParts(A, 4, 0)], {A: (7, -1)}),
+        ([UuidParts(B, 2, 0), UuidParts(B, 1, 7)], {A: (5, 40), B: (2, -1)}),
+        ([b"{}", b"x"], {A: (5, 40)}),
+        ([b"{}", b'{"_meta":null}'], {A: (5, 40)}),  # of nobody
+    ],
+)
+def test_blocks_without_transactions_leave_what_their_messages_by_themselves_do(listed, known):
+    lines = lines_of(listed)
+    one = Range(journal=JOURNAL, content_type="", begin=90, end=999, producers=(KNOWN,))
+    together, alone = ProducerStates(one), ProducerStates(one)
+    together.take_lines(_line_block(JOURNAL, 90, b"".join(lines)), FRAMES)
+    at = 90
+    for envelope, line in zip(envelopes_of(lines), lines, strict=True):
+        alone.take([envelope._replace(begin=at, end=at + len(line))])
+        at += len(line)
+    for states in (together, alone):
+        assert {p.producer: (p.last_ack, p.begin) for p in states.states()} == known
+
+
+def test_transaction_that_a_producer_begins_after_a_day_of_silence_is_known_behind_its_batch():
+    now = 2 * PRUNE_HORIZON
+    listed = [
+        UuidParts(A, 1, 0),
+        UuidParts(A, now, 1),
+        UuidParts(B, now, 0),
+        UuidParts(A, now + 1, 2),
+    ]
+    lines, (*_, last) = lines_of(listed), envelopes_of(lines_of(listed))
+    states = ProducerStates(Range(journal=JOURNAL, content_type="", begin=0, end=last.begin))
+    for envelope, line in zip(envelopes_of(lines)[:3], lines, strict=False):
+        states.take_lines(_line_block(JOURNAL, envelope.begin, line), FRAMES)
+    behind = states.states()
+    assert {p.producer: p.begin for p in behind} == {A: len(lines[0]), B: -1}
+    found = committed(envelopes_of(lines), last.begin, last.end, behind)
+    assert found == [len(lines[0])]
+    # Once it has ended, whoever is silent for a day is forgotten.
+    quiet = ProducerStates(Range(journal=JOURNAL, content_type="", begin=0, end=last.begin))
+    quiet.take_lines(_line_block(JOURNAL, 0, lines[0] + lines[2]), FRAMES)
+    assert [p.producer for p in quiet.states()] == [B]

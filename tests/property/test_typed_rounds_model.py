@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -25,7 +26,7 @@ from typed_logs import (
 )
 
 from gazette_platform.client import FragmentListing
-from gazette_platform.errors import LakeError
+from gazette_platform.errors import DataError, LakeError
 from gazette_platform.lake.segments import Segment
 from gazette_platform.lake.typed import rounds, screening
 from gazette_platform.lake.typed.backfill_rounds import BackfillRounds
@@ -282,6 +283,45 @@ def test_what_workers_wrote_has_to_be_what_is_committed(flags):
         run()
 
 
+@pytest.mark.parametrize("more", [{"typed": 2}, {"quarantined": 1}])
+def test_workers_wrote_no_more_than_is_committed(more):
+    log = laid_out([(0, 5, OUT, 10)])
+    workers = Workers(log, block=9, group_messages=9, ring_size=9, tells_messages=True)
+    turns = rounds_over(log, [0, 10])
+    with pytest.raises(LakeError, match="nothing was published"):
+        turns.take([replace(workers.work(order), **more) for order in turns.orders])
+
+
+def test_all_that_was_written_for_a_journal_that_is_given_up_was_in_vain():
+    """What is kept of plain tasks, what is told of others, and what came of orders just now."""
+    log = laid_out([(0, 1, OUT, 10), (0, 2, CONT, 10), (0, 3, ACK, 10)])
+    workers = Workers(log, block=9, group_messages=9, ring_size=9, tells_messages=True)
+    turns = rounds_over(log, [0, 10, 20, 30])
+    screened = [workers.work(order) for order in turns.orders]
+    turns.take(screened)
+    assert turns.outputs == [[0]]
+    kept = [workers.work(order) for order in turns.orders]
+    turns.drop(kept)
+    written = [one.output for one in (*screened, *kept) if one.output is not None]
+    assert sorted(turns.discarded) == sorted(written)
+    assert (turns.outputs, turns.orders) == ([], [])
+
+
+def test_what_has_to_be_read_again_and_cannot_be_is_told():
+    log = laid_out(TRANSACTIONS)
+    workers, (state,) = read_by_runs(log, [0, 20], tells_messages=True)
+    turns = JournalRounds(
+        state,
+        JournalRange(JOURNAL, (task_of(20, 50),)),
+        tasks_of=workers.tasks_of,
+        look=lambda orders: [Done(failure="the store is gone") for _ in orders],
+        ring_size=1,
+    )
+    done = [workers.work(order) for order in turns.orders]
+    with pytest.raises(DataError, match="the store is gone"):
+        turns.take(done)
+
+
 def test_a_new_journal_begins_where_its_range_does():
     log = [one for one in laid_out([(0, 5, OUT, 10), (0, 6, OUT, 10)]) if one.begin]
     workers = Workers(log, block=9, group_messages=9, ring_size=9, tells_messages=True)
@@ -362,6 +402,12 @@ def read_by_runs(log, cuts, **more):
 def test_backfill_follows_transactions_to_where_the_table_has_come(reached, rows, is_open):
     workers, states = read_by_runs(laid_out(TRANSACTIONS), [0, reached])
     assert backfilled(workers, states, 0, 20, sizes=(99, 10)) == (rows, is_open)
+
+
+def test_what_follows_becomes_no_rows_though_it_is_plain():
+    log = laid_out([(0, 1, CONT, 10), (1, 1, OUT, 10), (1, 2, OUT, 10), (0, 2, ACK, 10)])
+    workers, states = read_by_runs(log, [0, 40])
+    assert backfilled(workers, states, 0, 20, sizes=(99, 10)) == ([10, 0], False)
 
 
 def test_what_follows_is_read_until_transactions_have_ended():

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.message.sequencer import ProducerState
 
-__all__ = ["Expected", "JournalLog", "Message", "Writer", "line_of"]
+__all__ = ["Aside", "Expected", "JournalLog", "Message", "Placed", "Row", "Writer", "line_of"]
 
 _PRODUCERS = tuple(bytes([number]) * 6 for number in (1, 3, 5))
 # Some year of this century; clocks of a case are close together, so that no producer is forgotten.
@@ -23,6 +23,8 @@ _OUT, _CONTINUE, _ACK = map(int, Flags)
 _NONE = UuidParts(bytes(6), 0, 0)
 # Of batches that may come again.
 _REPEATED = 4
+# What people are told of records that are none.
+_REASONS = {"wrong": 'n: "a text" is no bigint', "cut": "ends within a record"}
 
 
 class Message(NamedTuple):
@@ -120,49 +122,102 @@ class Writer:
         return Message(kind, who, clock, flags, self.number)
 
 
+class Placed(NamedTuple):
+    """A message in its journal."""
+
+    begin: int
+    end: int
+    message: Message
+    has_late: bool
+
+    @property
+    def line(self) -> bytes:
+        """As it lies there."""
+        return line_of(self.message, has_late=self.has_late)
+
+    @property
+    def uuid(self) -> str | None:
+        """As tables have it."""
+        parts = self.message.parts
+        return None if parts == _NONE else str(build_uuid(*parts))
+
+
+class Row(NamedTuple):
+    """All values of a row of the typed table, but for its journal and where it begins."""
+
+    end: int
+    uuid: str | None
+    n: int
+    k: str
+    late: int | None
+
+
+class Aside(NamedTuple):
+    """All values of a quarantined record, but for its journal and where it begins."""
+
+    end: int
+    uuid: str | None
+    reason: str
+    raw: bytes
+
+
 class Expected(NamedTuple):
     """What is committed of a journal."""
 
-    rows: dict[int, int]
-    """`n` of each row by the offset at which its message begins."""
-    quarantined: set[int]
+    rows: dict[int, Row]
+    """By the offset at which its message begins."""
+    quarantined: dict[int, Aside]
+    """Likewise."""
     producers: tuple[ProducerState, ...]
     head: int
+    messages: int
+    """That there are, whatever became of them."""
 
 
 @dataclass
 class JournalLog:
     """All that was appended to a journal, in order."""
 
-    messages: list[tuple[int, int, Message]] = field(default_factory=list)
-    """Each with where it begins and ends."""
+    messages: list[Placed] = field(default_factory=list)
 
     @property
     def head(self) -> int:
         """Where the next one begins."""
-        return self.messages[-1][1] if self.messages else 0
+        return self.messages[-1].end if self.messages else 0
 
     def add(self, batch: list[Message], *, has_late: bool) -> bytes:
         """Note a batch. Returns: its content."""
         lines = [line_of(message, has_late=has_late) for message in batch]
         for message, line in zip(batch, lines, strict=True):
             begin = self.head
-            self.messages.append((begin, begin + len(line), message))
+            self.messages.append(Placed(begin, begin + len(line), message, has_late))
         return b"".join(lines)
 
     def expected(self) -> Expected:
         """What one sequencer says of it that forgets nothing."""
-        sequencer: Sequencer[Message] = Sequencer(ring_size=1 << 16, warn=lambda _: None)
-        rows: dict[int, int] = {}
-        quarantined: set[int] = set()
-        for begin, end, message in self.messages:
-            sequencer.queue(Envelope("", begin, end, message.parts, message))
+        sequencer: Sequencer[Placed] = Sequencer(ring_size=1 << 16, warn=lambda _: None)
+        rows: dict[int, Row] = {}
+        quarantined: dict[int, Aside] = {}
+        for placed in self.messages:
+            sequencer.queue(Envelope("", placed.begin, placed.end, placed.message.parts, placed))
             assert sequencer.replay is None
             while (used := sequencer.dequeued) is not None:
-                if used.message.kind in ("good", "plain"):
-                    rows[used.begin] = used.message.number
-                elif used.message.kind != "ack":
-                    quarantined.add(used.begin)
+                _note(used.message, rows, quarantined)
                 sequencer.step()
         producers = sequencer.checkpoint(horizon=None).producers
-        return Expected(rows, quarantined, tuple(producers), self.head)
+        return Expected(rows, quarantined, tuple(producers), self.head, len(self.messages))
+
+
+def _note(placed: Placed, rows: dict[int, Row], quarantined: dict[int, Aside]) -> None:
+    """What becomes of a message that is committed."""
+    message = placed.message
+    match message.kind:
+        case "good" | "plain":
+            late = message.number if placed.has_late else None
+            rows[placed.begin] = Row(
+                placed.end, placed.uuid, message.number, f"k{message.number}", late
+            )
+        case "wrong" | "cut":
+            quarantined[placed.begin] = Aside(
+                placed.end, placed.uuid, _REASONS[message.kind], placed.line
+            )

@@ -20,8 +20,8 @@ from gazette_platform.lake.rollups.iceberg import IcebergTables
 from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
 from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.lake.typed.catalogs import HiveTables
+from gazette_platform.lake.typed.progress import read_progress
 from gazette_platform.lake.typed.quarantined import count_rows
-from gazette_platform.lake.typed.table import typed_table
 from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.ops.durations import SECOND_NS
@@ -29,7 +29,7 @@ from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpe
 from tests.benches.typed_commits import SparkTable
 from tests.lake_crash.pairs import AIMED, Pairs
 from tests.typed_crash.life import Life, LifeReport, live
-from tests.typed_crash.messages import JournalLog, Writer
+from tests.typed_crash.messages import Aside, JournalLog, Row, Writer
 from tests.typed_crash.plan import Append, Both, Case, Held, Maintain, Restart, Roll, Run, Widen
 from tests.typed_crash.verdict import Found
 
@@ -318,13 +318,21 @@ class Player:
         self.facts.wanted = {journal: log.expected() for journal, log in self._logs.items()}
         sql = self._world.spark.sql
         late = "late" if self._has_late else "CAST(NULL AS bigint)"
-        rows = sql(f"SELECT _journal, _begin, n, {late} FROM iceberg.{name}").collect()
-        aside = sql(f"SELECT _journal, _begin FROM iceberg.{name}{QUARANTINE_SUFFIX}").collect()
+        rows = sql(f"SELECT _journal, _begin, _end, _uuid, n, k, {late} FROM iceberg.{name}")
+        aside = sql(
+            f"SELECT _journal, _begin, _end, _uuid, reason, raw FROM iceberg.{name}{QUARANTINE_SUFFIX}"
+        )
         counted = count_rows(door, quarantine)
+        progress = read_progress(loaded, name)
+        if progress is None:
+            raise LakeError(f"nothing was published to {name}")
         self.facts.found = Found(
-            rows=[tuple(row) for row in rows],
-            quarantined=[tuple(row) for row in aside],
-            state=typed_table(loaded, name).state,
+            rows=[(journal, begin, Row(*rest)) for journal, begin, *rest in rows.collect()],
+            quarantined=[
+                (journal, begin, Aside(*rest, bytes(raw)))
+                for journal, begin, *rest, raw in aside.collect()
+            ],
+            progress=progress,
             counted=(counted.rows, counted.quarantined),
         )
 

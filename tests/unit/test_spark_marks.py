@@ -60,6 +60,19 @@ def test_mark_moves_from_what_was_seen_only():
     assert not then.check.matches(moved)
     assert not then.check.matches(none)
     assert seen.subtract(then.subtract).union(then.union) == moved
+    # Its own is never one that was silent for long, however long it was.
+    back = advance(seen, WRITER, Mark(epoch=18, place=(1, 0), at=MARK.at + 10**8))
+    assert back.subtract == LabelSet()
+
+
+@pytest.mark.parametrize(("is_lasting", "kept_s"), [(True, 90 * 24 * 3600), (False, 3600)])
+def test_marks_are_kept_for_as_long_as_their_writers_may_be_silent(is_lasting, kept_s):
+    silent = LabelSet.of((Writer("another", is_lasting=is_lasting).label, MARK.text))
+
+    def dropped(after_s):
+        return advance(silent, WRITER, Mark(epoch=1, place=(1, 0), at=MARK.at + after_s)).subtract
+
+    assert (dropped(kept_s), dropped(kept_s + 1)) == (LabelSet(), silent)
 
 
 def test_producer_is_the_writers_and_nobody_elses():

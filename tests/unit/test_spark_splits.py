@@ -145,6 +145,8 @@ def test_batches_never_go_back_and_hold_no_more_than_told(positions, more, bytes
 def test_journal_that_is_shorter_than_it_was_read_to_is_an_error():
     with pytest.raises(DataError, match="a: the query has read up to offset 10, and it ends at 4"):
         reach({"a": 10, "b": 1}, {"a": 4, "b": 5}, 0)
+    with pytest.raises(DataError, match="up to offset 10, and it ends at 9"):
+        reach({"a": 10}, {"a": 9}, 0)
 
 
 def test_first_batch_begins_where_its_end_says():

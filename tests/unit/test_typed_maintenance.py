@@ -6,16 +6,26 @@ from urllib.parse import urlsplit
 
 import pytest
 from typed_files import write_rows
-from typed_world import JOURNAL, World, numbers, publish
+from typed_world import JOURNAL, Held, World, numbers, publish
 
 from gazette_platform.errors import TypedFenced, TypedRolledBack
 from gazette_platform.lake.catalogs import TrinoCatalogs
 from gazette_platform.lake.rollups.maintenance import RETAINED_S
 from gazette_platform.lake.typed.amending import LATE_S
-from gazette_platform.lake.typed.maintenance import ORPHANS_S, keeping_s, maintain_typed
+from gazette_platform.lake.typed.maintenance import (
+    ORPHANS_S,
+    fence_before,
+    keeping_s,
+    maintain_typed,
+)
 from gazette_platform.lake.typed.progress import measures, read_progress
-from gazette_platform.lake.typed.publishing import progress_of
-from gazette_platform.lake.typed.quarantined import quarantined_rows, write_list
+from gazette_platform.lake.typed.publishing import RUN, progress_of, summary_of
+from gazette_platform.lake.typed.quarantined import (
+    quarantined_rows,
+    settle_quarantine,
+    write_list,
+)
+from gazette_platform.lake.typed.side_files import QUARANTINE
 from gazette_platform.ops.clock import SystemClock
 
 DAY_S = 86400.0
@@ -115,6 +125,36 @@ def test_a_table_that_was_rolled_back_is_left_as_it_is(world):
     with pytest.raises(TypedRolledBack):
         maintain_typed(door, world.quarantine(), engine, now_s=now_s())
     assert engine.asked == []
+
+
+def test_a_fence_says_what_the_run_before_it_said_and_settles_nothing_again(world):
+    door, table = world.open()
+    quarantine = world.quarantine()
+    bad = {"_journal": JOURNAL, "_begin": 10, "_end": 20, "reason": "?", "raw": b"{"}
+    listed = write_list(table.location, [write_rows(quarantine.load().metadata, [bad])], table.io)
+    publish(door, table, [1], run="first", quarantine=listed)
+    before = door.load().metadata
+    assert maintain_typed(door, quarantine, Engine(), now_s=now_s() + 2 * DAY_S).is_fenced
+    after = door.load().metadata
+    told = dict(summary_of(before, progress_of(before)))
+    said = dict(summary_of(after, progress_of(after)))
+    assert said[RUN] != told.pop(RUN) == "first"
+    assert told.pop(QUARANTINE) == listed
+    ours = {key: value for key, value in told.items() if key.startswith("gazette.")}
+    assert ours.items() <= said.items()
+    assert QUARANTINE not in said
+    assert not settle_quarantine(door, quarantine)
+    assert quarantined_rows(quarantine)["_begin"].to_pylist() == [10]
+
+
+def test_a_fence_is_not_needed_once_somebody_publishes(world):
+    door, table = world.open()
+    publish(door, table, [1])
+    loaded, (_, late) = door.load(), world.open()
+    held = Held(door, lambda: publish(world.door(), late, [2], run="other"))
+    assert not fence_before(held, loaded, now_s() + DAY_S)
+    assert progress_of(door.load().metadata) != progress_of(loaded.metadata)
+    assert numbers(door) == [1, 2]
 
 
 def test_a_table_that_was_published_to_since_needs_no_fence(world):

@@ -252,6 +252,12 @@ def test_content_that_ends_within_a_record():
     assert parsed.ends.to_pylist() == [110, 119]
 
 
+def test_of_a_block_that_is_cut_other_bad_records_have_reasons_of_their_own():
+    parsed = parse(spec("c string", path=()), b'{"c":1}\n{"c":"x"}\n{\n{"c":"y"}')
+    assert [one.number for one in parsed.bad] == [0, 2, 3]
+    assert ["no newline" in one.reason for one in parsed.bad] == [False, False, True]
+
+
 def test_unknown_keys_are_ignored_or_set_aside():
     content = (
         b'{"c":{"a":1}}\n{"c":{"a":1,"b":2}}\n{"c":{"a":1},"d":1}\n{"_meta":{"uuid":null,"x":1}}\n'
@@ -313,11 +319,27 @@ def test_rows_say_where_they_are_and_segments_come_from_the_name():
     assert (kept.column("c").to_pylist(), none.num_rows) == ([3], 0)
 
 
-@pytest.mark.parametrize("journal", ["a/b", "a/part=x", "a/part=", "a/part=1/part=2"])
-def test_segments_that_are_none_are_told(journal):
+@pytest.mark.parametrize(
+    ("journal", "told"),
+    [
+        ("a/b", "has no value there"),
+        ("a/part=x", "'x' is no int"),
+        ("a/part=2147483648", "'2147483648' is no int"),
+        ("a/part=-2147483649", "'-2147483649' is no int"),
+        ("a/part=", "has no value there"),
+        ("a/part=1/part=2", "is there more than once"),
+    ],
+)
+def test_segments_that_are_none_are_told(journal, told):
     wanted = spec("part int segment=part", "c int")
-    with pytest.raises(LakeError, match="part"):
+    with pytest.raises(LakeError, match=told):
         table_of(wanted, b'{"c":1}\n', journal=journal)
+
+
+@pytest.mark.parametrize("value", [-(2**31), 0, 2**31 - 1])
+def test_segments_have_all_values_of_their_type(value):
+    rows, _ = table_of(spec("part int segment=part", "c int"), b'{"c":1}\n', f"a/part={value}")
+    assert rows.column("part").to_pylist() == [value]
 
 
 def test_columns_that_are_written_no_more_are_null():

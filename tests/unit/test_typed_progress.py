@@ -91,3 +91,12 @@ def test_what_others_write_counts_as_rows_and_is_no_progress(world):
     assert (before.rows, after.rows) == (2, 4)
     assert (after.version, after.snapshot_id) == (before.version, before.snapshot_id)
     assert after.freshness_s is None
+
+
+def test_rows_are_not_told_once_some_were_deleted_beside_their_files(world):
+    door = run(world, [1, 2], read_bytes=1, seconds=0.0, complete_at=None, oldest_at=None)
+    table = door.load().token
+    # As engines count them: of the files PyIceberg would not know it.
+    told = {"added-position-deletes": "1"}
+    table.append(table.scan().to_arrow().slice(0, 0), snapshot_properties=told)
+    assert read_progress(door.load(), door.name).rows is None

@@ -266,6 +266,34 @@ def test_held_up_between_looking_and_committing_it_is_fenced(world):
     assert numbers(door) == [1]
 
 
+def test_each_publication_is_on_four_conditions(world):
+    """Catalogs that refuse what others made impossible would hide that one is missing."""
+    door, table = world.open()
+    publish(door, table, [1])
+    _, table = world.open()
+    by_hand(door, [8])
+    asked = []
+    held = Held(door)
+    held.commit = lambda now, requirements, updates: (
+        asked.extend(requirements) or door.commit(now, requirements, updates)
+    )
+    before = door.load().metadata
+    publish(held, table, [2])
+    assert [one.model_dump(by_alias=True) for one in asked] == [
+        {"type": "assert-table-uuid", "uuid": before.table_uuid},
+        {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": head_of(before)},
+        {"type": "assert-ref-snapshot-id", "ref": PROGRESS, "snapshot-id": table.start},
+        {"type": "assert-default-spec-id", "default-spec-id": before.default_spec_id},
+    ]
+
+
+def test_progress_never_expires(world):
+    """A table may say for how long references live, and then engines drop those that do not say it themselves."""
+    door, table = world.open()
+    publish(door, table, [1])
+    assert door.load().metadata.refs[PROGRESS].max_ref_age_ms == 2**63 - 1
+
+
 def test_table_that_others_change_all_the_time_is_told(world):
     door, table = world.open()
     publish(door, table, [1])

@@ -160,6 +160,7 @@ def test_open_transaction_that_was_pruned_is_told_and_the_journal_read_on():
     plan = plan_run(state, [now(stored(40, 60), stored(60, 90))])
     assert plan.holes == (Hole(J, 20, 40, HoleKind.OPEN_PRUNED),)
     assert spans(plan) == [(60, 90, False)]
+    assert state.journals[J].giving_up(20) == state.journals[J]  # all of it is there
     given_up = state.journals[J].giving_up(40)
     assert given_up.producers == {b"silent": Producer(5), b"busy!!": Producer(9)}
     assert given_up.counts.taken_back == 3
@@ -181,6 +182,27 @@ def test_journals_that_vanished_are_told():
 
 def backlog(name, count, first_at):
     return now(*(stored(10 * n, 10 * n + 10, first_at + n, name) for n in range(count)), name=name)
+
+
+def test_open_transaction_that_begins_with_the_oldest_byte_is_all_there():
+    plan = plan_run(at(60, silent=Producer(5, 40, 3)), [now(stored(40, 60), stored(60, 90))])
+    assert (plan.holes, spans(plan)) == ((), [(60, 90, False)])
+
+
+def test_a_run_reads_as_much_as_it_may_and_no_task_more():
+    plan = plan_run(TypedState(), [backlog("a", 9, 1)], Limits(run_bytes=20, task_bytes=10))
+    assert (spans(plan, "a")[-1][1], plan.left_bytes) == (20, 70)
+    plan = plan_run(TypedState(), [backlog("a", 9, 1)], Limits(tasks_max=2, task_bytes=10))
+    assert (spans(plan, "a")[-1][1], plan.left_bytes) == (20, 70)
+
+
+def test_of_live_tails_the_longest_is_served_first():
+    tails = [
+        now(spooled(0, size, name), name=name) for name, size in (("a", 5), ("b", 9), ("c", 7))
+    ]
+    assert [each.journal for each in plan_run(TypedState(), tails, Limits(tasks_max=2)).ranges] == [
+        "b", "c",
+    ]  # fmt: skip
 
 
 def test_all_are_served_in_rounds_and_the_oldest_first():
@@ -296,6 +318,14 @@ def test_backfill_is_screened_from_the_newest_state_before_it():
     assert [(task.begin, task.end) for task in found.before] == [(20, 30)]
     assert [(task.begin, task.end) for task in found.tasks] == [(30, 50)]
     assert [(task.begin, task.end) for task in found.follow] == [(50, 70), (70, 80)]
+
+
+def test_backfill_from_where_a_run_ended_reads_nothing_before_it():
+    journal = now(*(stored(10 * n, 10 * n + 10) for n in range(9)))
+    states = [at(80), at(20), at(30, known=Producer(7))]
+    (found,) = plan_backfill(states, [journal], {J: [(30, 50)]}).ranges
+    assert found.before == ()
+    assert found.start == JournalState(offset=30, producers={b"known": Producer(7)})
 
 
 def test_backfill_without_states_of_before_reads_all_that_is_stored():

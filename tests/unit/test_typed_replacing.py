@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, strategies as st
 from pyarrow import parquet
-from pyiceberg.manifest import FileFormat
+from pyiceberg.manifest import FileFormat, ManifestEntryStatus
 from typed_files import delete_rows, write_rows
 from typed_world import JOURNAL, Held, World, numbers, publish, row, spec
 
@@ -103,6 +103,26 @@ def test_rows_of_ranges_go_and_others_come_in_one_snapshot(world):
     again = replace(door, ranges((0, 99)), [1], start=1)
     assert again.snapshot_id == published.snapshot_id
     assert len(numbers(door)) == 9
+
+
+def test_files_that_stay_were_added_when_they_were(world):
+    """Who reads what a snapshot has added does not find them in this one."""
+    door = filled(world, [0])
+    metadata = door.load().metadata
+    files = [data_file_of(write_rows(metadata, [row(n)]), metadata) for n in (1, 5)]
+    before = publish_files(door, progress_of(metadata), files, "two", {}).snapshot_id
+    after = replace(door, ranges((5, 6))).snapshot_id
+    now = door.load()
+    entries = [
+        entry
+        for manifest in now.metadata.snapshot_by_id(after).manifests(now.io)
+        for entry in manifest.fetch_manifest_entry(now.io, discard_deleted=False)
+    ]
+    told = {entry.data_file.file_path: (entry.status, entry.snapshot_id) for entry in entries}
+    assert [told[file.file_path] for file in files] == [
+        (ManifestEntryStatus.EXISTING, before),
+        (ManifestEntryStatus.DELETED, after),
+    ]
 
 
 def test_what_was_removed_is_not_removed_or_added_twice(world):
@@ -380,3 +400,30 @@ def test_bounds_never_tell_too_much(spans, rows, is_told):
     of_one = len({journal for journal, _ in rows}) == 1
     if is_told and of_one and len(rows) == 1:
         assert overlap is (Overlap.ALL if inside[True] else Overlap.NONE)
+
+
+@pytest.mark.parametrize(
+    ("journals", "begins", "overlap"),
+    [
+        ("b", (10, 19), Overlap.ALL),
+        ("b", (12, 12), Overlap.ALL),
+        ("b", (10, 20), Overlap.SOME),
+        ("b", (9, 19), Overlap.SOME),
+        ("b", (5, 10), Overlap.SOME),
+        ("b", (19, 25), Overlap.SOME),
+        ("b", (5, 9), Overlap.NONE),
+        ("b", (20, 29), Overlap.NONE),
+        ("b", (10, 31), Overlap.SOME),
+        ("b", (30, 30), Overlap.ALL),
+        ("a", (10, 19), Overlap.NONE),
+        ("c", (10, 19), Overlap.NONE),
+        ("ab", (10, 19), Overlap.SOME),
+        ("bc", (10, 19), Overlap.SOME),
+        ("ac", (10, 19), Overlap.SOME),
+    ],
+)
+def test_bounds_tell_to_the_offset(journals, begins, overlap):
+    """At the seams, which draws seldom hit."""
+    schema = new_schema(spec(("n bigint", "k string", "m string")))
+    found = RowRanges({"b": [(10, 20), (30, 31)]})
+    assert found.overlap(File(journals, begins), schema) is overlap

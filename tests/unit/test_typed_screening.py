@@ -258,6 +258,18 @@ def test_transaction_that_is_never_acknowledged_costs_no_reading():
     assert found.state.counts.waiting == 2
 
 
+def test_message_without_a_clock_drops_no_transaction_whoever_it_says_it_is_of():
+    messages = table((A, 1, CONT), (A, 2, OUT), (A, 2, ACK))
+    clocks = pa.array([1, 0, 2], pa.uint64())
+    messages = messages.set_column(messages.schema.get_field_index("clock"), "clock", clocks)
+    found = sequence(JournalState(), messages, nothing, end=30)
+    assert found.begin.to_pylist() == [10, 0]
+    assert found.state.counts == Counts(messages=3, committed=2, acks=1)
+    found = sequence(JournalState(), messages.slice(0, 2), nothing, end=20)
+    assert found.state.counts == Counts(messages=2, committed=1)
+    assert found.state.producers == {A: Producer(0, 0, 1)}
+
+
 @pytest.mark.parametrize("gone", [table(first=10), table((A, 2, CONT), first=10)])
 def test_transaction_of_which_a_part_is_gone_is_not_committed(gone):
     before = JournalState(offset=30, producers={A: Producer(1, 10, 2)})
@@ -267,7 +279,11 @@ def test_transaction_of_which_a_part_is_gone_is_not_committed(gone):
 
 @pytest.mark.parametrize(
     ("begin", "end"),
-    [pytest.param(0, 40, id="before the range"), pytest.param(20, 35, id="beyond")],
+    [
+        pytest.param(0, 40, id="before the range"),
+        pytest.param(19, 40, id="a byte before it"),
+        pytest.param(20, 35, id="beyond"),
+    ],
 )
 def test_messages_outside_of_the_range_are_refused(begin, end):
     with pytest.raises(DataError, match=r"out of order|ends at offset 35 has messages up to 40"):

@@ -48,6 +48,12 @@ def some_state():
     )
 
 
+def test_passing_bytes_that_were_read_is_nothing():
+    one = some_state().journals["lake/a"]
+    assert one.passing(5) == one.passing(900) == one
+    assert (one.passing(905).offset, one.passing(905).counts.lost_bytes) == (905, 5)
+
+
 def test_digest_does_not_depend_on_order_and_knows_every_field():
     state = some_state()
     turned = TypedState(
@@ -92,6 +98,22 @@ def test_accounts_that_contradict_each_other_are_told():
     )
     told = state.with_journals({"lake/a": lost_message}).unaccounted
     assert "4 messages are neither committed nor dropped, and 3 wait" in told["lake/a"]
+    counted_twice = JournalState(
+        offset=900, producers=of_a.producers, counts=of_a.counts + Counts(duplicates=1)
+    )
+    told = state.with_journals({"lake/a": counted_twice}).unaccounted
+    assert "2 messages are neither committed nor dropped, and 3 wait" in told["lake/a"]
+
+
+def test_of_open_transactions_the_oldest_counts():
+    known = {
+        b"first!": Producer(CLOCK, 90, 1),
+        b"second": Producer(CLOCK, 40, 1),
+        b"none!!": Producer(CLOCK),
+    }
+    assert JournalState(producers=known).open_begin == 40
+    assert JournalState(producers={b"first!": Producer(CLOCK, 0, 1)}).open_begin == 0
+    assert JournalState(producers={b"none!!": Producer(CLOCK)}).open_begin is None
 
 
 def test_journals_that_a_run_did_not_read_keep_their_state():

@@ -13,7 +13,7 @@ import hashlib
 import io
 import struct
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeVar, final
 
 from gazette_platform.errors import LakeError
 from gazette_platform.message.sequencer import PRUNE_HORIZON
@@ -118,7 +118,19 @@ class JournalState:
         return replace(self, counts=self.counts + Counts(typed=typed, quarantined=quarantined))
 
 
-def pruned(producers: Mapping[bytes, Producer]) -> dict[bytes, Producer]:
+class _Known(Protocol):
+    """What pruning asks of a producer; as of `Producer`."""
+
+    @property
+    def last_ack(self) -> int: ...
+    @property
+    def begin(self) -> int: ...
+
+
+_K = TypeVar("_K", bound=_Known)
+
+
+def pruned(producers: Mapping[bytes, _K]) -> dict[bytes, _K]:
     """Without those that have no open transaction, and are 24 h behind the newest of their journal.
 
     Not the sequencer's own pruning: a state has no clock of an open transaction, so that one which a producer
