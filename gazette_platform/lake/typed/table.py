@@ -59,6 +59,7 @@ __all__ = [
     "UUID",
     "TypedTable",
     "open_table",
+    "require_ours",
     "state_properties",
     "typed_table",
     "write_state",
@@ -158,7 +159,7 @@ def open_table(door: Door, spec: TypedSpec, location: str) -> TypedTable:
         loaded = door.create(NewTable(
             schema=schema, partitions=partitions, location=location, properties={**_PROPERTIES, **told}
         ))  # fmt: skip
-    _require_ours(loaded, spec, door.name)
+    require_ours(loaded, spec, door.name)
     require_progress(loaded.metadata, door.name)
     return typed_table(_evolved(door, loaded, spec), door.name)
 
@@ -231,7 +232,11 @@ def _uuid_of(spec: TypedSpec) -> str:
     return ".".join(spec.uuid) or "none"
 
 
-def _require_ours(loaded: Loaded, spec: TypedSpec, name: str) -> None:
+def require_ours(loaded: Loaded, spec: TypedSpec, name: str) -> None:
+    """See that a table is that of a spec.
+
+    Raises: LakeError: it is no typed table. SchemaMismatch: it is of another raw table, or by another `uuid`.
+    """
     properties = loaded.metadata.properties
     source, noted, wanted = properties.get(SOURCE), properties.get(UUID), _uuid_of(spec)
     if source is None:
