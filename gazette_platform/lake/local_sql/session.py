@@ -459,8 +459,13 @@ class LocalSql(Closing):
             return KeyboardInterrupt()
         if missing := table_missing(str(error)):
             name = self._names.get(key_of(missing), "")
-            if name in self._unavailable:
-                return self._unavailable[name]
+            # DuckDB leaves out a schema that there is.
+            for each in (name, *self._unavailable):
+                if (
+                    each in self._unavailable
+                    and each.partition(".")[2] == key_of(missing).rpartition(".")[2]
+                ):
+                    return self._unavailable[each]
             return LakeError(self._unknown(missing))
         columns = {column.name for spec in self._specs.values() for column in spec.columns}
         columns |= {c.name for s in self._typed.specs.values() if s.typed for c in s.typed.columns}

@@ -128,7 +128,10 @@ def _known(file: DataFile, field: NestedField) -> pc.Expression | None:
     kind = field.field_type
     if not isinstance(kind, _BOUNDED):
         return None
-    id_ = field.field_id
+    id_, column = field.field_id, pc.field(field.name)
+    nulls = (file.null_value_counts or {}).get(id_)
+    if nulls == file.record_count:
+        return column.is_null()
     lower, upper = ((told or {}).get(id_) for told in (file.lower_bounds, file.upper_bounds))
     if lower is None or upper is None:
         return None
@@ -137,10 +140,11 @@ def _known(file: DataFile, field: NestedField) -> pc.Expression | None:
         lowest, highest = (pa.scalar(from_bytes(kind, bound), found) for bound in (lower, upper))
     except (ValueError, struct.error, pa.ArrowException):
         return None  # the column has become wider since
-    column = pc.field(field.name)
-    within = (column >= lowest) & (column <= highest)
-    has_nulls = (file.null_value_counts or {}).get(id_) != 0
-    return within | column.is_null() if has_nulls else within
+    bounds = [column >= lowest, column <= highest]
+    if nulls != 0:
+        # By one bound at a time: of both together with nulls Arrow concludes nothing.
+        bounds = [bound | column.is_null() for bound in bounds]
+    return bounds[0] & bounds[1]
 
 
 @contextmanager

@@ -12,11 +12,13 @@ The table comes first, so that what is published meanwhile is in the tail, and n
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, final
 
 import pyarrow as pa  # type: ignore[import-untyped]  # noqa: TC002
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyiceberg.schema import Schema
 
 from gazette_platform.errors import DataError, LakeError, TransportError
 from gazette_platform.lake.typed.iceberg_types import arrow_schema, new_schema
@@ -28,14 +30,12 @@ from gazette_platform.lake.typed.running import work_ranges
 from gazette_platform.lake.typed.sinks import CountedRows, RowSpool, SpooledRows
 from gazette_platform.lake.typed.state import TypedState
 from gazette_platform.lake.typed.table import require_ours, typed_table
-from gazette_platform.lake.typed.working import attempt
+from gazette_platform.lake.typed.working import attempt, carry_out
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from datetime import datetime
-
-    from pyiceberg.schema import Schema
 
     from gazette_platform.client import Client
     from gazette_platform.lake.table_spec import TableSpec
@@ -47,7 +47,15 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed_spec.spec import TypedSpec
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["PinnedTail", "SpooledTail", "TailOrders", "pin_tail", "settle_tail", "spool_tail"]
+__all__ = [
+    "PinnedTail",
+    "SpooledTail",
+    "TailOrders",
+    "pin_tail",
+    "rows_of_order",
+    "settle_tail",
+    "spool_tail",
+]
 
 # At 25 MB/s of a core, minutes.
 _TAIL_BYTES: Final = 8 << 30
@@ -230,21 +238,35 @@ def spool_tail(pinned: PinnedTail, *, threads: int = 1) -> SpooledTail:
         no value for a column.
     """
     spool = RowSpool(arrow_schema(pinned.schema))
-
-    def sinks(_: Job) -> tuple[Sink, Sink]:
-        return SpooledRows(spool), CountedRows(arrow_schema(quarantine_schema()))
-
+    sinks = _spooling(spool)
     try:
         with ThreadPoolExecutor(threads, thread_name_prefix="typed-tail") as pool:
 
-            def carry_out(orders: Sequence[Order]) -> list[Done]:
+            def read(orders: Sequence[Order]) -> list[Done]:
                 return list(pool.map(lambda order: attempt(pinned.job, order, sinks), orders))
 
-            outputs, quarantined = _settled(pinned, carry_out)
+            outputs, quarantined = _settled(pinned, read)
     except BaseException:
         spool.close()
         raise
     return SpooledTail(spool, [place for one in outputs for place in one.files], quarantined)
+
+
+def rows_of_order(job: Job, order: Order) -> Iterator[pa.RecordBatch]:
+    """Rows that one of `TailOrders` makes, a block at a time, once it is carried out; they are on the local disk till then.
+
+    Raises: as `carry_out`.
+    """
+    with closing(RowSpool(arrow_schema(Schema.model_validate_json(job.schema)))) as spool:
+        done = carry_out(job, order, _spooling(spool))
+        yield from spool.read(done.output.files if done.output is not None else ())
+
+
+def _spooling(spool: RowSpool) -> Callable[[Job], tuple[Sink, Sink]]:
+    def sinks(_: Job) -> tuple[Sink, Sink]:
+        return SpooledRows(spool), CountedRows(arrow_schema(quarantine_schema()))
+
+    return sinks
 
 
 def _settled(
