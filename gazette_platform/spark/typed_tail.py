@@ -27,18 +27,8 @@ _UUID = pa.uuid()
 _PARTS = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
 
 
-class _Tail(DataSource):
-    def __init__(self, ddl: str) -> None:
-        super().__init__({})
-        self._ddl = ddl
-
-    @override
-    def schema(self) -> str:
-        return self._ddl
-
-
 @final
-class PlannedTail(_Tail):
+class PlannedTail(DataSource):
     """What the planner has.
 
     Args:
@@ -48,9 +38,14 @@ class PlannedTail(_Tail):
     """
 
     def __init__(self, ddl: str, job: bytes, orders: Sequence[bytes]) -> None:
-        super().__init__(ddl)
+        super().__init__({})
+        self._ddl = ddl
         self._job = job
         self._orders = orders
+
+    @override
+    def schema(self) -> str:
+        return self._ddl
 
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -67,11 +62,15 @@ def tail_source_of(name: str, ddl: str, job: bytes, orders: Sequence[bytes]) -> 
         ddl, job, orders: as of `PlannedTail`.
     """
 
-    class Tail(_Tail):
+    class Tail(DataSource):
         @classmethod
         @override
         def name(cls) -> str:
             return name
+
+        @override
+        def schema(self) -> str:
+            return ddl
 
         @override
         def __reduce__(self) -> Any:

@@ -282,7 +282,7 @@ def test_view_with_the_tail_is_what_the_next_run_makes(spark, client, lake_setti
         assert found.filter("k < '1'").count() == sum(row["k"] < "1" for row in rows)
         return rows
 
-    for turn in range(3):
+    for turn in (0, 1):
         for at in (0, 1):
             values = [
                 record(draw.randrange(9), at + 1, next(clocks[at]), k=f"{turn}{at}{i}", **VALUES)
