@@ -257,3 +257,14 @@ def test_each_message_is_there_once_while_runs_publish(shop):
             thread.join(30)
     assert not errors
     assert len(snapshots) > 3  # it was published to while it was read
+
+
+def test_what_queries_have_read_of_tails_does_not_stay(shop):
+    shop.append(0, *(record(n) for n in range(3000)))
+    with shop.connect() as sql:
+        held = []
+        for _ in range(3):
+            assert len(ask(sql, "SELECT n FROM typed.orders")) == 3000
+            held.append(sql._typed.views["typed.orders"]._tail)
+        assert [tail._spooled._spool._file.closed for tail in held] == [True, False, False]
+    assert all(tail._spooled._spool._file.closed for tail in held)

@@ -93,6 +93,11 @@ class TypedView:
         return bool(self._history.scans or self._tail.scans)
 
     @property
+    def is_held(self) -> bool:
+        """Whether its tail is on the local disk, until `close`."""
+        return self._tail.quarantined is not None
+
+    @property
     def seam(self) -> TypedSeam:
         """What queries see of it."""
         pinned = self._pinned
@@ -155,7 +160,6 @@ class TypedView:
         for suffix in ("", HISTORY_SUFFIX, TAIL_SUFFIX):
             connection.execute(f"DROP VIEW IF EXISTS {self._place(database, suffix)}")
         connection.execute(f"DROP VIEW IF EXISTS temp.main.{quoted(short)}")
-        self.close()
 
     def close(self) -> None:
         """Forget what was read of the tail."""
@@ -195,6 +199,8 @@ class TypedViews:
         self._failed = failed
         self._clock = clock
         self._catalog: TypedCatalog | None = None
+        # Of which the query before may still be giving rows.
+        self._former: list[TypedView] = []
 
     def pin(self, name: str) -> TypedView:
         """The table as it is now, in the place of what it was.
@@ -216,7 +222,9 @@ class TypedViews:
         return self.views[name]
 
     def begin(self) -> None:
-        """Forget what scans there were."""
+        """Forget what scans there were, before a query."""
+        while self._former:
+            self._former.pop().close()
         for view in self.views.values():
             view.begin()
 
@@ -227,11 +235,11 @@ class TypedViews:
     def forget(self, name: str) -> TypedView | None:
         """Have no view of a table any more. Returns: the one that there was."""
         view = self.views.pop(name, None)
-        if view is not None:
-            view.close()
+        if view is not None and view.is_held:
+            self._former.append(view)
         return view
 
     def close(self) -> None:
         """Forget what was read of tails."""
-        for view in self.views.values():
+        for view in (*self._former, *self.views.values()):
             view.close()
