@@ -4,6 +4,7 @@ from pathlib import Path
 
 import typer
 
+from gazette_platform.cli.errors import EXIT_FAILED
 from gazette_platform.cli.gazctl_lake_context import (
     brokers,
     settings_of,
@@ -12,8 +13,9 @@ from gazette_platform.cli.gazctl_lake_context import (
 )
 from gazette_platform.cli.instants import seconds_of
 from gazette_platform.cli.output import note, print_text
+from gazette_platform.cli.typed_tables import TypedTable, apart
 from gazette_platform.hive import MetastoreClient
-from gazette_platform.lake import BrokerSource, Registrar, StoreRoots, TableSpec
+from gazette_platform.lake import BrokerSource, LakeSettings, Registrar, StoreRoots, TableSpec
 from gazette_platform.lake.catching_up import CaughtUp, catch_up, reachable
 from gazette_platform.lake.standing import TableStanding, table_standing
 from gazette_platform.ops.clock import SystemClock
@@ -26,7 +28,9 @@ def flush(ctx: typer.Context, names: list[str], tables: Path | None, timeout: st
     """Have tables hold what was appended until now."""
     timeout_s = seconds_of(timeout, "--timeout")
     settings = settings_of()
-    specs, _ = specs_named(tables_folder(settings, tables), names)
+    folder = tables_folder(settings, tables)
+    others, typed = apart(folder, names)
+    specs, _ = specs_named(folder, [*dict.fromkeys([*others, *(each.raw.name for each in typed)])])
     metastore = MetastoreClient(settings.required("metastore"))
     clock = SystemClock()
     deadline = clock.monotonic() + timeout_s
@@ -50,6 +54,18 @@ def flush(ctx: typer.Context, names: list[str], tables: Path | None, timeout: st
             with metastore.connect() as session:
                 standing = table_standing(spec, journals, ends, session, clock.now())
             print_text(nothing_more(standing))
+    behind = [TypedTable(spec.typed, spec) for spec in specs.values() if spec.typed is not None]
+    if behind and not _typed_too(ctx, settings, behind, deadline):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _typed_too(
+    ctx: typer.Context, settings: LakeSettings, behind: list[TypedTable], deadline: float
+) -> bool:
+    """Have typed tables hold the same. Returns: whether they do."""
+    from gazette_platform.cli.gazctl_lake_run import caught_up  # noqa: PLC0415  slow to import
+
+    return caught_up(ctx, settings, behind, deadline)
 
 
 def _more(spec: TableSpec, done: CaughtUp) -> str:

@@ -34,7 +34,7 @@ from gazette_platform.lake.typed.catalogs import typed_catalog
 from gazette_platform.lake.typed.running import RunReport, TypedRunner
 from gazette_platform.ops.clock import SystemClock
 
-__all__ = ["go_on", "once", "run_values"]
+__all__ = ["caught_up", "go_on", "once", "run_values"]
 
 _JOURNALS_SHOWN = 3
 # Specs are read anew so often, while no table is due.
@@ -123,6 +123,44 @@ def go_on(
             if report.run:
                 _print_one(run_values(report), output_format)
     note("stopped: each table is as its last run left it")
+
+
+def caught_up(
+    ctx: typer.Context, settings: LakeSettings, tables: list[TypedTable], deadline: float
+) -> bool:
+    """Run tables until each has all that brokers held when it was begun. What keeps one from it is told.
+
+    This process does it; for tables with a key, Spark.
+
+    Args:
+        deadline: monotonic seconds; no run is begun behind it.
+
+    Returns: whether they have.
+    """
+    is_well = True
+    for engine, of_engine in (
+        (Engine.LOCAL, [each for each in tables if not each.typed.key]),
+        (None, [each for each in tables if each.typed.key]),
+    ):
+        if not of_engine:
+            continue
+        with _runner(ctx, settings, engine, OutputFormat.TABLE) as (runner, _):
+            for table in of_engine:
+                is_well &= _caught_up(runner, table, deadline)
+    return is_well
+
+
+def _caught_up(runner: TypedRunner, table: TypedTable, deadline: float) -> bool:
+    clock = SystemClock()
+    while True:
+        values, is_whole = _ran(runner, table, {})
+        _print_line(values)
+        if not is_whole or not values["left_bytes"]:
+            return is_whole
+        if clock.monotonic() > deadline:
+            left = decimal(values["left_bytes"])
+            note(f"{table.typed.name}: {left} are left, and --timeout is over: `gazctl lake run`")
+            return False
 
 
 @contextmanager

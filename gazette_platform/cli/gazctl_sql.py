@@ -61,6 +61,8 @@ def _sql(
     Tables are those of the folder of table specs; no server but brokers is needed. A query sees each
     journal up to its write head when it began, and reads only the Hive partitions that it may need.
     `"orders$offsets"` is the table orders with the journal, offset and file of each row.
+    Typed tables are there as well, by their names: rows that runs have published and those that the next run would make,
+    each message once. They need the catalog that these are in.
 
     The folder, the brokers and where fragments lie come from the endpoints file of `gazette up`, named by
     GAZETTE_ENDPOINTS, or from options and variables of their own.
@@ -72,6 +74,8 @@ def _sql(
     gazctl sql "SHOW TABLES" --tables ./tables
 
     gazctl sql "SELECT * FROM shop.orders" -o parquet --to orders.parquet --explain
+
+    gazctl sql "SELECT status, count(*) FROM typed.orders GROUP BY status" --explain
     """
     from gazette_platform.cli.gazctl_sql_run import run  # noqa: PLC0415  slow to import
 

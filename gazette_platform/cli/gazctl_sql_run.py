@@ -57,6 +57,7 @@ def run(
     source = ctx.get_parameter_source("address")
     if source is not None and source.name == "DEFAULT" and settings.broker:
         config = replace(config, address=settings.broker)
+    config = replace(config, file_root=config.file_root or settings.file_root)
     text = sys.stdin.read() if query == "-" else query
     with Client(config) as client, connect(tables, client=client, settings=settings) as sql:
         for error in sql.refused.values():
@@ -64,6 +65,7 @@ def run(
         with _progress(sql):
             _in_thread(sql, lambda: _write(sql.execute(text), output_format, to, rows_max))
         _tell(sql, explain=explain)
+        _tell_typed(sql, explain=explain)
 
 
 def _in_thread(sql: LocalSql, work: Callable[[], None]) -> None:
@@ -286,6 +288,27 @@ def _tell(sql: LocalSql, *, explain: bool) -> None:
                 f"{counted(scan.fragments_opened, 'fragment')} fetched, {scan.bytes_stored} bytes "
                 f"from stores, {scan.bytes_served} through brokers"
             )
+
+
+def _tell_typed(sql: LocalSql, *, explain: bool) -> None:
+    """The same of typed tables."""
+    for name, seam in sql.seams().items():
+        for hole in seam.holes:
+            from gazette_platform.cli.typed_holes import hole_text  # noqa: PLC0415  slow to import
+
+            note(f"{name}: {hole_text(name, hole)}")
+        if seam.quarantined:
+            note(
+                f"{name}: {counted(seam.quarantined, 'record')} that no run has read yet will be no "
+                f"{'row' if seam.quarantined == 1 else 'rows'}, but quarantined"
+            )
+        if not explain:
+            continue
+        at = "no snapshot yet" if seam.snapshot_id is None else f"snapshot {seam.snapshot_id}"
+        note(f"{name} as of {_instant(seam.taken_at.astimezone(UTC))}: {at}")
+        for journal in seam.journals:
+            note(f"  {journal.journal}: rows up to {journal.offset}, live to {journal.head}")
+        note(f"  scan: {counted(seam.files, 'file')} of the table opened")
 
 
 def _instant(at: datetime) -> str:

@@ -10,9 +10,12 @@ Guarantee: each epoch of a query is in its journals once, whoever does it again.
 
 Beside it, Spark as the workers of typed runs (`typed_workers`): an *order* of a run is a task.
 
-Needs the extras ``spark`` and ``arrow``, on the driver and on executors; for typed runs ``lake``.
+And typed tables as data frames, with the tail that no run has published yet (`typed_view`).
+
+Needs the extras ``spark`` and ``arrow``, on the driver and on executors; for typed runs and views ``lake``.
 """
 
 from gazette_platform.spark.source import GazetteDataSource, register
+from gazette_platform.spark.views import typed_view
 
-__all__ = ["GazetteDataSource", "register"]
+__all__ = ["GazetteDataSource", "register", "typed_view"]

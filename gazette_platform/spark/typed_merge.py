@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, final
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
 from gazette_platform.errors import LakeError
+from gazette_platform.lake.typed.last_rows import is_later, last_of_each
 from gazette_platform.lake.typed_spec.columns import spark_ddl
 from gazette_platform.spark.interrupting import SPARKS, interruptible
 
@@ -31,38 +32,11 @@ _UNTOLD: Final = frozenset({"uuid", "boolean"})
 _STAGE: Final = "spark.wap.id"
 _PROPERTY: Final = "spark.sql.iceberg.snapshot-property."
 
-# No names of columns, which have letters, digits and `_` only.
-_CLOCK, _OF_JOURNAL, _OF_KEY = "`#clock`", "`#of journal`", "`#of key`"
-
-# 17 hex digits, which sort as clocks do: the upper 60 bits as they lie in the UUID, then two of two bits each, beside which there
-# are the variant and flags.
-_CLOCK_OF: Final = (
-    "concat(substr({0}, 16, 3), substr({0}, 10, 4), substr({0}, 1, 8), "
-    "translate(substr({0}, 20, 1), '0123456789abcdef', '0123012301230123'), "
-    "translate(substr({0}, 21, 1), '0123456789abcdef', '0000111122223333'))"
-)
-_NO_UUID: Final = "00000000-0000-0000-0000-000000000000"
-
 _MERGE: Final = """
 MERGE INTO {table} AS t
-USING (
-  SELECT * FROM (
-    SELECT *, row_number() OVER (PARTITION BY {key} ORDER BY {clock} DESC, _journal DESC) AS {of_key}
-    FROM (
-      SELECT *, {clock_of_row} AS {clock},
-        row_number() OVER (PARTITION BY {key}, _journal ORDER BY _begin DESC) AS {of_journal}
-      FROM {table} VERSION AS OF {upserts}
-    )
-    WHERE {of_journal} = 1
-  )
-  WHERE {of_key} = 1
-) AS s
+USING ({last}) AS s
 ON {conditions}
-WHEN MATCHED AND CASE
-    WHEN s._journal = t._journal THEN s._begin > t._begin
-    WHEN s.{clock} = {clock_of_target} THEN s._journal > t._journal
-    ELSE s.{clock} > {clock_of_target}
-  END
+WHEN MATCHED AND {later}
   THEN UPDATE SET *
 WHEN NOT MATCHED THEN INSERT *
 """
@@ -109,21 +83,12 @@ class SparkMerger:
 
 
 def _statement(table: str, merge: Merge, near: Sequence[str]) -> str:
-    def clock_of(row: str) -> str:
-        return _CLOCK_OF.format(f"coalesce({row}_uuid, '{_NO_UUID}')")
-
-    columns = list(map(_quoted, merge.key))
-    equal = [f"t.{column} = s.{column}" for column in columns]
+    equal = [f"t.{_quoted(name)} = s.{_quoted(name)}" for name in merge.key]
     return _MERGE.format(
         table=table,
-        key=", ".join(columns),
-        upserts=merge.upserts,
-        clock=_CLOCK,
-        clock_of_row=clock_of(""),
-        clock_of_target=clock_of("t."),
-        of_journal=_OF_JOURNAL,
-        of_key=_OF_KEY,
+        last=last_of_each(f"{table} VERSION AS OF {merge.upserts}", list(merge.key), _quoted),
         conditions=" AND ".join([*equal, *near]),
+        later=is_later(_quoted),
     )
 
 

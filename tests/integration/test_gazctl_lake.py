@@ -467,6 +467,35 @@ def test_a_table_that_cannot_be_looked_at_hides_no_other(
 @pytest.mark.hive
 @pytest.mark.trino
 @pytest.mark.timeout(400)
+def test_a_typed_table_is_flushed_with_its_raw_one(
+    platform, lake, gazctl, root, tmp_path, append, lake_settings, monkeypatch, trino
+):
+    monkeypatch.setenv("GAZETTE_WAREHOUSE", lake_settings.warehouse)
+    journal, table, typed = f"{root}/region=us", f"{DATABASE}.seen", f"{DATABASE}.seen_typed"
+    (tmp_path / "seen.yaml").write_text(
+        f"name: {table}\nselector: name={journal}\nformat: json\ncolumns: [{{name: x, type: bigint}}]\n"
+        f"typed: {{uuid: none, name: {typed}}}\n"
+    )
+    assert lake("apply", "seen.yaml").code == 0
+    for number, named in enumerate((table, typed), 1):
+        append(journal, b'{"x": %d}\n' % number)
+        before = gazctl(f"SELECT x FROM {typed} ORDER BY x", "-o", "csv", group="sql")
+        assert before.out.split()[1:] == [b"1", b"2"][:number], before.err
+        done = lake("flush", named)
+        assert done.code == 0, done.err
+        raw, of_typed = done.out.decode().splitlines()
+        assert raw == f"{table}: 1 row(s) more, in 1 Hive partition(s)"
+        assert of_typed.startswith(f"{typed}: 1 row(s), 0 quarantined, ")
+        assert gazctl(f"SELECT x FROM {typed} ORDER BY x", "-o", "csv", group="sql") == before
+        assert trino.query(f"SELECT x FROM iceberg.{typed} ORDER BY x") == [
+            (n,) for n in range(1, number + 1)
+        ]
+    assert "nothing new" in lake("flush", typed).out.decode()
+
+
+@pytest.mark.hive
+@pytest.mark.trino
+@pytest.mark.timeout(400)
 def test_a_file_is_set_aside_and_taken_back(
     platform, lake, gazctl, root, tmp_path, broker, append, trino
 ):

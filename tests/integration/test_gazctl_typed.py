@@ -146,6 +146,28 @@ def test_tables_are_brought_up_to_date(lake, root, apply, append, rows):
     assert yaml.safe_load(lake("run", "-o", "yaml").out)[0]["run"] is None
 
 
+def test_a_query_sees_what_no_run_has_read_and_tells_of_it(lake, gazctl, root, apply, append):
+    apply()
+    append(f"{root}/part=one", message(1))
+    assert lake("run", "--engine", "local").code == 0
+    append(f"{root}/part=two", message(2), message(3, at="soon"))
+    query = "SELECT n, _journal FROM typed.orders ORDER BY n"
+    done = gazctl(query, "-o", "csv", "--explain", group="sql")
+    assert done.code == 0, done.err
+    assert done.out.decode() == f"n,_journal\n1,{root}/part=one\n2,{root}/part=two\n"
+    told = done.err.splitlines()
+    assert told[0] == (
+        "typed.orders: 1 record that no run has read yet will be no row, but quarantined"
+    )
+    assert re.fullmatch(r"typed\.orders as of 2.*Z: snapshot \d+", told[1])
+    one, two = (len(message(1)) + 1, len(message(2) + message(3, at="soon")) + 2)
+    assert told[2:] == [
+        f"  {root}/part=one: rows up to {one}, live to {one}",
+        f"  {root}/part=two: rows up to 0, live to {two}",
+        "  scan: 1 file of the table opened",
+    ]
+
+
 def test_one_that_fails_holds_up_no_other(lake, root, apply, append, rows, tmp_path):
     apply()
     apply("others")

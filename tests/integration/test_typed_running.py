@@ -21,8 +21,8 @@ from gazette_platform.lake.typed.catalogs import CatalogTables
 from gazette_platform.lake.typed.quarantined import count_rows, quarantined_rows
 from gazette_platform.lake.typed.ranges import HoleKind, Limits
 from gazette_platform.lake.typed.running import COMPLETE_AT, TypedRunner
-from gazette_platform.lake.typed.tail import read_tail
-from gazette_platform.lake.typed.working import LocalWorkers
+from gazette_platform.lake.typed.tail import pin_tail, rows_of_order, settle_tail, spool_tail
+from gazette_platform.lake.typed.working import LocalWorkers, attempt
 from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.message import Flags, build_uuid
@@ -95,9 +95,10 @@ def table(client, tmp_path, prefix):
         yield table
 
 
-def lines(*numbers, uuids=True):
+def lines(*numbers, uuids=True, producer=b"\1" * 6, flags=0):
     records = [
-        {"n": n} | ({"_meta": {"uuid": str(build_uuid(b"\1" * 6, 1000 + n, 0))}} if uuids else {})
+        {"n": n}
+        | ({"_meta": {"uuid": str(build_uuid(producer, 1000 + n, flags))}} if uuids else {})
         for n in numbers
     ]
     return b"".join(json.dumps(record).encode() + b"\n" for record in records)
@@ -386,9 +387,16 @@ def test_history_and_the_live_tail_meet_at_the_state(client, table, prefix):
     door = table.catalog.door("typed.t")
 
     def everything():
-        tail = read_tail(door, table.spec, table.raw, client)
-        history = tail.loaded.token.scan().to_arrow()["n"].to_pylist() if tail.loaded else []
-        return sorted(history), sorted(tail.rows["n"].to_pylist()), tail.quarantined
+        pinned = pin_tail(door, table.spec, table.raw, client)
+        history = pinned.loaded.token.scan().to_arrow()["n"].to_pylist() if pinned.loaded else []
+        with closing(spool_tail(pinned, threads=2)) as tail:
+            rows = sorted(n for batch in tail.batches() for n in batch["n"].to_pylist())
+        # Workers elsewhere find out the same, and make the same rows of it, any number of times.
+        orders = settle_tail(pinned, lambda orders: [attempt(pinned.job, o) for o in orders])
+        for _ in range(2):
+            assert carried_out(pinned, orders.orders) == rows
+        assert orders.quarantined == tail.quarantined
+        return sorted(history), rows, tail.quarantined
 
     client.append(one, lines(1, 2))
     assert everything() == ([], [1, 2], 0)
@@ -397,9 +405,40 @@ def test_history_and_the_live_tail_meet_at_the_state(client, table, prefix):
     client.append(one, lines(2, 3) + b"none\n")  # the first one comes again
     client.flush(f"name={one}")
     client.append(two, lines(4))
+    # A transaction that is acknowledged later is in the tail then, though it began before the seam.
+    client.append(two, lines(5, 6, flags=Flags.CONTINUE_TXN, producer=b"\2" * 6))
     assert everything() == ([1, 2], [3, 4], 1)
-    before = door.load().metadata.metadata_log if door.load() else []
+    before = door.load().metadata.metadata_log
     assert everything() == ([1, 2], [3, 4], 1)
     assert door.load().metadata.metadata_log == before
     table.run()
     assert everything() == ([1, 2, 3, 4], [], 0)
+    client.append(two, lines(7, flags=Flags.ACK_TXN, producer=b"\2" * 6))
+    assert everything() == ([1, 2, 3, 4], [5, 6], 0)
+
+
+def carried_out(pinned, orders):
+    """Numbers of the rows that orders of a tail make."""
+    batches = [batch for order in orders for batch in rows_of_order(pinned.job, order)]
+    return sorted(n for batch in batches for n in batch["n"].to_pylist())
+
+
+def test_more_behind_a_table_than_is_read_at_once_is_left_to_a_run(client, table, prefix):
+    for one in create(client, prefix, "part=0", "part=1"):
+        client.append(one, lines(1))
+    door = table.catalog.door("typed.t")
+    size = len(lines(1))
+    assert not pin_tail(door, table.spec, table.raw, client, bytes_max=2 * size).is_empty
+    told = rf"{2 * size} bytes of journals are behind it, .* at once \({size}\).*lake run typed\.t"
+    with pytest.raises(LakeError, match=told):
+        pin_tail(door, table.spec, table.raw, client, bytes_max=size)
+
+
+def test_a_tail_is_of_the_table_that_the_spec_says(client, table, prefix):
+    (one,) = create(client, prefix, "part=0")
+    client.append(one, lines(1))
+    table.run()
+    door = table.catalog.door("typed.t")
+    for other in ({"uuid": ()}, {"source": "raw.others"}):
+        with pytest.raises(SchemaMismatch):
+            pin_tail(door, structs.replace(table.spec, **other), table.raw, client)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.local_sql.snapshot import TableSnapshot
     from gazette_platform.lake.segments import Segment
 
-__all__ = ["ORIGIN_COLUMNS", "TableDataset", "prune"]
+__all__ = ["ORIGIN_COLUMNS", "Scanner", "TableDataset", "possible", "prune"]
 
 ORIGIN_COLUMNS: Final = ("_journal", "_offset", "_fragment")
 """Where a row comes from: its journal, the byte offset of its record, and the name of the persisted
@@ -97,7 +97,7 @@ class TableDataset(ds.Dataset):  # type: ignore[misc]
         columns: Sequence[str] | None = None,
         filter: pc.Expression | None = None,
         **_: Any,
-    ) -> _Scanner:
+    ) -> Scanner:
         """Begin a scan, as DuckDB asks for one.
 
         Args:
@@ -117,7 +117,7 @@ class TableDataset(ds.Dataset):  # type: ignore[misc]
         text = str(filter) if filter is not None else ""
         read = [name for name in self._schema.names if name in names or name in text]
         batches = self._batches(segments, read, wanted, filter, counts)
-        return _Scanner(pa.RecordBatchReader.from_batches(wanted, batches))
+        return Scanner(pa.RecordBatchReader.from_batches(wanted, batches))
 
     def _batches(
         self,
@@ -189,7 +189,7 @@ def _batches_of(parsed: Future[pa.Table], wanted: pa.Schema) -> Iterator[pa.Reco
 
 
 @final
-class _Scanner:
+class Scanner:
     """What DuckDB takes of a scanner."""
 
     def __init__(self, reader: pa.RecordBatchReader) -> None:
@@ -220,15 +220,15 @@ def prune(
         )
         for journal, values in keys
     ]
-    kept = [s for i in _possible(expressions, schema, condition) for s in groups[keys[i]]]
+    kept = [s for i in possible(expressions, schema, condition) for s in groups[keys[i]]]
     if "_offset" in origin and "_offset" in str(condition):
         offset = ds.field("_offset")
         expressions = [(offset >= s.begin) & (offset < s.end) for s in kept]
-        kept = [kept[i] for i in _possible(expressions, schema, condition)]
+        kept = [kept[i] for i in possible(expressions, schema, condition)]
     return kept
 
 
-def _possible(
+def possible(
     guarantees: Iterable[pc.Expression], schema: pa.Schema, condition: pc.Expression
 ) -> list[int]:
     """Indices of the guarantees under which `condition` may be true: Arrow's own pruning of files.

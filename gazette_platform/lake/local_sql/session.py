@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +17,16 @@ from gazette_platform.client.read_ahead import ReadAhead
 from gazette_platform.errors import GazetteError, LakeError, ValidationError
 from gazette_platform.lake.layout import StoreRoots
 from gazette_platform.lake.local_sql.advice import advised, table_missing
+from gazette_platform.lake.local_sql.names import (
+    OFFSETS_SUFFIX,
+    RESERVED,
+    key_of,
+    names_of,
+    quoted as _quoted,
+    typed_of,
+)
 from gazette_platform.lake.local_sql.snapshot import take_snapshot
+from gazette_platform.lake.local_sql.typed_view import TypedViews
 from gazette_platform.lake.meant import or_meant
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.spec_folder import load_table_specs
@@ -36,19 +47,17 @@ if TYPE_CHECKING:
     from gazette_platform.lake.local_sql.reading import Piece, ScanCounts, SegmentReader
     from gazette_platform.lake.local_sql.rows import RowParser
     from gazette_platform.lake.local_sql.snapshot import TableSnapshot
+    from gazette_platform.lake.local_sql.typed_view import TypedSeam
     from gazette_platform.lake.segments import Segment
     from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.lake.typed.catalogs import TypedCatalog
 
-__all__ = ["OFFSETS_SUFFIX", "LocalSql", "QueryResult", "connect"]
+__all__ = ["LocalSql", "QueryResult", "connect"]
 
 T = TypeVar("T")
 
-OFFSETS_SUFFIX: Final = "$offsets"
-"""Behind a table's name: the same table with the columns `_journal`, `_offset` and `_fragment`."""
-
 # DuckDB's name of a database without a file.
 _DATABASE: Final = "memory"
-_RESERVED: Final = frozenset({"information_schema", "pg_catalog"})
 _TABLES_AT_A_TIME: Final = 8
 _PARSERS: Final = min(4, os.cpu_count() or 1)
 _BATCH_ROWS: Final = 65536
@@ -93,15 +102,29 @@ def connect(
     if client is None:
         # Tokens, keys and certificates come from the variables that gazctl reads.
         address = settings.broker or os.environ.get("BROKER_ADDRESS") or settings.required("broker")
-        client = owned = Client(ClientConfig.from_environment(os.environ, address=address))
+        config = ClientConfig.from_environment(os.environ, address=address)
+        # Tails of typed tables are read from files that are on this machine.
+        config = replace(config, file_root=config.file_root or settings.file_root)
+        client = owned = Client(config)
     try:
         return LocalSql(
-            specs, client=client, roots=settings.store_roots, refused=refused, owned=owned
+            specs,
+            client=client,
+            roots=settings.store_roots,
+            refused=refused,
+            owned=owned,
+            catalog=partial(_catalog_of, settings),
         )
     except BaseException:
         if owned is not None:
             owned.close()
         raise
+
+
+def _catalog_of(settings: LakeSettings) -> TypedCatalog:
+    from gazette_platform.lake.typed.catalogs import typed_catalog  # noqa: PLC0415  an extra
+
+    return typed_catalog(settings)
 
 
 def _specs(folder: Path) -> tuple[dict[str, TableSpec], dict[str, ValidationError]]:
@@ -125,7 +148,8 @@ class LocalSql(Closing):
 
     Each query sees one snapshot of every table that it names: journals up to their write heads when it
     began. Content is streamed, and only that of Hive partitions that the query may need. A table
-    ``schema.table`` has that name, and ``table`` alone if no other schema has one.
+    ``schema.table`` has that name, and ``table`` alone if no other schema has one. Typed tables of specs are tables, too:
+    their rows and the tail behind these.
 
     Args:
         specs: by name.
@@ -133,6 +157,7 @@ class LocalSql(Closing):
         roots: fragment-store URL → where it lies on this machine.
         refused: what is wrong with other specs, by file name.
         owned: a client to close at the end.
+        catalog: opens the one of typed tables, once there is a query of one; None: these are no tables.
         clock: by which snapshots are dated.
 
     Attributes:
@@ -148,16 +173,24 @@ class LocalSql(Closing):
         roots: Mapping[str, str],
         refused: Mapping[str, ValidationError] | None = None,
         owned: Client | None = None,
+        catalog: Callable[[], TypedCatalog] | None = None,
         clock: Clock | None = None,
     ) -> None:
         import duckdb  # noqa: PLC0415  the core goes without it
 
-        self._specs = {n: spec for n, spec in specs.items() if spec.schema not in _RESERVED}
+        self._specs = {n: spec for n, spec in specs.items() if spec.schema not in RESERVED}
         self._client = client
         self._owned = owned
         self._roots = StoreRoots(roots)
         self._clock = clock or SystemClock()
-        self._names = _names_of(self._specs)
+        self._typed = TypedViews(
+            typed_of(self._specs) if catalog is not None else {},
+            client=client,
+            open_catalog=catalog,
+            failed=self._failed,
+            clock=self._clock,
+        )
+        self._names = names_of(self._specs, self._typed.specs)
         self._datasets: dict[str, TableDataset] = {}
         self._failure: BaseException | None = None
         self._query = ""
@@ -176,7 +209,7 @@ class LocalSql(Closing):
         self._is_new = True
         # Arrow takes a while to be imported, and brokers to answer.
         self._parsers.submit(import_module, _DATASET)
-        for schema in sorted({spec.schema for spec in self._specs.values()}):
+        for schema in sorted({name.partition(".")[0] for name in self.tables}):
             self._duckdb.execute(f"CREATE SCHEMA IF NOT EXISTS {_DATABASE}.{_quoted(schema)}")
 
     @property
@@ -188,7 +221,7 @@ class LocalSql(Closing):
     @property
     def tables(self) -> tuple[str, ...]:
         """Names of the tables, as ``schema.table``, sorted."""
-        return tuple(sorted(self._specs))
+        return tuple(sorted((*self._specs, *self._typed.specs)))
 
     def execute(self, query: str, parameters: Sequence[Any] | None = None) -> QueryResult:
         """Run a query, on snapshots taken now of the tables that it names.
@@ -216,21 +249,25 @@ class LocalSql(Closing):
         self._failure, self._query = None, query
         for dataset in self._datasets.values():
             dataset.counts = []
+        self._typed.begin()
 
     def refresh(self, tables: Iterable[str] | None = None) -> None:
         """Take new snapshots of `tables`, by full name; of all by default.
 
         Raises: ValidationError: not a table's name, or a table's journals are not there. LakeError,
-            TransportError: as `take_snapshot`.
+            TransportError: as `take_snapshot`, and of typed tables as `TypedViews.pin`.
         """
         wanted = self.tables if tables is None else tuple(sorted(tables))
         for name in wanted:
-            if name not in self._specs:
+            if name not in self.tables:
                 raise ValidationError(self._unknown(name))
-        for snapshot in self._client.run(self._snapshots(wanted)):
+        for snapshot in self._client.run(self._snapshots(n for n in wanted if n in self._specs)):
             if isinstance(snapshot, GazetteError):
                 raise snapshot
             self._register(snapshot)
+        for name in wanted:
+            if name not in self._specs:
+                self._register_typed(name)
 
     def snapshot(self, table: str) -> TableSnapshot:
         """What the last query saw of `table`, by full name: its journals, their heads, and the seams.
@@ -245,6 +282,10 @@ class LocalSql(Closing):
         """What scans of the last query read, by table, in the order in which they began."""
         return {name: list(d.counts) for name, d in self._datasets.items() if d.counts}
 
+    def seams(self) -> dict[str, TypedSeam]:
+        """What the last query saw of typed tables that it read: where rows end, and the tail."""
+        return self._typed.seams()
+
     def interrupt(self) -> None:
         """Have the query that another thread runs fail with a KeyboardInterrupt, soon."""
         self._duckdb.interrupt()
@@ -254,6 +295,7 @@ class LocalSql(Closing):
         self._duckdb.close()
         if self._empty is not None:
             self._empty.close()
+        self._typed.close()
         self._client.run(self._close_reads())
         self._parsers.shutdown(cancel_futures=True)
         if self._owned is not None:
@@ -269,7 +311,7 @@ class LocalSql(Closing):
 
         try:
             names = self._without_views().get_table_names(query, qualified=True)
-            named = {_key(name) for name in names}
+            named = {key_of(name) for name in names}
         except (
             duckdb.Error
         ):  # several statements, or a name that is not there yet: any may be meant
@@ -277,7 +319,7 @@ class LocalSql(Closing):
             return
         wanted = {self._names[name] for name in named if name in self._names}
         if named - self._names.keys():  # it may be a view over tables of ours
-            wanted |= self._datasets.keys()
+            wanted |= self._datasets.keys() | self._typed.views.keys()
         if wanted:
             self.refresh(wanted)
         elif not named and _LISTS.search(query):
@@ -297,15 +339,23 @@ class LocalSql(Closing):
     def _refresh_all(self) -> None:
         """As `refresh`, for queries that may mean any table: one that fails is told when it is asked for."""
         self._unavailable = {}
-        found = self._client.run(self._snapshots(self.tables))
-        for name, snapshot in zip(self.tables, found, strict=True):
+        found = self._client.run(self._snapshots(self._specs))
+        for name, snapshot in zip(self._specs, found, strict=True):
             if isinstance(snapshot, GazetteError):
                 self._unavailable[name] = snapshot
                 self._unregister(name)
             else:
                 self._register(snapshot)
+        for name in self._typed.specs:
+            try:
+                self._register_typed(name)
+            except GazetteError as err:
+                self._unavailable[name] = err
+                view = self._typed.forget(name)
+                if view is not None:
+                    view.drop(self._duckdb, _DATABASE, self._short(name))
 
-    async def _snapshots(self, names: Sequence[str]) -> list[TableSnapshot | GazetteError]:
+    async def _snapshots(self, names: Iterable[str]) -> list[TableSnapshot | GazetteError]:
         async def one(name: str) -> TableSnapshot | GazetteError:
             try:
                 return await take_snapshot(
@@ -359,6 +409,15 @@ class LocalSql(Closing):
                 f"CREATE OR REPLACE {view} AS SELECT {listed} FROM temp.main.{_quoted(whole)}"  # noqa: S608
             )
 
+    def _register_typed(self, name: str) -> None:
+        self._is_new = False
+        self._typed.pin(name).make(self._duckdb, _DATABASE, self._short(name))
+
+    def _short(self, name: str) -> str:
+        """What a typed table is called without a schema: its name in full, quoted, if another one is called so."""
+        table = name.partition(".")[2]
+        return table if self._names.get(table) == name else name
+
     # ------------------------------------------------------------------ in DuckDB's threads
 
     def _reader(
@@ -399,15 +458,21 @@ class LocalSql(Closing):
         if isinstance(error, duckdb.InterruptException):
             return KeyboardInterrupt()
         if missing := table_missing(str(error)):
-            name = self._names.get(_key(missing), "")
-            if name in self._unavailable:
-                return self._unavailable[name]
+            name = self._names.get(key_of(missing), "")
+            # DuckDB leaves out a schema that there is.
+            for each in (name, *self._unavailable):
+                if (
+                    each in self._unavailable
+                    and each.partition(".")[2] == key_of(missing).rpartition(".")[2]
+                ):
+                    return self._unavailable[each]
             return LakeError(self._unknown(missing))
         columns = {column.name for spec in self._specs.values() for column in spec.columns}
+        columns |= {c.name for s in self._typed.specs.values() if s.typed for c in s.typed.columns}
         return LakeError(advised(str(error), self._query, {*self._names, *columns}))
 
     def _unknown(self, name: str) -> str:
-        if name in self._specs:
+        if name in self.tables:
             schema, _, table = name.partition(".")
             return f'there is no table "{name}": quotes go around each part, as in "{schema}"."{table}"'
         shown = ", ".join(self.tables[:_NAMES_SHOWN])
@@ -415,7 +480,7 @@ class LocalSql(Closing):
         refused = f"; refused: {next(iter(self.refused.values()))}" if self.refused else ""
         return (
             f"there is no table {name} (known: {shown}{f' and {more} more' if more > 0 else ''}; a spec "
-            f"in the tables folder makes another one{refused}){or_meant([name], self._specs)}"
+            f"in the tables folder makes another one{refused}){or_meant([name], self.tables)}"
         )
 
 
@@ -486,35 +551,9 @@ def _asked(
     return _duckdb.execute(_query, _parameters)
 
 
-def _names_of(specs: Mapping[str, TableSpec]) -> dict[str, str]:
-    """Full names by what queries may call tables; a short name that two have is none."""
-    names: dict[str, str] = {}
-    shorts = [spec.table for spec in specs.values()]
-    for spec in specs.values():
-        names[spec.name] = spec.name
-        if shorts.count(spec.table) == 1:
-            names[spec.table] = spec.name
-    return names
-
-
-def _key(name: str) -> str:
-    """What a query calls a table, as in `_names_of`; DuckDB adds what else it is called there.
-
-    >>> _key('"orders$offsets"'), _key("Shop.orders AS o"), _key("memory.shop.orders")
-    ('orders', 'shop.orders', 'shop.orders')
-    """
-    name = name.partition(" AS ")[0].replace('"', "").lower()
-    parts = name.removesuffix(OFFSETS_SUFFIX).split(".")
-    return ".".join(parts[-2:])
-
-
 def _place(spec: TableSpec) -> str:
     """Where its views are: a schema may be called like a database, and another one may be in use."""
     return f"{_DATABASE}.{_quoted(spec.schema)}"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _require_one_answer(statements: Sequence[duckdb.Statement]) -> None:

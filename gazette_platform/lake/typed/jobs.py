@@ -31,7 +31,7 @@ class Job:
     partitions: str
     """Its partition spec, as Iceberg's JSON."""
     location: str
-    """Below it, rows are written."""
+    """Below it, rows are written; empty: they are only counted."""
     quarantine_schema: str
     """Of the quarantine table, likewise; it has no partitions."""
     quarantine_location: str

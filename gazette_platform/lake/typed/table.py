@@ -61,6 +61,7 @@ __all__ = [
     "TypedTable",
     "open_table",
     "require_able",
+    "require_ours",
     "state_properties",
     "typed_table",
     "write_state",
@@ -162,7 +163,7 @@ def open_table(door: Door, spec: TypedSpec, location: str) -> TypedTable:
         loaded = door.create(NewTable(
             schema=schema, partitions=partitions, location=location, properties={**_PROPERTIES, **told}
         ))  # fmt: skip
-    _require_ours(loaded, spec, door.name)
+    require_ours(loaded, spec, door.name)
     require_progress(loaded.metadata, door.name)
     return typed_table(_evolved(door, loaded, spec), door.name)
 
@@ -172,7 +173,7 @@ def require_able(loaded: Loaded, spec: TypedSpec, name: str) -> None:
 
     Raises: SchemaMismatch: it cannot, with all differences. LakeError: it is not ours.
     """
-    _require_ours(loaded, spec, name)
+    require_ours(loaded, spec, name)
     with _naming(name):
         _evolution(loaded.metadata, spec).require_possible()
 
@@ -245,7 +246,11 @@ def _uuid_of(spec: TypedSpec) -> str:
     return ".".join(spec.uuid) or "none"
 
 
-def _require_ours(loaded: Loaded, spec: TypedSpec, name: str) -> None:
+def require_ours(loaded: Loaded, spec: TypedSpec, name: str) -> None:
+    """See that a table is that of a spec.
+
+    Raises: LakeError: it is no typed table. SchemaMismatch: it is of another raw table, or by another `uuid`.
+    """
     properties = loaded.metadata.properties
     source, noted, wanted = properties.get(SOURCE), properties.get(UUID), _uuid_of(spec)
     if source is None:

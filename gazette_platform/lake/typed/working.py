@@ -20,11 +20,13 @@ from gazette_platform.errors import DataError, StatusError, StoreError, Transpor
 from gazette_platform.lake.segment_content import LineBlocks, pieces_of
 from gazette_platform.lake.segments import Segment
 from gazette_platform.lake.typed.cut_lines import CutLines
+from gazette_platform.lake.typed.iceberg_types import arrow_schema
 from gazette_platform.lake.typed.jobs import Output
 from gazette_platform.lake.typed.parsing import BadRecord, BlockParser
 from gazette_platform.lake.typed.placing import bad_rows, in_schema, placed_rows
 from gazette_platform.lake.typed.rounds import Done, Kind
 from gazette_platform.lake.typed.screening import TaskScreen
+from gazette_platform.lake.typed.sinks import CountedRows
 from gazette_platform.lake.typed.writing import RowWriter, remove_files
 
 if TYPE_CHECKING:
@@ -252,20 +254,24 @@ class _TaskContent:
 
 
 def _files(job: Job) -> tuple[Sink, Sink]:
-    """Parquet files of the typed table, and of its quarantine."""
-    rows = RowWriter(
+    """Parquet files of the typed table, and of its quarantine; nothing, for a job without a location."""
+    if not job.location:
+        kinds = (Schema.model_validate_json(one) for one in (job.schema, job.quarantine_schema))
+        rows, bad = (CountedRows(arrow_schema(kind)) for kind in kinds)
+        return rows, bad
+    written = RowWriter(
         _io(job, job.location),
         job.location,
         Schema.model_validate_json(job.schema),
         PartitionSpec.model_validate_json(job.partitions),
     )
-    bad = RowWriter(
+    set_aside = RowWriter(
         _io(job, job.quarantine_location),
         job.quarantine_location,
         Schema.model_validate_json(job.quarantine_schema),
         UNPARTITIONED_PARTITION_SPEC,
     )
-    return rows, bad
+    return written, set_aside
 
 
 @final
