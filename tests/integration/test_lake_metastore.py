@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from lake_bench import FragmentFiles
+from lake_servers import RestartableMetastore
 
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import (
@@ -16,6 +17,7 @@ from gazette_platform.hive import (
     HiveColumn,
     HivePartition,
     HiveTable,
+    MetastoreClient,
     MetastoreSession,
 )
 from gazette_platform.hive.locks import this_process
@@ -150,6 +152,24 @@ def test_locks_that_were_left_behind_are_broken(session, table):
     with session.accounts_lock("client_test", "t", wait_s=30, lease_s=1000):
         pass
     assert not session._client.show_locks(ttypes.ShowLocksRequest(dbname="client_test")).locks
+
+
+def test_lock_of_an_engine_that_was_killed_is_dropped(tmp_path):
+    """It tells the metastore that it is alive, as engines do, until it does not any more."""
+    with RestartableMetastore(tmp_path, {"hive.txn.timeout": "2s"}) as server:
+        metastore = MetastoreClient(server.settings.metastore)
+        with metastore.connect() as engine:
+            engine._client.lock(lock_of("t"))
+        with metastore.connect() as session:
+            waiting = session._client.lock(lock_of("t"))
+            assert waiting.state == ttypes.LockState.WAITING
+            deadline = time.monotonic() + 60
+            while waiting.state == ttypes.LockState.WAITING:
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+                request = ttypes.CheckLockRequest(lockid=waiting.lockid)
+                waiting = session._client.check_lock(request)
+            assert waiting.state == ttypes.LockState.ACQUIRED
 
 
 class Half:
