@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tests.typed_crash.oracle import last_of_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from gazette_platform.lake.typed.state import TypedState
-    from tests.typed_crash.messages import Expected
+    from tests.typed_crash.oracle import Expected, Record, Row
 
 __all__ = ["Found", "Verdict", "judge"]
 
@@ -20,10 +22,10 @@ _SHOWN = 5
 class Found(NamedTuple):
     """What there is of a case at its end."""
 
-    rows: list[tuple[str, int, int | None, int | None]]
-    """Journal, `_begin`, `n` and `late` of each row of the typed table, by Spark."""
-    quarantined: list[tuple[str, int]]
-    """Journal and `_begin` of each row of its quarantine, by Spark."""
+    rows: list[tuple[str, int, Row]]
+    """Journal and `_begin` of each row of the typed table, and the rest of it, by Spark."""
+    quarantined: list[tuple[str, int, Record]]
+    """Likewise of its quarantine."""
     state: TypedState
     """Of the snapshot that progress is at."""
     counted: tuple[Mapping[str, int], Mapping[str, int]]
@@ -36,6 +38,7 @@ class Verdict:
 
     committed: int = 0
     typed: int = 0
+    """Messages that rows stand for: of a table with a key several for each."""
     quarantined: int = 0
     lost: int = 0
     doubled: int = 0
@@ -55,81 +58,123 @@ class Verdict:
         )
 
 
-def judge(verdict: Verdict, name: str, wanted: Mapping[str, Expected], found: Found) -> None:
+def judge(
+    verdict: Verdict,
+    name: str,
+    wanted: Mapping[str, Expected],
+    found: Found,
+    *,
+    is_keyed: bool = False,
+    is_parted: bool = False,
+) -> None:
     """Add what is to be said of a case.
 
     Args:
         name: of the case.
         wanted: by journal.
         found: what there is.
+        is_keyed: whether of messages of a key the last is a row.
+        is_parted: whether the table has partitions.
     """
-    rows = Counter((journal, begin) for journal, begin, _, _ in found.rows)
-    aside = Counter(found.quarantined)
-    _compare(verdict, f"{name}, rows", _spots((j, one.rows) for j, one in wanted.items()), rows)
-    _compare(
-        verdict,
-        f"{name}, quarantined",
-        _spots((j, one.quarantined) for j, one in wanted.items()),
-        aside,
-    )
-    numbers = {(j, begin): n for j, one in wanted.items() for begin, n in one.rows.items()}
-    for journal, begin, number, late in found.rows:
-        meant = numbers.get((journal, begin))
-        if meant is not None and (number != meant or late not in (None, meant)):
-            verdict.problems.append(
-                f"{name}: the row at {journal} {begin} has n={number}, late={late}, not {meant}"
-            )
-    once = {(journal, n) for journal, one in wanted.items() for n in one.rows.values()}
-    # A message that was appended again, at another offset.
+    stands_for = {
+        (journal, begin): (row, (journal,))
+        for journal, one in wanted.items()
+        for begin, row in one.rows.items()
+    }
+    committed = len(stands_for)
+    if is_keyed:
+        stands_for = last_of_keys(wanted)
+    rows = {
+        spot: row if is_parted else row._replace(partition="")
+        for spot, (row, _) in stands_for.items()
+    }
+    records = {
+        (journal, begin): record
+        for journal, one in wanted.items()
+        for begin, record in one.quarantined.items()
+    }
+    _compare(verdict, f"{name}, rows", rows, found.rows)
+    _compare(verdict, f"{name}, quarantined", records, found.quarantined)
+    # A message that was appended again, at another offset; or a key that has two rows.
+    once = {_identity(j, row, is_keyed=is_keyed) for (j, _), row in rows.items()}
     verdict.doubled += sum(
-        (journal, begin) not in numbers and (journal, number) in once
-        for journal, begin, number, _ in found.rows
+        (j, begin) not in rows and _identity(j, row, is_keyed=is_keyed) in once
+        for j, begin, row in found.rows
     )
-    verdict.typed += rows.total()
-    verdict.quarantined += aside.total()
-    verdict.committed += sum(len(one.rows) + len(one.quarantined) for one in wanted.values())
-    _judge_state(verdict, name, wanted, found)
+    spots = ((j, begin) for j, begin, _ in found.rows)
+    verdict.typed += sum(len(stands_for[spot][1]) for spot in spots if spot in stands_for)
+    verdict.quarantined += len(found.quarantined)
+    verdict.committed += committed + len(records)
+    _judge_state(verdict, name, wanted, found, Counter(journal for journal, _ in rows))
 
 
-def _spots(by_journal: Iterable[tuple[str, Iterable[int]]]) -> set[tuple[str, int]]:
-    return {(journal, begin) for journal, begins in by_journal for begin in begins}
+def _identity(journal: str, row: Row, *, is_keyed: bool) -> tuple[Any, ...]:
+    return (row.k,) if is_keyed else (journal, row.n)
 
 
 def _compare(
-    verdict: Verdict, what: str, wanted: set[tuple[str, int]], found: Counter[tuple[str, int]]
+    verdict: Verdict,
+    what: str,
+    wanted: Mapping[tuple[str, int], Any],
+    found: Sequence[tuple[str, int, Any]],
 ) -> None:
-    lost = sorted(wanted - found.keys())
-    doubled = sorted(spot for spot, count in found.items() if count > 1)
-    strange = sorted(found.keys() - wanted)
+    times = Counter((journal, begin) for journal, begin, _ in found)
+    lost = sorted(wanted.keys() - times.keys())
+    doubled = sorted(spot for spot, count in times.items() if count > 1)
+    strange = sorted(times.keys() - wanted.keys())
     verdict.lost += len(lost)
-    verdict.doubled += sum(found[spot] - 1 for spot in doubled)
+    verdict.doubled += sum(times[spot] - 1 for spot in doubled)
     for kind, spots in (("lost", lost), ("doubled", doubled), ("not committed", strange)):
         if spots:
             verdict.problems.append(f"{what}: {len(spots)} {kind}, such as {spots[:_SHOWN]}")
+    changed = [
+        (journal, begin, value, wanted[journal, begin])
+        for journal, begin, value in found
+        if (journal, begin) in wanted and value != wanted[journal, begin]
+    ]
+    verdict.problems += [
+        f"{what}: at {journal} {begin} there is {value}, not {meant}"
+        for journal, begin, value, meant in changed[:_SHOWN]
+    ]
 
 
-def _judge_state(verdict: Verdict, name: str, wanted: Mapping[str, Expected], found: Found) -> None:
+def _judge_state(
+    verdict: Verdict,
+    name: str,
+    wanted: Mapping[str, Expected],
+    found: Found,
+    rows: Counter[str],
+) -> None:
     """Whether the state says how far it has come, and what has become of what."""
     problems = verdict.problems
     problems += [f"{name}, state of {j}: {why}" for j, why in found.state.unaccounted.items()]
+    strange = found.state.journals.keys() - wanted.keys()
+    problems += [f"{name}: the state knows {journal}, which is none" for journal in sorted(strange)]
     for journal, one in wanted.items():
         state = found.state.journals.get(journal)
         if state is None:
             if one.head:
                 problems.append(f"{name}: the state knows nothing of {journal}")
             continue
-        counts = (state.counts.typed, state.counts.quarantined)
-        meant = (len(one.rows), len(one.quarantined))
-        if counts != meant:
-            problems.append(f"{name}, state of {journal}: counts are {counts}, not {meant}")
-        if state.offset != one.head:
-            problems.append(f"{name}, state of {journal}: is at {state.offset}, not {one.head}")
-        known = {p: (at.last_ack, at.begin) for p, at in state.producers.items()}
-        true = {p.producer: (p.last_ack, p.begin) for p in one.producers}
-        if known != true:
-            problems.append(f"{name}, state of {journal}: producers are {known}, not {true}")
-        seen = (found.counted[0].get(journal, 0), found.counted[1].get(journal, 0))
-        if seen != meant:
-            problems.append(
-                f"{name}: the check of completeness counts {seen} of {journal}, not {meant}"
-            )
+        of = f"{name}, state of {journal}"
+        counts = state.counts
+        said = {
+            "messages": (counts.messages, one.messages),
+            "acks": (counts.acks, one.acks),
+            "rows": (counts.typed, len(one.rows)),
+            "quarantined": (counts.quarantined, len(one.quarantined)),
+            "waiting": (counts.waiting, sum(each.waiting for each in one.producers.values())),
+            "lost bytes": (counts.lost_bytes, 0),
+            "offset": (state.offset, one.head),
+            "producers": ({p: tuple(at) for p, at in state.producers.items()}, {p: tuple(at) for p, at in one.producers.items()}),
+            "rows by the check of completeness": (found.counted[0].get(journal, 0), rows[journal]),
+            "quarantined by the check of completeness": (
+                found.counted[1].get(journal, 0),
+                len(one.quarantined),
+            ),
+        }  # fmt: skip
+        problems += [
+            f"{of}: {what} {is_said}, not {meant}"
+            for what, (is_said, meant) in said.items()
+            if is_said != meant
+        ]
