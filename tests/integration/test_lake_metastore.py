@@ -70,6 +70,28 @@ def test_table_is_kept(session, table):
     assert "client_test" in session.databases()
 
 
+def test_database_that_many_make_at_once_keeps_what_is_in_its_folder(metastore, tmp_path):
+    """A metastore that finds it made by another one removes the folder that it has made for it."""
+    rounds, barrier = 20, threading.Barrier(4)
+
+    def makes(who):
+        for number in range(rounds):
+            folder = tmp_path / f"made_{number}"
+            barrier.wait(60)
+            with metastore.connect() as session:
+                session.ensure_database(folder.name, location=folder.as_uri())
+            (folder / str(who)).touch()
+
+    with ThreadPoolExecutor(barrier.parties) as pool:
+        for made in [pool.submit(makes, who) for who in range(barrier.parties)]:
+            made.result()
+    left = {path.name: sorted(file.name for file in path.iterdir()) for path in tmp_path.iterdir()}
+    with metastore.connect() as session:
+        for name in left:
+            session.drop_database(name)
+    assert left == {f"made_{number}": ["0", "1", "2", "3"] for number in range(rounds)}
+
+
 def test_partitions_in_batches_with_awkward_values(session, table):
     values = [("a/b=c%d:e", "2026-01-02"), ("é", "2026-01-03"), ("..", "2026-01-04")]
     values += [(f"{n:03}", "2026-01-05") for n in range(500)]
