@@ -207,8 +207,10 @@ class MetastoreSession:
                 self._create_database(name, location)
 
     def _create_database(self, name: str, location: str) -> None:
-        """One at a time. A metastore that makes its folder, and then finds that somebody else has made the database, removes the folder:
-        with the first table that was made in it meanwhile.
+        """Create it, one at a time.
+
+        A metastore that makes its folder, and finds then that somebody else has made the database, removes the folder again: with
+        the first table that was made in it meanwhile.
         """
         lock = HeldLock(self._client, name, "", self._clock, suffix=".gazette_database")
         lock.acquire(wait_s=_TABLE_LOCK_WAIT_S, lease_s=LEASE_S)

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Life", "LifeReport", "live"]
 
-_RETRY_TIMEOUT_S = 20.0
-_HELD_TIMEOUT_S = 240.0
+_RETRY_TIMEOUT_S = 60.0
+_HELD_TIMEOUT_S = 500.0
 _POLL_S = 0.02
 # Tasks that are as small as may be, so that there are several.
 _LIMITS = Limits(task_bytes=2000)

@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 __all__ = ["Facts", "Player", "context"]
 
 # Of a machine that is several times slower; all end much sooner.
-_LIFE_TIMEOUT_S = 300.0
-_SETTLE_TIMEOUT_S = 300.0
-_HELD_TIMEOUT_S = 120.0
+_LIFE_TIMEOUT_S = 600.0
+_SETTLE_TIMEOUT_S = 900.0
+_HELD_TIMEOUT_S = 300.0
 _POLL_S = 0.02
 _LOG_TAIL = 3000
 # Of records of which a column is required that some lack.

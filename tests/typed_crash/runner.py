@@ -81,6 +81,16 @@ def run_typed_crash(
     def done(played: Facts) -> None:
         facts.append(played)
         say(_told(played))
+        before = len(verdict.problems)
+        verdict.problems += played.problems
+        if played.found is not None:
+            case = played.case
+            judge(
+                verdict, case.name, played.wanted, played.found,
+                is_keyed=case.is_keyed, is_parted=case.is_parted,
+            )  # fmt: skip
+        for problem in verdict.problems[before:]:
+            say(problem)
         show(f"{len(facts)} of {len(cases)} cases played")
 
     show(f"0 of {len(cases)} cases played")
@@ -91,16 +101,6 @@ def run_typed_crash(
     for case in cases:
         if case.is_alone:
             done(play(case))
-    for played in facts:
-        verdict.problems += played.problems
-        if played.found is not None:
-            case = played.case
-            judge(
-                verdict, case.name, played.wanted, played.found,
-                is_keyed=case.is_keyed, is_parted=case.is_parted,
-            )  # fmt: skip
-    for problem in verdict.problems:
-        say(problem)
     result = TypedCrashResult(seed, facts, verdict, pairs)
     say(f"{result.faults} faults between {len(pairs.wrong)} of {len(pairs.seen)} pairs of calls")
     if pairs.left:
