@@ -36,7 +36,7 @@ _OUT = Append(0, 3, ("out",))
 PLANTS = {
     case.name: (case, found)
     for case, found in (
-        (_case("keep_no_fence", _OUT, Held("metastore lock", 1, (Run(),))), "doubled"),
+        (_case("keep_no_fence", Run(), _OUT, Held("metastore lock", 1, (Run(),))), "doubled"),
         (_case("publish_again", _OUT, Run(Fault("broken after", 1, "metastore alter"))), "doubled"),
         (_case("settle_nothing", Append(0, 3, ("odd",))), "lost"),
         (_case("forget_producers", _OUT, Run(), Append(0, 3, ("again",))), "doubled"),

@@ -71,9 +71,7 @@ def expected_of(appended: Sequence[Appended]) -> Expected:
     for one in _committed(appended, acked, spans):
         message = one.message
         if message.kind in _REASONS:
-            quarantined[one.begin] = Record(
-                one.end, message.uuid, _REASONS[message.kind], one.line.rstrip(b"\n")
-            )
+            quarantined[one.begin] = Record(one.end, message.uuid, _REASONS[message.kind], one.line)
         elif message.kind != "ack":
             late = message.number if b'"late"' in one.line else None
             rows[one.begin] = Row(
