@@ -36,6 +36,8 @@ _HEAP = "-Xmx256m"
 _STACK = "-Xss8m"
 _THREADS_MIN = 4
 _THREADS_MAX = 64
+# Between looks at locks, and at whether the server still serves.
+_POLL_S = 2.0
 
 
 class MetastoreServer:
@@ -73,6 +75,7 @@ class MetastoreServer:
         )
         self._view: Any = None
         self._server: Any = None
+        self._locks: Any = None
 
     def open(self, host: str, port: int) -> None:
         """Start the JVM, make the schema if there is none, and bind.
@@ -122,6 +125,7 @@ class MetastoreServer:
             # autoCreateAll does not make the tables of locks and transactions; all come in one
             # transaction, and making them twice fails.
             metastore.txn.TxnDbUtil.prepDb(conf)
+        self._locks = metastore.txn.TxnUtils.getTxnStore(conf)
         thrift = jvm.org.apache.thrift
         transport = thrift.transport.TServerSocket(jvm.java.net.InetSocketAddress(host, port))
         args = (
@@ -146,6 +150,13 @@ class MetastoreServer:
     def serve(self) -> None:
         """Answer calls until `stop`. Blocks."""
         self._server.serve()
+
+    def drop_dead_locks(self) -> None:
+        """Drop locks whose holders have said nothing for ``hive.txn.timeout``.
+
+        Hive's main class would start a thread for it. Without, what is killed as it commits to a table has others wait for ever.
+        """
+        self._locks.performTimeOuts()
 
     def stop(self) -> None:
         """Stop taking calls; `serve` returns. Safe to call from another thread."""
@@ -213,9 +224,9 @@ def main(argv: list[str] | None = None) -> int:
     serving = threading.Thread(target=server.serve, name="metastore-serve", daemon=True)
     serving.start()
     _log.info("hive metastore on thrift://%s:%s", options.host, options.port)
-    # Wakes up now and then because a thread that died must end the process.
-    while serving.is_alive() and not stopping.wait(0.5):
-        pass
+    # Wakes up now and then: a thread that died must end the process, and locks outlive who held them.
+    while serving.is_alive() and not stopping.wait(_POLL_S):
+        server.drop_dead_locks()
     if stopping.is_set():
         server.stop()
         serving.join(timeout=5)

@@ -204,13 +204,27 @@ class MetastoreSession:
             try:
                 self._client.get_database(name)
             except ttypes.NoSuchObjectException:
-                database = ttypes.Database(
-                    name=name, description="", locationUri=location or None, parameters={}
-                )
-                try:
-                    self._client.create_database(database)
-                except ttypes.AlreadyExistsException:
-                    return  # somebody was quicker
+                self._create_database(name, location)
+
+    def _create_database(self, name: str, location: str) -> None:
+        """Create it, one at a time.
+
+        A metastore that makes its folder, and finds then that somebody else has made the database, removes the folder again: with
+        the first table that was made in it meanwhile.
+        """
+        lock = HeldLock(self._client, name, "", self._clock, suffix=".gazette_database")
+        lock.acquire(wait_s=_TABLE_LOCK_WAIT_S, lease_s=LEASE_S)
+        try:
+            self._client.get_database(name)
+        except ttypes.NoSuchObjectException:
+            database = ttypes.Database(
+                name=name, description="", locationUri=location or None, parameters={}
+            )
+            with suppress(ttypes.AlreadyExistsException):  # by an engine
+                self._client.create_database(database)
+        finally:
+            with suppress(TException):  # it ends by itself
+                lock.release()
 
     def drop_database(self, name: str) -> None:
         """Drop an empty database; its files stay. Missing ones are fine."""

@@ -118,7 +118,12 @@ class HeldLock:
         self._database = database
         self._table = table
         self._lock = f"{table}{suffix}"
-        self._what = f"the {'accounts' if suffix else 'contents'} of {database}.{table}"
+        what = "accounts" if suffix == _SUFFIX else "contents"
+        self._what = (
+            f"the {what} of {database}.{table}"
+            if table
+            else f"folder and entry of database {database}"
+        )
         self._clock = clock
         self._name = f"{this_process()} {next(_numbers)}"
         self._id = 0

@@ -8,6 +8,7 @@ import subprocess
 import time
 import warnings
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -138,16 +139,19 @@ class RestartableMetastore:
 
     Args:
         folder: for its state, and the warehouse.
+        properties: of Hive, over its own.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, properties: Mapping[str, str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         warehouse = folder / "warehouse"
         warehouse.mkdir(exist_ok=True)
         port = choose_ports(["metastore"])["metastore"]
-        self._component = metastore_component(
+        component = metastore_component(
             folder / "metastore", port=port, warehouse=warehouse.as_uri()
         )
+        told = (f"--set={name}={value}" for name, value in (properties or {}).items())
+        self._component = replace(component, command=(*component.command, *told))
         self._log = folder / "metastore.log"
         self._stack = ExitStack()
         self.settings = LakeSettings(

@@ -1,4 +1,4 @@
-"""Faults of a run's own, for `Life.plant`: `tests.typed_crash` has to find each of them."""
+"""Faults of a run's own, for `Life.plant`, and the least in which `tests.typed_crash` has to find each of them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,45 @@ from typing import Any
 
 from pyiceberg.table.update import AssertTableUUID
 
-from gazette_platform.lake.typed import publishing, quarantined, rounds, running
+from gazette_platform.lake.typed import amending, publishing, quarantined, rounds, running
+from gazette_platform.lake.typed.row_ranges import RowRanges
 from gazette_platform.lake.typed.screening import Plain
 from gazette_platform.lake.typed.state import JournalState
+from gazette_platform.spark import typed_merge
+from tests.lake_crash.plan import Fault
+from tests.typed_crash.plan import Append, Case, Held, Run
 
-__all__ = ["forget_producers", "keep_no_fence", "publish_again", "settle_nothing"]
+__all__ = [
+    "PLANTS",
+    "forget_producers",
+    "keep_no_fence",
+    "keep_rows",
+    "merge_the_first",
+    "publish_again",
+    "settle_nothing",
+]
+
+
+def _case(name: str, *steps: object, is_keyed: bool = False, amends: str = "") -> Case:
+    return Case(
+        name=name, theme="planted", seed=name, journals=1, steps=steps, is_keyed=is_keyed,
+        amends=amends, is_aimed=False,
+    )  # fmt: skip
+
+
+_OUT = Append(0, 3, ("out",))
+PLANTS = {
+    case.name: (case, found)
+    for case, found in (
+        (_case("keep_no_fence", Run(), _OUT, Held("metastore lock", 1, (Run(),))), "doubled"),
+        (_case("publish_again", _OUT, Run(Fault("broken after", 1, "metastore alter"))), "doubled"),
+        (_case("settle_nothing", Append(0, 3, ("odd",))), "lost"),
+        (_case("forget_producers", _OUT, Run(), Append(0, 3, ("again",))), "doubled"),
+        (_case("keep_rows", _OUT, amends="backfill"), "doubled"),
+        (_case("merge_the_first", Append(0, 6, ("out",)), is_keyed=True), "lost"),
+    )
+}
+"""Cases by plant, and what is found of each: ``lost``, or ``doubled``."""
 
 
 def keep_no_fence() -> None:
@@ -57,3 +91,19 @@ def forget_producers() -> None:
     rounds.join = planted
     state: Any = JournalState
     state.known = property(lambda _: {})
+
+
+def keep_rows() -> None:
+    """Backfills, and lets the rows stay that are made anew."""
+    publish: Any = amending.publish_replacing
+
+    def planted(door: Any, start: Any, _: Any, files: Any, **more: Any) -> Any:
+        return publish(door, start, RowRanges({}), files, **more)
+
+    amending.publish_replacing = planted
+
+
+def merge_the_first() -> None:
+    """Takes the first message of a key for the last one."""
+    statement: Any = typed_merge
+    statement._MERGE = typed_merge._MERGE.replace("_begin DESC", "_begin ASC")

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from lake_bench import FragmentFiles
+from lake_servers import RestartableMetastore
 
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import (
@@ -16,6 +17,7 @@ from gazette_platform.hive import (
     HiveColumn,
     HivePartition,
     HiveTable,
+    MetastoreClient,
     MetastoreSession,
 )
 from gazette_platform.hive.locks import this_process
@@ -66,6 +68,28 @@ def test_table_is_kept(session, table):
     assert session.table("none", "none") is None
     assert session.tables("client_test") == ["t"]
     assert "client_test" in session.databases()
+
+
+def test_database_that_many_make_at_once_keeps_what_is_in_its_folder(metastore, tmp_path):
+    """A metastore that finds it made by another one removes the folder that it has made for it."""
+    rounds, barrier = 20, threading.Barrier(4)
+
+    def makes(who):
+        for number in range(rounds):
+            folder = tmp_path / f"made_{number}"
+            barrier.wait(60)
+            with metastore.connect() as session:
+                session.ensure_database(folder.name, location=folder.as_uri())
+            (folder / str(who)).touch()
+
+    with ThreadPoolExecutor(barrier.parties) as pool:
+        for made in [pool.submit(makes, who) for who in range(barrier.parties)]:
+            made.result()
+    left = {path.name: sorted(file.name for file in path.iterdir()) for path in tmp_path.iterdir()}
+    with metastore.connect() as session:
+        for name in left:
+            session.drop_database(name)
+    assert left == {f"made_{number}": ["0", "1", "2", "3"] for number in range(rounds)}
 
 
 def test_partitions_in_batches_with_awkward_values(session, table):
@@ -150,6 +174,24 @@ def test_locks_that_were_left_behind_are_broken(session, table):
     with session.accounts_lock("client_test", "t", wait_s=30, lease_s=1000):
         pass
     assert not session._client.show_locks(ttypes.ShowLocksRequest(dbname="client_test")).locks
+
+
+def test_lock_of_an_engine_that_was_killed_is_dropped(tmp_path):
+    """It tells the metastore that it is alive, as engines do, until it does not any more."""
+    with RestartableMetastore(tmp_path, {"hive.txn.timeout": "2s"}) as server:
+        metastore = MetastoreClient(server.settings.metastore)
+        with metastore.connect() as engine:
+            engine._client.lock(lock_of("t"))
+        with metastore.connect() as session:
+            waiting = session._client.lock(lock_of("t"))
+            assert waiting.state == ttypes.LockState.WAITING
+            deadline = time.monotonic() + 60
+            while waiting.state == ttypes.LockState.WAITING:
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+                request = ttypes.CheckLockRequest(lockid=waiting.lockid)
+                waiting = session._client.check_lock(request)
+            assert waiting.state == ttypes.LockState.ACQUIRED
 
 
 class Half:

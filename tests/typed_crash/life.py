@@ -1,7 +1,7 @@
 """A life: a process that runs a typed table once, with calls that count.
 
 It is forked from a server that has loaded all that it needs, so that it begins within milliseconds. Its workers are in this
-process, too: what a worker of Spark does is the same, and that Spark loses or repeats orders is for other tests.
+process, too, for what a worker of Spark does is the same; but for lives that have a Spark of their own (`engine`).
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
@@ -21,28 +24,37 @@ from gazette_platform.client import Client, ClientConfig
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake.rollups.iceberg import IcebergTables
+from gazette_platform.lake.spark import is_local
+from gazette_platform.lake.typed.backfilling import BackfillRunner
 from gazette_platform.lake.typed.catalogs import HiveTables
 from gazette_platform.lake.typed.ranges import Limits
+from gazette_platform.lake.typed.reprocessing import Reprocessor
 from gazette_platform.lake.typed.running import TypedRunner
 from gazette_platform.lake.typed.working import LocalWorkers
+from gazette_platform.spark.typed_workers import SparkWorkers
 from tests.lake_crash.faults import Calls, FaultyMetastore
+from tests.typed_crash.engine import CountingMerger, kill_engine, open_engine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from gazette_platform.lake import LakeSettings
     from gazette_platform.lake.table_spec import TableSpec
-    from gazette_platform.lake.typed.jobs import Job
+    from gazette_platform.lake.typed.jobs import Job, Workers
     from gazette_platform.lake.typed.rounds import Done, Order
+    from gazette_platform.lake.typed.upserts import Merger
     from gazette_platform.lake.typed_spec.spec import TypedSpec
     from tests.lake_crash.pairs import Pair
     from tests.lake_crash.plan import Fault
 
 __all__ = ["Life", "LifeReport", "live"]
 
-_RETRY_TIMEOUT_S = 20.0
-_HELD_TIMEOUT_S = 120.0
+_RETRY_TIMEOUT_S = 60.0
+_HELD_TIMEOUT_S = 500.0
 _POLL_S = 0.02
+# Tasks that are as small as may be, so that there are several.
+_LIMITS = Limits(task_bytes=2000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +67,14 @@ class Life:
     raw: TableSpec
     broker: str
     file_root: Path
-    metastore: str
-    warehouse: str
+    settings: LakeSettings
+    """Whose Spark merges: a server, or ``local[2]``, which is its own and carries out orders, too."""
+    java: str
+    """Home of a Java for that."""
+    what: str = "run"
+    """See `plan.Run`."""
+    ranges: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    """That are backfilled."""
     fault: Fault | None = None
     spared: frozenset[Pair] | None = None
     """See `Calls`."""
@@ -74,6 +92,7 @@ class LifeReport:
     """``published``, ``idle``, or the class of the error by which it failed."""
     text: str
     is_whole: bool = False
+    """Whether nothing is left to be done of what it was to do."""
 
 
 def live(life: Life) -> None:
@@ -84,47 +103,93 @@ def live(life: Life) -> None:
     if life.plant:
         module, _, name = life.plant.partition(":")
         getattr(importlib.import_module(module), name)()
-    calls = Calls(life.fault, life.folder / "trace", life.spared)
+    calls = _LifeCalls(life)
     if life.held is not None:
         _hold(calls, life.folder, *life.held)
     _count_files(calls)
     try:
-        report = _run(life, calls)
+        report = _lived(life, calls)
     except Exception:  # noqa: BLE001  the outermost scope of this process: all that is left is to tell
         traceback.print_exc()
         sys.exit(1)
     finally:
         calls.finish()
+        kill_engine()
     (life.folder / "report.json").write_text(json.dumps(list(vars(report).values())))
 
 
-def _run(life: Life, calls: Calls) -> LifeReport:
-    metastore: Any = FaultyMetastore(MetastoreClient(life.metastore), calls)
+class _LifeCalls(Calls):
+    """Calls of a life, by names that say what it does if it is no run; and what strikes it amid one."""
+
+    def __init__(self, life: Life) -> None:
+        super().__init__(life.fault, life.folder / "trace", life.spared)
+        self._suffix = f" of {life.what}" if life.what != "run" else ""
+        self._suffix += " of a key" if life.spec.key else ""
+        is_struck = life.fault is not None and life.fault.mode == "struck"
+        self._struck = life.fault if is_struck else None
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """See `Calls`."""
+        if self._struck is not None and name.startswith(self._struck.call):
+            threading.Thread(target=self._strike, args=(name, self._struck.at), daemon=True).start()
+            self._struck = None
+        return super().call(f"{name}{self._suffix}", *arguments)
+
+    def _strike(self, name: str, after_ms: int) -> None:
+        time.sleep(after_ms / 1000)
+        self._note(f"! struck in {name}")
+        kill_engine()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _lived(life: Life, calls: Calls) -> LifeReport:
+    metastore: Any = FaultyMetastore(MetastoreClient(life.settings.metastore), calls)
     config = ClientConfig(
         address=life.broker, retry_timeout_s=_RETRY_TIMEOUT_S, file_root=life.file_root
     )
-    with Client(config) as client:
-        runner = TypedRunner(
-            HiveTables(IcebergTables(metastore, life.warehouse)),
-            _CountingWorkers(calls),
-            client,
-            log=print,
-        )
-        try:
-            # Tasks that are as small as may be, so that there are several.
-            report = runner.run(life.spec, life.raw, limits=Limits(task_bytes=2000))
-        except GazetteError as err:
-            traceback.print_exc()
-            return LifeReport(type(err).__name__, str(err))
+    tables = HiveTables(IcebergTables(metastore, life.settings.warehouse))
+    try:
+        with Client(config) as client:
+            return _DEEDS[life.what](life, tables, _workers(life, calls), client)
+    except GazetteError as err:
+        traceback.print_exc()
+        return LifeReport(type(err).__name__, str(err))
+
+
+def _run(life: Life, tables: HiveTables, workers: Workers, client: Client) -> LifeReport:
+    runner = TypedRunner(tables, workers, client, log=print)
+    report = runner.run(life.spec, life.raw, limits=_LIMITS)
     return LifeReport("published" if report.run else "idle", "", report.is_whole)
 
 
+def _backfill(life: Life, tables: HiveTables, workers: Workers, client: Client) -> LifeReport:
+    runner = BackfillRunner(tables, workers, client, log=print)
+    report = runner.run(life.spec, life.raw, life.ranges, limits=_LIMITS)
+    is_whole = not (report.holes or report.behind)
+    return LifeReport("published" if report.run else "idle", "", is_whole)
+
+
+def _reprocess(life: Life, tables: HiveTables, _: Workers, __: Client) -> LifeReport:
+    report = Reprocessor(tables, log=print).run(life.spec)
+    return LifeReport("published" if report.run else "idle", "", report.is_whole)
+
+
+_DEEDS = {"run": _run, "backfill": _backfill, "reprocess": _reprocess}
+
+
+def _workers(life: Life, calls: Calls) -> Workers:
+    opened = cache(lambda: open_engine(life.settings, life.java))
+    merger = CountingMerger(calls, opened)
+    if is_local(life.settings.spark_master):
+        return _EngineWorkers(calls, SparkWorkers(opened()), merger)
+    return _CountingWorkers(calls, merger)
+
+
 class _CountingWorkers:
-    """Workers whose orders count, each as a call."""
+    """Workers in this process, whose orders count, each as a call."""
 
-    merger = None
-
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, merger: Merger) -> None:
+        self.merger = merger
         self._calls = calls
         self._workers = LocalWorkers()
 
@@ -138,6 +203,23 @@ class _CountingWorkers:
             )
             for order in orders
         ]
+
+
+class _EngineWorkers:
+    """Spark's workers, whose rounds count, each as a call."""
+
+    def __init__(self, calls: Calls, workers: SparkWorkers, merger: Merger) -> None:
+        self.merger = merger
+        self._calls, self._workers = calls, workers
+
+    def carry_out(self, job: Job, orders: Sequence[Order]) -> list[Done]:
+        """See `Workers`."""
+        found: list[Done] = self._calls.call(
+            "orders",
+            lambda: self._workers.carry_out(job, orders),
+            lambda: LakeError("cut off on purpose"),
+        )
+        return found
 
 
 def _count_files(calls: Calls) -> None:

@@ -1,30 +1,32 @@
-"""What is appended to journals, and what one sequencer makes of it that reads each from end to end."""
+"""What is appended to journals: producers that repeat themselves, roll back, and send what is no record."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 
-from gazette_platform.message import Envelope, Flags, Sequencer, UuidParts, build_uuid
+from gazette_platform.message import Flags, build_uuid
+from tests.typed_crash.oracle import expected_of
 
 if TYPE_CHECKING:
     from random import Random
 
-    from gazette_platform.message.sequencer import ProducerState
+    from tests.typed_crash.oracle import Expected
 
-__all__ = ["Aside", "Expected", "JournalLog", "Message", "Placed", "Row", "Writer", "line_of"]
+__all__ = ["PRODUCERS", "Appended", "JournalLog", "Message", "Writer"]
 
-_PRODUCERS = tuple(bytes([number]) * 6 for number in (1, 3, 5))
+PRODUCERS = tuple(bytes([number]) * 6 for number in (1, 3, 5))
 # Some year of this century; clocks of a case are close together, so that no producer is forgotten.
 _CLOCK = 0x1F0 << 52
 _OUT, _CONTINUE, _ACK = map(int, Flags)
-_NONE = UuidParts(bytes(6), 0, 0)
 # Of batches that may come again.
 _REPEATED = 4
-# What people are told of records that are none.
-_REASONS = {"wrong": 'n: "a text" is no bigint', "cut": "ends within a record"}
+_BEGAN_AT = datetime(2026, 1, 1, tzinfo=UTC)
+# Of keys: this many of a journal come again and again; and each so many'th number is a key of all journals, once.
+_KEYS, _SHARED = 4, 7
 
 
 class Message(NamedTuple):
@@ -32,30 +34,42 @@ class Message(NamedTuple):
 
     kind: str
     """``good``; ``plain``: good, without a UUID; ``wrong``: of another type; ``cut``: half of it is missing; ``ack``."""
-    producer: int
+    producer: bytes
     clock: int
     flags: int
     number: int
+    key: str
 
     @property
-    def parts(self) -> UuidParts:
-        """The UUID that readers find."""
+    def uuid(self) -> str | None:
+        """As readers find it, who see none in half a record."""
         if self.kind in ("plain", "cut"):
-            return _NONE
-        return UuidParts(_PRODUCERS[self.producer], self.clock, self.flags)
+            return None
+        return str(build_uuid(self.producer, self.clock, self.flags))
+
+    @property
+    def at(self) -> str:
+        """An hour of its own, from which its partition follows."""
+        return f"{_BEGAN_AT + timedelta(hours=self.number):%Y-%m-%d %H:%M:%S}"
 
 
-def line_of(message: Message, *, has_late: bool = False) -> bytes:
-    """The record's bytes, newline included.
+class Appended(NamedTuple):
+    """A record where it lies."""
 
-    Args:
-        has_late: whether records have a key that came later.
-    """
+    begin: int
+    end: int
+    message: Message
+    line: bytes
+    """Newline included."""
+
+
+def _line_of(message: Message, *, has_late: bool) -> bytes:
     late = {"late": message.number} if has_late else {}
-    values = {"n": message.number, "k": f"k{message.number}", **late}
+    values = {"n": message.number, "k": message.key, "at": message.at.replace(" ", "T") + "Z", **late}  # fmt: skip
     if message.kind == "plain":
         return orjson.dumps(values) + b"\n"
-    meta = {"_meta": {"uuid": str(build_uuid(*message.parts))}}
+    told = build_uuid(message.producer, message.clock, message.flags)
+    meta = {"_meta": {"uuid": str(told)}}
     match message.kind:
         case "ack":
             return orjson.dumps(meta) + b"\n"
@@ -72,9 +86,11 @@ class Writer:
     """Producers of one journal that tick, append batches that may come again, roll back, acknowledge late or never."""
 
     random: Random
+    name: str = ""
+    """Of the journal, in keys of which there are several messages; empty: each message has a key of its own."""
     number: int = 0
     clocks: list[int] = field(
-        default_factory=lambda: [_CLOCK + 1000 * n for n in range(1, len(_PRODUCERS) + 1)]
+        default_factory=lambda: [_CLOCK + 1000 * n for n in range(1, len(PRODUCERS) + 1)]
     )
     acked: list[int] = field(default_factory=list)
     sent: list[list[Message]] = field(default_factory=list)
@@ -89,7 +105,7 @@ class Writer:
             acts: of which one is drawn: ``out``, ``continue``, ``ack``, ``rollback``, ``again``, ``odd``.
         """
         draw = self.random
-        who, act = draw.randrange(len(_PRODUCERS)), draw.choice(acts)
+        who, act = draw.randrange(len(PRODUCERS)), draw.choice(acts)
         if act == "again" and self.sent:
             return draw.choice(self.sent[-_REPEATED:])
         batch = []
@@ -119,66 +135,17 @@ class Writer:
 
     def _message(self, kind: str, who: int, clock: int, flags: int) -> Message:
         self.number += 1
-        return Message(kind, who, clock, flags, self.number)
-
-
-class Placed(NamedTuple):
-    """A message in its journal."""
-
-    begin: int
-    end: int
-    message: Message
-    has_late: bool
-
-    @property
-    def line(self) -> bytes:
-        """As it lies there."""
-        return line_of(self.message, has_late=self.has_late)
-
-    @property
-    def uuid(self) -> str | None:
-        """As tables have it."""
-        parts = self.message.parts
-        return None if parts == _NONE else str(build_uuid(*parts))
-
-
-class Row(NamedTuple):
-    """All values of a row of the typed table, but for its journal and where it begins."""
-
-    end: int
-    uuid: str | None
-    n: int
-    k: str
-    late: int | None
-
-
-class Aside(NamedTuple):
-    """All values of a quarantined record, but for its journal and where it begins."""
-
-    end: int
-    uuid: str | None
-    reason: str
-    raw: bytes
-
-
-class Expected(NamedTuple):
-    """What is committed of a journal."""
-
-    rows: dict[int, Row]
-    """By the offset at which its message begins."""
-    quarantined: dict[int, Aside]
-    """Likewise."""
-    producers: tuple[ProducerState, ...]
-    head: int
-    messages: int
-    """That there are, whatever became of them."""
+        key = f"k{self.number}"
+        if self.name and self.number % _SHARED:
+            key = f"{self.name}-{self.number % _KEYS}"
+        return Message(kind, PRODUCERS[who], clock, flags, self.number, key)
 
 
 @dataclass
 class JournalLog:
     """All that was appended to a journal, in order."""
 
-    messages: list[Placed] = field(default_factory=list)
+    messages: list[Appended] = field(default_factory=list)
 
     @property
     def head(self) -> int:
@@ -186,38 +153,17 @@ class JournalLog:
         return self.messages[-1].end if self.messages else 0
 
     def add(self, batch: list[Message], *, has_late: bool) -> bytes:
-        """Note a batch. Returns: its content."""
-        lines = [line_of(message, has_late=has_late) for message in batch]
-        for message, line in zip(batch, lines, strict=True):
-            begin = self.head
-            self.messages.append(Placed(begin, begin + len(line), message, has_late))
-        return b"".join(lines)
+        """Note a batch. Returns: its content.
+
+        Args:
+            has_late: whether records have the key `late`.
+        """
+        first = len(self.messages)
+        for message in batch:
+            line = _line_of(message, has_late=has_late)
+            self.messages.append(Appended(self.head, self.head + len(line), message, line))
+        return b"".join(one.line for one in self.messages[first:])
 
     def expected(self) -> Expected:
-        """What one sequencer says of it that forgets nothing."""
-        sequencer: Sequencer[Placed] = Sequencer(ring_size=1 << 16, warn=lambda _: None)
-        rows: dict[int, Row] = {}
-        quarantined: dict[int, Aside] = {}
-        for placed in self.messages:
-            sequencer.queue(Envelope("", placed.begin, placed.end, placed.message.parts, placed))
-            assert sequencer.replay is None
-            while (used := sequencer.dequeued) is not None:
-                _note(used.message, rows, quarantined)
-                sequencer.step()
-        producers = sequencer.checkpoint(horizon=None).producers
-        return Expected(rows, quarantined, tuple(producers), self.head, len(self.messages))
-
-
-def _note(placed: Placed, rows: dict[int, Row], quarantined: dict[int, Aside]) -> None:
-    """What becomes of a message that is committed."""
-    message = placed.message
-    match message.kind:
-        case "good" | "plain":
-            late = message.number if placed.has_late else None
-            rows[placed.begin] = Row(
-                placed.end, placed.uuid, message.number, f"k{message.number}", late
-            )
-        case "wrong" | "cut":
-            quarantined[placed.begin] = Aside(
-                placed.end, placed.uuid, _REASONS[message.kind], placed.line
-            )
+        """What is committed of it, with `late` where records have it."""
+        return expected_of(self.messages)

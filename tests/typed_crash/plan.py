@@ -13,11 +13,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CASES",
+    "SLOW",
     "THEMES",
     "Append",
     "Both",
     "Case",
+    "Damage",
     "Held",
+    "Loosen",
     "Maintain",
     "Restart",
     "Roll",
@@ -49,6 +52,11 @@ class Run:
     """A life, and another one for as long as it was killed for its aim."""
 
     fault: Fault | None = None
+    """Of mode ``struck`` it is killed that many milliseconds after the call was begun."""
+    what: str = "run"
+    """``run``, ``backfill``, or ``reprocess``."""
+    has_engine: bool = False
+    """Whether it has a Spark of its own, which carries out orders, and dies with it."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,11 @@ class Both:
     """Two lives at the same time."""
 
     fault: Fault | None = None
+    """Of the first."""
+    what: str = "run"
+    """Of the first; see `Run`."""
+    beside: str = "run"
+    """Of the other."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,8 @@ class Held:
     call: str
     at: int
     between: tuple[object, ...]
+    what: str = "run"
+    """See `Run`."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +87,7 @@ class Maintain:
     """What keeps a table in shape, by Spark."""
 
     what: str
-    """``optimize``, ``expire``, or ``both``."""
+    """``optimize``, ``expire``, or ``both``, of all that there is; or ``upkeep``: as the product does it, days later."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +101,16 @@ class Widen:
 
 
 @dataclass(frozen=True)
+class Loosen:
+    """A change of the spec: a column of a strict case is required no more."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Somebody deletes some rows by hand, and has some there twice."""
+
+
+@dataclass(frozen=True)
 class Case:
     """A table and its history."""
 
@@ -94,6 +119,20 @@ class Case:
     seed: str
     journals: int
     steps: tuple[object, ...]
+    is_parted: bool = False
+    """Whether it has partitions: the day of a column."""
+    is_keyed: bool = False
+    """Whether of several messages of a key the last one is its row."""
+    amends: str = ""
+    """What is done once more when its history is over, with all of the table: ``backfill``, or ``reprocess``. Records
+    may lack a column then that is required until it is loosened."""
+    is_aimed: bool = True
+    """Whether lives are killed between calls where nothing went wrong yet, beside what is planned."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it does what others would notice."""
+        return any(isinstance(step, Restart) for step in self.steps)
 
 
 def _appends(draw: Random, journals: int, acts: tuple[str, ...] = _PLAIN) -> Iterator[object]:
@@ -133,14 +172,16 @@ def _doubled(draw: Random, journals: int) -> Iterator[object]:
 
 
 def _zombie(draw: Random, journals: int) -> Iterator[object]:
-    """A run that is held up while others publish, optimize and expire, and then goes on.
-
-    Never with the metastore's lock in hand: others would wait until it is dropped, five minutes later.
-    """
+    """A run that is held up while others publish, optimize, expire and remove orphans, and then goes on."""
+    yield Run()
     for call in ("metastore lock", "file create metadata", "file create avro", "order"):
         yield from _appends(draw, journals)
-        others = [*_appends(draw, journals), Run(), Maintain(draw.choice(("both", "expire")))]
-        yield Held(call, 1, tuple(others))
+        how = draw.choice(("both", "expire", "upkeep"))
+        yield Held(call, 1, (*_appends(draw, journals), Run(), Maintain(how)))
+    # With the lock of the metastore in hand, for longer than it lives.
+    yield Run()
+    yield from _appends(draw, journals)
+    yield Held("metastore alter", 1, (*_appends(draw, journals), Run()))
 
 
 def _spans(draw: Random, journals: int) -> Iterator[object]:
@@ -152,8 +193,8 @@ def _spans(draw: Random, journals: int) -> Iterator[object]:
 
 
 def _maintained(draw: Random, journals: int) -> Iterator[object]:
-    """Optimize and expire between runs, which die."""
-    for what in ("optimize", "expire", "both", "both"):
+    """Optimize, expire and remove orphans between runs, which die."""
+    for what in ("optimize", "expire", "both", "upkeep"):
         yield from _appends(draw, journals, _SPANS)
         yield Run(draw.choice((None, Fault("killed after", draw.randint(10, 60)))))
         yield Maintain(what)
@@ -182,6 +223,82 @@ def _drift(draw: Random, journals: int) -> Iterator[object]:
     yield Maintain("both")
 
 
+def _upserts(draw: Random, journals: int) -> Iterator[object]:
+    """A table with a key, whose runs die as they merge, and between that and publishing."""
+    yield from _appends(draw, journals, _SPANS)
+    yield Run()
+    for mode in ("struck", "killed after", "struck", "broken after"):
+        yield from _appends(draw, journals, _SPANS)
+        yield Run(Fault(mode, draw.randint(50, 1500) if mode == "struck" else 1, "merge"))
+    yield from _appends(draw, journals)
+    yield Both(Fault("struck", draw.randint(50, 1500), "merge"))
+    yield Maintain("upkeep")
+
+
+def _restaged(draw: Random, journals: int) -> Iterator[object]:
+    """The same, held up before it merges and behind, while others publish and maintain."""
+    yield from _appends(draw, journals)
+    yield Run()
+    yield from _appends(draw, journals)
+    yield Held("merge", 1, (Maintain("optimize"),))
+    yield from _appends(draw, journals)
+    yield Held("staged", 1, (Maintain(draw.choice(("optimize", "both"))),))
+    yield from _appends(draw, journals)
+    yield Held("staged", 1, (*_appends(draw, journals), Run()))
+    yield from _appends(draw, journals)
+    yield Held("merge", 1, (*_appends(draw, journals), Run(), Maintain("upkeep")))
+
+
+def _backfilled(draw: Random, journals: int) -> Iterator[object]:
+    """Rows are made anew, of a spec that has changed and a table that was damaged, while runs go on."""
+    yield from _appends(draw, journals, _SPANS)
+    yield Run()
+    yield from _appends(draw, journals, _SPANS)
+    yield Run()
+    yield Loosen()
+    yield Damage()
+    for mode in ("killed before", "killed after"):
+        yield Run(Fault(mode, draw.randint(5, 60)), "backfill")
+    yield from _appends(draw, journals, _SPANS)
+    yield Both(draw.choice((None, Fault("killed after", draw.randint(20, 60)))), "backfill")
+    yield Both(None, "backfill", "backfill")
+    yield from _appends(draw, journals, _SPANS)
+    yield Held("metastore lock", 1, (Run(), Maintain("optimize")), "backfill")
+    yield Run(Fault("broken after", 1, "metastore alter"), "backfill")
+    yield Maintain("upkeep")
+
+
+def _reprocessed(draw: Random, journals: int) -> Iterator[object]:
+    """Quarantined records become rows, as the spec has changed, while runs go on."""
+    yield from _appends(draw, journals, _SPANS)
+    yield Run()
+    yield from _appends(draw, journals, _SPANS)
+    yield Run(Fault("killed after", draw.randint(30, 60)))
+    yield Run()
+    yield Loosen()
+    # Once one has published there is nothing left to be reprocessed: none of these comes so far.
+    yield Run(Fault("killed before", draw.randint(6, 13)), "reprocess")
+    yield Run(Fault("killed after", draw.randint(14, 18)), "reprocess")
+    yield from _appends(draw, journals, _SPANS)
+    yield Both(Fault("killed after", draw.randint(10, 18)), "reprocess")
+    yield from _appends(draw, journals, _SPANS)
+    # This one does, before it settles; and the one that is held finds that out.
+    other = Run(Fault("killed after", 1, "metastore alter"), "reprocess")
+    yield Held("file create metadata", 1, (Run(), Maintain("both"), other), "reprocess")
+    yield Both(None, "reprocess", "reprocess")
+    yield Maintain("upkeep")
+
+
+def _engines(draw: Random, journals: int) -> Iterator[object]:
+    """A table with a key, whose runs have a Spark of their own that dies with them."""
+    for mode, call in (("struck", "orders"), ("struck", "merge"), ("killed after", "merge")):
+        yield from _appends(draw, journals, _SPANS)
+        at = draw.randint(500, 4000) if mode == "struck" else 1
+        yield Run(Fault(mode, at, call), has_engine=True)
+    yield from _appends(draw, journals, _SPANS)
+    yield Run(has_engine=True)
+
+
 _HISTORIES: dict[str, Callable[[Random, int], Iterator[object]]] = {
     "killed": _killed,
     "broken": _broken,
@@ -191,9 +308,18 @@ _HISTORIES: dict[str, Callable[[Random, int], Iterator[object]]] = {
     "maintained": _maintained,
     "conflict": _conflict,
     "drift": _drift,
+    "upserts": _upserts,
+    "restaged": _restaged,
+    "backfilled": _backfilled,
+    "reprocessed": _reprocessed,
+    "engines": _engines,
 }
+_KEYED = {"upserts", "restaged", "engines"}
+_AMENDS = {"backfilled": "backfill", "reprocessed": "reprocess"}
 THEMES = tuple(_HISTORIES)
-CASES = 3 * len(THEMES)
+SLOW = ("engines",)
+"""Themes that start a Spark for each life."""
+CASES = 2 * len(THEMES)
 
 
 def make_case(seed: int, number: int) -> Case:
@@ -202,4 +328,14 @@ def make_case(seed: int, number: int) -> Case:
     text = f"{seed}-{number}"
     draw = Random(text)
     journals = draw.randint(1, 3)
-    return Case(f"t{number:02}", theme, text, journals, tuple(_HISTORIES[theme](draw, journals)))
+    return Case(
+        name=f"t{number:02}",
+        theme=theme,
+        seed=text,
+        journals=journals,
+        steps=tuple(_HISTORIES[theme](draw, journals)),
+        # Each theme once with, and once without.
+        is_parted=sum(divmod(number, len(THEMES))) % 2 == 1,
+        is_keyed=theme in _KEYED,
+        amends=_AMENDS.get(theme, ""),
+    )

@@ -15,39 +15,50 @@ from msgspec import structs
 
 from gazette_platform import Change
 from gazette_platform.errors import LakeError
-from gazette_platform.hive import MetastoreClient
-from gazette_platform.lake.rollups.iceberg import IcebergTables
-from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
 from gazette_platform.lake.table_spec import parse_table_spec
-from gazette_platform.lake.typed.catalogs import HiveTables
-from gazette_platform.lake.typed.progress import read_progress
-from gazette_platform.lake.typed.quarantined import count_rows
+from gazette_platform.lake.typed_spec.partitions import parse_partition
 from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
-from tests.benches.typed_commits import SparkTable
 from tests.lake_crash.pairs import AIMED, Pairs
 from tests.typed_crash.life import Life, LifeReport, live
-from tests.typed_crash.messages import Aside, JournalLog, Row, Writer
-from tests.typed_crash.plan import Append, Both, Case, Held, Maintain, Restart, Roll, Run, Widen
-from tests.typed_crash.verdict import Found
+from tests.typed_crash.messages import JournalLog, Writer
+from tests.typed_crash.plan import (
+    Append,
+    Both,
+    Case,
+    Damage,
+    Held,
+    Loosen,
+    Maintain,
+    Restart,
+    Roll,
+    Run,
+    Widen,
+)
+from tests.typed_crash.tables import Tables
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.lake_crash.plan import Fault
-    from tests.typed_crash.messages import Expected
+    from tests.typed_crash.oracle import Expected
+    from tests.typed_crash.verdict import Found
     from tests.typed_crash.world import World
 
 __all__ = ["Facts", "Player", "context"]
 
 # Of a machine that is several times slower; all end much sooner.
-_LIFE_TIMEOUT_S = 180.0
-_SETTLE_TIMEOUT_S = 180.0
-_HELD_TIMEOUT_S = 60.0
+_LIFE_TIMEOUT_S = 600.0
+_SETTLE_TIMEOUT_S = 900.0
+_HELD_TIMEOUT_S = 300.0
 _POLL_S = 0.02
 _LOG_TAIL = 3000
+# Of records of which a column is required that some lack.
+_LACKING = 0.3
+_COLUMNS = (("n", "bigint"), ("k", "string"), ("at", "timestamptz"))
 # What a life may fail by: a neighbour that answers wrongly, or another life that was first.
 _EXPECTED = {"TypedFenced", "LakeError", "TransportError", "StoreUnavailable"}
 
@@ -87,7 +98,6 @@ class Player:
         database: of its table; its journals are below that name, too.
         pairs: of calls, of all cases.
         plant: a fault of the lives, see `Life`.
-        is_aimed: whether lives are killed between calls where nothing went wrong yet, beside what is planned.
     """
 
     def __init__(
@@ -99,10 +109,9 @@ class Player:
         database: str,
         pairs: Pairs,
         plant: str = "",
-        is_aimed: bool = True,
     ) -> None:
         self._world, self._forks, self._case = world, forks, case
-        self._pairs, self._plant, self._is_aimed = pairs, plant, is_aimed
+        self._pairs, self._plant = pairs, plant
         self._folder = world.folder / "cases" / database / case.name
         self._prefix = f"{database}/{case.name}"
         name = f"{database}.{case.name}"
@@ -110,16 +119,27 @@ class Player:
             f"name: raw_{name}\nselector: 'name:prefix={self._prefix}/'\nformat: json\n"
             "columns: [{name: n, type: bigint}, {name: k, type: string}]\n"
         )
-        columns = (("n", "bigint"), ("k", "string"))
+        key = ("k",) if case.is_keyed else ()
         self._spec = TypedSpec(
             name=name,
             source=self._raw.name,
             uuid=("_meta", "uuid"),
-            columns=tuple(TypedColumn(name=n, type=kind, key=n) for n, kind in columns),
+            columns=tuple(
+                TypedColumn(name=n, type=kind, key=n, required=n in key) for n, kind in _COLUMNS
+            ),
+            key=key,
+            partitions=(parse_partition("day(at)"),) if case.is_parted else (),
         )
         self._has_late = False
+        if case.amends:
+            self._widen(is_required=True)
+        self._tables = Tables(world, name)
+        self._draw = Random(case.seed)
         self._logs = {self._journal(n): JournalLog() for n in range(case.journals)}
-        self._writers = [Writer(Random(f"{case.seed}-{n}")) for n in range(case.journals)]
+        self._writers = [
+            Writer(Random(f"{case.seed}-{n}"), f"j{n}" if case.is_keyed else "")
+            for n in range(case.journals)
+        ]
         self._lives = 0
         self.facts = Facts(case)
 
@@ -164,68 +184,105 @@ class Player:
                 self._append(step)
             case Roll():
                 self._world.client.flush(f"name:prefix={self._prefix}/")
-            case Run(fault):
-                self._run([fault])
-            case Both(fault):
-                self._run([fault, None])
+            case Run(fault, what, has_engine):
+                self._run([(fault, what)], has_engine=has_engine)
+            case Both(fault, what, beside):
+                self._run([(fault, what), (None, beside)])
             case Held():
                 self._hold(step)
             case Maintain(what):
-                self._maintain(what)
+                self._tables.maintain(what)
             case Restart():
                 self._restart()
             case Widen():
-                self._has_late = True
-                late = TypedColumn(name="late", type="bigint", key="late")
-                self._spec = structs.replace(self._spec, columns=(*self._spec.columns, late))
+                self._widen()
+            case Loosen():
+                self._loosen()
+            case Damage():
+                self._tables.damage(self._draw)
+
+    def _widen(self, *, is_required: bool = False) -> None:
+        self._has_late = True
+        late = TypedColumn(name="late", type="bigint", key="late", required=is_required)
+        self._spec = structs.replace(self._spec, columns=(*self._spec.columns, late))
+
+    def _loosen(self) -> None:
+        *others, late = self._spec.columns
+        late = structs.replace(late, required=False)
+        self._spec = structs.replace(self._spec, columns=(*others, late))
 
     def _append(self, step: Append) -> None:
         name = self._journal(step.journal)
         for _ in range(step.batches):
             batch = self._writers[step.journal].batch(step.acts)
             log = self._logs[name]
-            begin, content = log.head, log.add(batch, has_late=self._has_late)
+            has_late = self._has_late
+            if self._case.amends:
+                has_late = self._draw.random() > _LACKING
+            begin, content = log.head, log.add(batch, has_late=has_late)
             if content:
                 # By offset, so that an append whose answer is lost is not repeated unseen.
                 self._world.client.append(name, content, offset=begin)
 
     # --------------------------------------------------------------------- lives
 
-    def _run(self, faults: list[Fault | None]) -> None:
-        """Lives at the same time. One that was killed for its aim lives again."""
-        while faults:
-            begun = [self._begin(fault) for fault in faults]
+    def _run(self, lives: list[tuple[Fault | None, str]], *, has_engine: bool = False) -> None:
+        """Lives at the same time. One that was killed for its aim lives again.
+
+        Args:
+            lives: what goes wrong in each, and what it does.
+        """
+        while lives:
+            begun = [self._begin(fault, what, has_engine=has_engine) for fault, what in lives]
             for life in begun:
                 self._end(*life)
-            faults = [
-                fault
-                for fault, (_, folder) in zip(faults, begun, strict=True)
-                if _is_aimed_at(folder)
+            lives = [
+                life for life, (_, folder) in zip(lives, begun, strict=True) if _is_aimed_at(folder)
             ]
 
     def _begin(
-        self, fault: Fault | None, *, is_aimed: bool = True, held: tuple[str, int] | None = None
+        self,
+        fault: Fault | None = None,
+        what: str = "run",
+        *,
+        is_aimed: bool = True,
+        held: tuple[str, int] | None = None,
+        has_engine: bool = False,
+        is_all: bool = False,
     ) -> tuple[Any, Path]:
         self._lives += 1
         folder = self._folder / f"life-{self._lives:03}"
         folder.mkdir()
-        settings = self._world.settings
+        world = self._world
+        # One that starts a Spark is not aimed: it would take long to live so often.
+        is_aimed = is_aimed and self._case.is_aimed and not has_engine
         life = Life(
             folder=folder,
             spec=self._spec,
             raw=self._raw,
-            broker=self._world.client.config.address,
-            file_root=self._world.file_root,
-            metastore=settings.metastore,
-            warehouse=settings.warehouse,
+            broker=world.client.config.address,
+            file_root=world.file_root,
+            settings=world.settings_of(has_engine=has_engine),
+            java=world.java,
+            what=what,
+            ranges=self._ranges(is_all=is_all) if what == "backfill" else {},
             fault=fault,
-            spared=frozenset(self._pairs.wrong) if is_aimed and self._is_aimed else None,
+            spared=frozenset(self._pairs.wrong) if is_aimed else None,
             held=held,
             plant=self._plant,
         )
         process = self._forks.Process(target=live, args=(life,), name=folder.name)
         process.start()
         return process, folder
+
+    def _ranges(self, *, is_all: bool) -> dict[str, list[tuple[int, int]]]:
+        """Offsets to be backfilled of all journals, or of some, of which there is a row or a record for sure."""
+        read = self._tables.offsets()
+        if is_all:
+            return {name: [(0, end)] for name, end in read.items() if end}
+        name = self._draw.choice(sorted(name for name, end in read.items() if end))
+        begin = self._draw.randrange(read[name])
+        return {name: [(begin, self._draw.randint(begin + 1, read[name]))]}
 
     def _end(self, process: Any, folder: Path) -> LifeReport | None:
         """Wait until it has ended. Returns: what it says of itself, if it was not killed."""
@@ -256,7 +313,8 @@ class Player:
 
     def _hold(self, step: Held) -> None:
         """Have a life wait before a call while other things happen, and then go on."""
-        process, folder = self._begin(None, is_aimed=False, held=(step.call, step.at))
+        held = step.call, step.at
+        process, folder = self._begin(what=step.what, is_aimed=False, held=held)
         deadline = time.monotonic() + _HELD_TIMEOUT_S
         while not (folder / "held").exists() and process.is_alive():
             if time.monotonic() > deadline:
@@ -270,7 +328,7 @@ class Player:
 
     def _restart(self) -> None:
         """A metastore that is away for a moment while a life runs."""
-        process, folder = self._begin(None, is_aimed=False, held=("metastore alter", 1))
+        process, folder = self._begin(is_aimed=False, held=("metastore alter", 1))
         deadline = time.monotonic() + _HELD_TIMEOUT_S
         while not (folder / "held").exists() and process.is_alive():
             if time.monotonic() > deadline:
@@ -284,56 +342,27 @@ class Player:
         restarting.join()
 
     def _settle(self) -> None:
-        """Runs without faults, until there is nothing to do."""
+        """Runs without faults, until there is nothing to do; and what else is done when a history is over."""
+        self._until("run", lambda report: report.outcome == "idle")
+        if self._case.amends == "backfill":
+            self._until("backfill", lambda report: report.outcome == "published")
+        elif self._case.amends:
+            self._until("reprocess", lambda report: report.outcome == "idle")
+
+    def _until(self, what: str, is_done: Callable[[LifeReport], bool]) -> None:
         deadline = time.monotonic() + _SETTLE_TIMEOUT_S
         while True:
-            report = self._end(*self._begin(None, is_aimed=False))
-            if report is not None and report.outcome == "idle" and report.is_whole:
+            report = self._end(*self._begin(what=what, is_aimed=False, is_all=True))
+            if report is not None and is_done(report) and report.is_whole:
                 return
             if time.monotonic() > deadline:
-                said = report.text if report is not None else "it was killed"
-                raise LakeError(f"{self._case.name} does not come to rest: {said}")
-
-    # ---------------------------------------------------------------- the tables
-
-    def _maintain(self, what: str) -> None:
-        table = SparkTable(self._world.spark, self._spec.name)
-        if self._catalog().door(self._spec.name).load() is None:
-            return  # no life has come so far
-        if what in ("optimize", "both"):
-            table.optimize()
-        if what in ("expire", "both"):
-            table.expire()
-
-    def _catalog(self) -> HiveTables:
-        settings = self._world.settings
-        return HiveTables(IcebergTables(MetastoreClient(settings.metastore), settings.warehouse))
+                said = f"{report.outcome}: {report.text}" if report is not None else "it was killed"
+                raise LakeError(f"{self._case.name} does not come to rest by {what}: {said}")
 
     def _collect(self) -> None:
-        catalog, name = self._catalog(), self._spec.name
-        door, quarantine = catalog.door(name), catalog.door(name + QUARANTINE_SUFFIX)
-        loaded = door.load()
-        if loaded is None:
-            raise LakeError(f"there is no table {name}")
         self.facts.wanted = {journal: log.expected() for journal, log in self._logs.items()}
-        sql = self._world.spark.sql
-        late = "late" if self._has_late else "CAST(NULL AS bigint)"
-        rows = sql(f"SELECT _journal, _begin, _end, _uuid, n, k, {late} FROM iceberg.{name}")
-        aside = sql(
-            f"SELECT _journal, _begin, _end, _uuid, reason, raw FROM iceberg.{name}{QUARANTINE_SUFFIX}"
-        )
-        counted = count_rows(door, quarantine)
-        progress = read_progress(loaded, name)
-        if progress is None:
-            raise LakeError(f"nothing was published to {name}")
-        self.facts.found = Found(
-            rows=[(journal, begin, Row(*rest)) for journal, begin, *rest in rows.collect()],
-            quarantined=[
-                (journal, begin, Aside(*rest, bytes(raw)))
-                for journal, begin, *rest, raw in aside.collect()
-            ],
-            progress=progress,
-            counted=(counted.rows, counted.quarantined),
+        self.facts.found = self._tables.found(
+            has_late=self._has_late, is_parted=self._case.is_parted
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 from gazette_platform.codecs import decompressor
 from gazette_platform.hive.thrift import ttypes
 from gazette_platform.ops.extras import required
@@ -13,6 +15,7 @@ __all__ = ["warm_up"]
 
 def warm_up() -> None:
     """Name what is loaded late: Thrift's module of the metastore alone takes a second."""
+    importlib.import_module("pyspark.sql.connect.session")
     required("hive_metastore.ThriftHiveMetastore", extra="lake", by="lives")
     assert ttypes.Table is not None
     assert life.live is not None

@@ -1,7 +1,9 @@
-"""Plays cases one after another, and judges what is there then."""
+"""Plays cases, some at a time, and judges what is there then."""
 
 from __future__ import annotations
 
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from tests.typed_crash.world import World
 
 __all__ = ["TypedCrashResult", "run_typed_crash"]
+
+# Most of what lives do is to wait for servers.
+_AT_ONCE = 2
 
 
 @dataclass
@@ -54,7 +59,6 @@ def run_typed_crash(
     show: Callable[[str], None],
     database: str = "crash",
     plant: str = "",
-    is_aimed: bool = True,
 ) -> TypedCrashResult:
     """Play cases in a world, and judge what is there then.
 
@@ -66,32 +70,49 @@ def run_typed_crash(
         show: is told what is under way.
         database: of the tables; new in its world.
         plant: a fault of the lives, see `life.Life`.
-        is_aimed: as of `Player`.
     """
     pairs, forks, verdict = Pairs(), context(), Verdict()
     facts: list[Facts] = []
-    for case in cases:
-        show(f"{len(facts)} of {len(cases)} cases played: {case.name} ({case.theme})")
-        player = Player(
-            world, forks, case, database=database, pairs=pairs, plant=plant, is_aimed=is_aimed
-        )
-        played = player.play()
+
+    def play(case: Case) -> Facts:
+        player = Player(world, forks, case, database=database, pairs=pairs, plant=plant)
+        return player.play()
+
+    def done(played: Facts) -> None:
         facts.append(played)
+        say(_told(played))
+        before = len(verdict.problems)
         verdict.problems += played.problems
         if played.found is not None:
-            judge(verdict, case.name, played.wanted, played.found)
-        lives = sum(not line for line in played.calls)
-        outcomes = ", ".join(
-            f"{played.outcomes.count(one)} {one}" for one in sorted(set(played.outcomes))
-        )
-        say(
-            f"{case.name} ({case.theme}): {played.faults} faults in {lives} lives ({outcomes}), "
-            f"{played.seconds:.0f} s"
-        )
-    for problem in verdict.problems:
-        say(problem)
+            case = played.case
+            judge(
+                verdict, case.name, played.wanted, played.found,
+                is_keyed=case.is_keyed, is_parted=case.is_parted,
+            )  # fmt: skip
+        for problem in verdict.problems[before:]:
+            say(problem)
+        show(f"{len(facts)} of {len(cases)} cases played")
+
+    show(f"0 of {len(cases)} cases played")
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="case") as pool:
+        together = [pool.submit(play, case) for case in cases if not case.is_alone]
+        for future in as_completed(together):
+            done(future.result())
+    for case in cases:
+        if case.is_alone:
+            done(play(case))
     result = TypedCrashResult(seed, facts, verdict, pairs)
     say(f"{result.faults} faults between {len(pairs.wrong)} of {len(pairs.seen)} pairs of calls")
     if pairs.left:
         say(f"nothing went wrong between {', '.join(map(str, pairs.left))}")
     return result
+
+
+def _told(played: Facts) -> str:
+    case, outcomes = played.case, Counter(played.outcomes)
+    said = ", ".join(f"{count} {one}" for one, count in sorted(outcomes.items()))
+    lives = sum(not line for line in played.calls)
+    return (
+        f"{case.name} ({case.theme}): {played.faults} faults in {lives} lives ({said}), "
+        f"{played.seconds:.0f} s"
+    )

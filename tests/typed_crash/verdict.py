@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tests.typed_crash.oracle import last_of_keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gazette_platform.lake.typed.progress import TypedProgress
-    from tests.typed_crash.messages import Aside, Expected, Row
+    from gazette_platform.lake.typed.state import TypedState
+    from tests.typed_crash.oracle import Expected, Record, Row
 
 __all__ = ["Found", "Verdict", "judge"]
 
@@ -22,10 +24,10 @@ class Found(NamedTuple):
 
     rows: list[tuple[str, int, Row]]
     """Journal and `_begin` of each row of the typed table, and the rest of it, by Spark."""
-    quarantined: list[tuple[str, int, Aside]]
+    quarantined: list[tuple[str, int, Record]]
     """Likewise of its quarantine."""
-    progress: TypedProgress
-    """What the table says of itself."""
+    state: TypedState
+    """Of the snapshot that progress is at."""
     counted: tuple[Mapping[str, int], Mapping[str, int]]
     """What `count_rows` says, by journal: rows, and quarantined."""
 
@@ -36,6 +38,7 @@ class Verdict:
 
     committed: int = 0
     typed: int = 0
+    """Messages that rows stand for: of a table with a key several for each."""
     quarantined: int = 0
     lost: int = 0
     doubled: int = 0
@@ -55,112 +58,123 @@ class Verdict:
         )
 
 
-def judge(verdict: Verdict, name: str, wanted: Mapping[str, Expected], found: Found) -> None:
+def judge(
+    verdict: Verdict,
+    name: str,
+    wanted: Mapping[str, Expected],
+    found: Found,
+    *,
+    is_keyed: bool = False,
+    is_parted: bool = False,
+) -> None:
     """Add what is to be said of a case.
 
     Args:
         name: of the case.
         wanted: by journal.
         found: what there is.
+        is_keyed: whether of messages of a key the last is a row.
+        is_parted: whether the table has partitions.
     """
-    rows = _compare(
-        verdict, f"{name}, rows", {j: one.rows for j, one in wanted.items()}, found.rows
-    )
-    aside = _compare(
-        verdict,
-        f"{name}, quarantined",
-        {j: one.quarantined for j, one in wanted.items()},
-        found.quarantined,
-    )
-    once = {(journal, row.n) for journal, one in wanted.items() for row in one.rows.values()}
-    # A message that was appended again, at another offset.
+    stands_for = {
+        (journal, begin): (row, (journal,))
+        for journal, one in wanted.items()
+        for begin, row in one.rows.items()
+    }
+    committed = len(stands_for)
+    if is_keyed:
+        stands_for = last_of_keys(wanted)
+    rows = {
+        spot: row if is_parted else row._replace(partition="")
+        for spot, (row, _) in stands_for.items()
+    }
+    records = {
+        (journal, begin): record
+        for journal, one in wanted.items()
+        for begin, record in one.quarantined.items()
+    }
+    _compare(verdict, f"{name}, rows", rows, found.rows)
+    _compare(verdict, f"{name}, quarantined", records, found.quarantined)
+    # A message that was appended again, at another offset; or a key that has two rows.
+    once = {_identity(j, row, is_keyed=is_keyed) for (j, _), row in rows.items()}
     verdict.doubled += sum(
-        (journal, row.n) in once
-        for journal, begin, row in found.rows
-        if journal not in wanted or begin not in wanted[journal].rows
+        (j, begin) not in rows and _identity(j, row, is_keyed=is_keyed) in once
+        for j, begin, row in found.rows
     )
-    verdict.typed += rows.total()
-    verdict.quarantined += aside.total()
-    verdict.committed += sum(len(one.rows) + len(one.quarantined) for one in wanted.values())
-    _judge_state(verdict, name, wanted, found)
-    _judge_progress(verdict, name, found)
+    spots = ((j, begin) for j, begin, _ in found.rows)
+    verdict.typed += sum(len(stands_for[spot][1]) for spot in spots if spot in stands_for)
+    verdict.quarantined += len(found.quarantined)
+    verdict.committed += committed + len(records)
+    _judge_state(verdict, name, wanted, found, Counter(journal for journal, _ in rows))
+
+
+def _identity(journal: str, row: Row, *, is_keyed: bool) -> tuple[Any, ...]:
+    return (row.k,) if is_keyed else (journal, row.n)
 
 
 def _compare(
     verdict: Verdict,
     what: str,
-    wanted: Mapping[str, Mapping[int, tuple[object, ...]]],
-    found: Sequence[tuple[str, int, tuple[object, ...]]],
-) -> Counter[tuple[str, int]]:
-    """Whether each is there once, with all of its values. Returns: how often each is."""
-    meant = {
-        (journal, begin): one for journal, of_it in wanted.items() for begin, one in of_it.items()
-    }
-    counts = Counter((journal, begin) for journal, begin, _ in found)
-    lost = sorted(meant.keys() - counts.keys())
-    doubled = sorted(spot for spot, count in counts.items() if count > 1)
-    strange = sorted(counts.keys() - meant.keys())
+    wanted: Mapping[tuple[str, int], Any],
+    found: Sequence[tuple[str, int, Any]],
+) -> None:
+    times = Counter((journal, begin) for journal, begin, _ in found)
+    lost = sorted(wanted.keys() - times.keys())
+    doubled = sorted(spot for spot, count in times.items() if count > 1)
+    strange = sorted(times.keys() - wanted.keys())
     verdict.lost += len(lost)
-    verdict.doubled += sum(counts[spot] - 1 for spot in doubled)
+    verdict.doubled += sum(times[spot] - 1 for spot in doubled)
     for kind, spots in (("lost", lost), ("doubled", doubled), ("not committed", strange)):
         if spots:
             verdict.problems.append(f"{what}: {len(spots)} {kind}, such as {spots[:_SHOWN]}")
-    verdict.problems += [
-        f"{what}: at {journal} {begin} is {one}, not {meant[journal, begin]}"
-        for journal, begin, one in found
-        if meant.get((journal, begin), one) != one
+    changed = [
+        (journal, begin, value, wanted[journal, begin])
+        for journal, begin, value in found
+        if (journal, begin) in wanted and value != wanted[journal, begin]
     ]
-    return counts
+    verdict.problems += [
+        f"{what}: at {journal} {begin} there is {value}, not {meant}"
+        for journal, begin, value, meant in changed[:_SHOWN]
+    ]
 
 
-def _judge_state(verdict: Verdict, name: str, wanted: Mapping[str, Expected], found: Found) -> None:
+def _judge_state(
+    verdict: Verdict,
+    name: str,
+    wanted: Mapping[str, Expected],
+    found: Found,
+    rows: Counter[str],
+) -> None:
     """Whether the state says how far it has come, and what has become of what."""
     problems = verdict.problems
-    known_of = found.progress.state
-    problems += [f"{name}, state of {j}: {why}" for j, why in known_of.unaccounted.items()]
-    problems += [
-        f"{name}: the state tells of {journal}, which is none of the table"
-        for journal in sorted(known_of.journals.keys() - wanted.keys())
-    ]
+    problems += [f"{name}, state of {j}: {why}" for j, why in found.state.unaccounted.items()]
+    strange = found.state.journals.keys() - wanted.keys()
+    problems += [f"{name}: the state knows {journal}, which is none" for journal in sorted(strange)]
     for journal, one in wanted.items():
-        state = known_of.journals.get(journal)
+        state = found.state.journals.get(journal)
         if state is None:
             if one.head:
                 problems.append(f"{name}: the state knows nothing of {journal}")
             continue
-        counts = (state.counts.typed, state.counts.quarantined)
-        meant = (len(one.rows), len(one.quarantined))
-        if counts != meant:
-            problems.append(f"{name}, state of {journal}: counts are {counts}, not {meant}")
-        read = (state.counts.messages, state.counts.lost_bytes)
-        if read != (one.messages, 0):
-            problems.append(
-                f"{name}, state of {journal}: messages and lost bytes are {read}, not {one.messages} and none"
-            )
-        if state.offset != one.head:
-            problems.append(f"{name}, state of {journal}: is at {state.offset}, not {one.head}")
-        known = {p: (at.last_ack, at.begin) for p, at in state.producers.items()}
-        true = {p.producer: (p.last_ack, p.begin) for p in one.producers}
-        if known != true:
-            problems.append(f"{name}, state of {journal}: producers are {known}, not {true}")
-        seen = (found.counted[0].get(journal, 0), found.counted[1].get(journal, 0))
-        if seen != meant:
-            problems.append(
-                f"{name}: the check of completeness counts {seen} of {journal}, not {meant}"
-            )
-
-
-def _judge_progress(verdict: Verdict, name: str, found: Found) -> None:
-    """Whether the table says all that people are shown of it, and says it of the rows that there are."""
-    told = found.progress
-    missing = [
-        key
-        for key in ("run", "complete_at", "read_bytes", "seconds")
-        if getattr(told, key) in (None, "")
-    ]
-    if missing:
-        verdict.problems.append(f"{name}: the newest run does not tell {', '.join(missing)}")
-    if told.rows not in (None, len(found.rows)):
-        verdict.problems.append(
-            f"{name}: the table says that it has {told.rows} rows, and has {len(found.rows)}"
-        )
+        of = f"{name}, state of {journal}"
+        counts = state.counts
+        said = {
+            "messages": (counts.messages, one.messages),
+            "acks": (counts.acks, one.acks),
+            "rows": (counts.typed, len(one.rows)),
+            "quarantined": (counts.quarantined, len(one.quarantined)),
+            "waiting": (counts.waiting, sum(each.waiting for each in one.producers.values())),
+            "lost bytes": (counts.lost_bytes, 0),
+            "offset": (state.offset, one.head),
+            "producers": ({p: tuple(at) for p, at in state.producers.items()}, {p: tuple(at) for p, at in one.producers.items()}),
+            "rows by the check of completeness": (found.counted[0].get(journal, 0), rows[journal]),
+            "quarantined by the check of completeness": (
+                found.counted[1].get(journal, 0),
+                len(one.quarantined),
+            ),
+        }  # fmt: skip
+        problems += [
+            f"{of}: {what} {is_said}, not {meant}"
+            for what, (is_said, meant) in said.items()
+            if is_said != meant
+        ]

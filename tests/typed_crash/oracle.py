@@ -1,0 +1,146 @@
+"""What there is to be, from what was appended alone: said anew, without a line of what is tried. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tests.typed_crash.messages import Appended
+
+__all__ = ["Expected", "ProducerAt", "Record", "Row", "expected_of", "last_of_keys"]
+
+_CONTINUE, _ACK = 1, 2
+_REASONS = {"wrong": 'n: "a text" is no bigint', "cut": "ends within a record"}
+
+
+class Row(NamedTuple):
+    """A row of a typed table, but for where its message begins."""
+
+    end: int
+    uuid: str | None
+    n: int
+    k: str
+    at: str
+    """As in ``2026-01-02 03:00:00``, in UTC."""
+    late: int | None
+    partition: str
+    """In which its file is: the day of `at`."""
+
+
+class Record(NamedTuple):
+    """A quarantined record, but for where it begins."""
+
+    end: int
+    uuid: str | None
+    reason: str
+    raw: bytes
+
+
+class ProducerAt(NamedTuple):
+    """What is to be known of a producer."""
+
+    last_ack: int
+    begin: int
+    """-1: it has no open transaction."""
+    waiting: int
+
+
+class Expected(NamedTuple):
+    """What is committed of a journal, and what is to be known of it."""
+
+    rows: dict[int, Row]
+    """By the offset at which the message begins."""
+    clocks: dict[int, int]
+    """Of these."""
+    quarantined: dict[int, Record]
+    producers: dict[bytes, ProducerAt]
+    head: int
+    messages: int
+    acks: int
+
+
+def expected_of(appended: Sequence[Appended]) -> Expected:
+    """What somebody finds who reads a journal from end to end, and forgets nothing."""
+    rows: dict[int, Row] = {}
+    quarantined: dict[int, Record] = {}
+    clocks: dict[int, int] = {}
+    acked: dict[bytes, int] = {}
+    spans: dict[bytes, list[Appended]] = {}
+    for one in _committed(appended, acked, spans):
+        message = one.message
+        if message.kind in _REASONS:
+            quarantined[one.begin] = Record(one.end, message.uuid, _REASONS[message.kind], one.line)
+        elif message.kind != "ack":
+            late = message.number if b'"late"' in one.line else None
+            rows[one.begin] = Row(
+                one.end,
+                message.uuid,
+                message.number,
+                message.key,
+                message.at,
+                late,
+                message.at[:10],
+            )
+            clocks[one.begin] = message.clock if message.uuid else 0
+    producers = {}
+    for producer, last_ack in acked.items():
+        span = spans.get(producer, [])
+        producers[producer] = ProducerAt(last_ack, span[0].begin if span else -1, len(span))
+    return Expected(
+        rows=rows,
+        clocks=clocks,
+        quarantined=quarantined,
+        producers=producers,
+        head=appended[-1].end if appended else 0,
+        messages=len(appended),
+        acks=sum(one.message.kind == "ack" for one in appended),
+    )
+
+
+def _committed(
+    appended: Sequence[Appended], acked: dict[bytes, int], spans: dict[bytes, list[Appended]]
+) -> Iterator[Appended]:
+    """Messages as they are committed. Leaves behind what is known of producers: clocks, and open transactions."""
+    for one in appended:
+        message = one.message
+        who, clock = message.producer, message.clock
+        if message.uuid is None:
+            yield one
+            continue
+        known = acked.setdefault(who, clock - 1)
+        span = spans.setdefault(who, [])
+        if message.flags == _CONTINUE:
+            if clock > max([known, *(other.message.clock for other in span)]):
+                span.append(one)
+        elif clock > known:
+            if message.flags == _ACK:
+                yield from (other for other in span if other.message.clock <= clock)
+            yield one
+            acked[who] = clock
+            span.clear()
+        elif message.flags == _ACK:  # a rollback
+            acked[who] = clock
+            span.clear()
+
+
+def last_of_keys(
+    wanted: Mapping[str, Expected],
+) -> dict[tuple[str, int], tuple[Row, tuple[str, ...]]]:
+    """Rows of a table with the key `k`: where the last message of a key lies, with the journals of all messages of it.
+
+    Of two of one journal the later one is the last. A key that several journals have comes once in each, or again
+    without a UUID, so that clocks, and then names of journals, have the others in an order.
+    """
+    of_key: dict[str, dict[str, int]] = {}
+    journals: dict[str, list[str]] = {}
+    for journal, one in wanted.items():
+        for begin, row in sorted(one.rows.items()):
+            of_key.setdefault(row.k, {})[journal] = begin
+            journals.setdefault(row.k, []).append(journal)
+    found = {}
+    for key, last in of_key.items():
+        journal = max(last, key=lambda name: (wanted[name].clocks[last[name]], name))
+        found[journal, last[journal]] = wanted[journal].rows[last[journal]], tuple(journals[key])
+    return found
