@@ -25,8 +25,8 @@ from gazette_platform.errors import LakeError
 from gazette_platform.lake import read_spec_folder
 from gazette_platform.lake.spark import start_session
 from gazette_platform.lake.trino import TrinoSession
-from gazette_platform.lake.typed.catalogs import typed_catalog
-from gazette_platform.lake.typed.running import TypedRunner
+from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
+from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.message.uuid import Flags, MessageClock, build_uuid, clock_of, new_producer_id
 from gazette_platform.spark.typed_workers import SparkWorkers
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from dagster import RawMetadataValue
 
     from gazette_platform.client import FragmentListing
-    from gazette_platform.lake.typed.backfilling import BackfillReport
+    from gazette_platform.lake.typed.runs.backfilling import BackfillReport
 
 __all__ = ["BackfillConfig", "backfill_asset", "fragments_at"]
 
@@ -135,7 +135,7 @@ def _backfilled(
     context: AssetExecutionContext, raw: TableSpec, spec: TypedSpec, spark: str
 ) -> "BackfillReport":
     # Slow to import, and every process that loads definitions loads this module.
-    from gazette_platform.lake.typed.backfilling import BackfillRunner  # noqa: PLC0415
+    from gazette_platform.lake.typed.runs.backfilling import BackfillRunner  # noqa: PLC0415
 
     tables = context.resources.lake.typed_catalog(context.resources.metastore.client())
     with context.resources.broker.client() as client:
@@ -152,7 +152,7 @@ def _compared(
     context: AssetExecutionContext, raw: TableSpec, spec: TypedSpec, spark: str
 ) -> AssetCheckResult:
     """What reading journals again tells, of the run's partitions; if it has none, of all."""
-    from gazette_platform.lake.typed.recount import Recounter  # noqa: PLC0415
+    from gazette_platform.lake.typed.checks.recount import Recounter  # noqa: PLC0415
 
     has_partitions = context.has_partition_key or context.has_partition_key_range
     tables = context.resources.lake.typed_catalog(context.resources.metastore.client())

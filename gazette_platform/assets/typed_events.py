@@ -1,6 +1,6 @@
 """What Dagster is told of a typed table: by runs that it starts, and by the sensor of all that others run.
 
-Everything is taken from what the table says of itself (`gazette_platform.lake.typed.progress`) and from the newest event,
+Everything is taken from what the table says of itself (`gazette_platform.lake.typed.tables.progress`) and from the newest event,
 never from the act of running, as for raw tables. So it is the same for all tables, however they are run; and added up,
 the rows of all events give those of the table, however often something is told.
 """
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from dagster import AssetKey, DagsterInstance, RawMetadataValue
 
     from gazette_platform.lake import TableSpec
-    from gazette_platform.lake.typed.behind import Behind
-    from gazette_platform.lake.typed.completeness import Completeness
-    from gazette_platform.lake.typed.progress import TypedProgress
-    from gazette_platform.lake.typed.ranges import Hole
-    from gazette_platform.lake.typed.state import Counts, TypedState
+    from gazette_platform.lake.typed.checks.completeness import Completeness
+    from gazette_platform.lake.typed.planning.ranges import Hole
+    from gazette_platform.lake.typed.planning.state import Counts, TypedState
+    from gazette_platform.lake.typed.runs.behind import Behind
+    from gazette_platform.lake.typed.tables.progress import TypedProgress
     from gazette_platform.lake.typed_spec import TypedSpec
 
 __all__ = [

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dagster import RawMetadataValue
 
     from gazette_platform.lake.rollups.engines import RollupEngine
-    from gazette_platform.lake.typed.maintenance import TypedMaintenance, Upkeep
+    from gazette_platform.lake.typed.checks.maintenance import TypedMaintenance, Upkeep
 
 __all__ = [
     "UpkeepEngine",
@@ -65,7 +65,7 @@ def maintenance_asset(spec: TypedSpec, engine: UpkeepEngine) -> AssetsDefinition
     )
     def maintain(context: AssetExecutionContext) -> MaterializeResult[None]:
         # Slow to import, and every process that loads definitions loads this module.
-        from gazette_platform.lake.typed.maintenance import maintain_typed  # noqa: PLC0415
+        from gazette_platform.lake.typed.checks.maintenance import maintain_typed  # noqa: PLC0415
 
         tables = context.resources.lake.typed_catalog(context.resources.metastore.client())
         used = _engine_of(context.resources, engine)

@@ -36,10 +36,10 @@ from gazette_platform.ops.clock import SystemClock
 if TYPE_CHECKING:
     from dagster import RawMetadataValue
 
-    from gazette_platform.lake.typed.behind import Behind
-    from gazette_platform.lake.typed.catalogs import TypedCatalog
-    from gazette_platform.lake.typed.jobs import Workers
-    from gazette_platform.lake.typed.running import RunReport, TypedRunner
+    from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog
+    from gazette_platform.lake.typed.runs.behind import Behind
+    from gazette_platform.lake.typed.runs.jobs import Workers
+    from gazette_platform.lake.typed.runs.running import RunReport, TypedRunner
 
 # What the lake does is imported where it is called: it is slow to import, and every process that loads definitions
 # loads this module.
@@ -69,8 +69,8 @@ def run_table(
         spark: key of Spark's resource; empty: there is none.
         catalog: what Trino calls the catalog of the table.
     """
-    from gazette_platform.lake.typed.looking import progress_of_table  # noqa: PLC0415
-    from gazette_platform.lake.typed.running import TypedRunner  # noqa: PLC0415
+    from gazette_platform.lake.typed.checks.looking import progress_of_table  # noqa: PLC0415
+    from gazette_platform.lake.typed.runs.running import TypedRunner  # noqa: PLC0415
 
     # Before journals are looked at: what comes meanwhile lets it run again.
     mark = sources_mark(context.instance, TypedSources.of(spec))
@@ -114,7 +114,7 @@ def look_at_table(
     wanted = {check.name for check in context.selected_asset_check_keys}
     found: Behind | None = None
     if FRESH_CHECK in wanted:
-        from gazette_platform.lake.typed.looking import behind_now  # noqa: PLC0415
+        from gazette_platform.lake.typed.checks.looking import behind_now  # noqa: PLC0415
 
         with context.resources.broker.client() as client:
             found = behind_now(client, tables, raw, spec)
@@ -129,7 +129,7 @@ def workers_of(resources: Any, spark: str) -> "Workers":
         spark: key of Spark's resource; empty: there is none.
     """
     if not spark:
-        from gazette_platform.lake.typed.working import local_workers  # noqa: PLC0415
+        from gazette_platform.lake.typed.runs.working import local_workers  # noqa: PLC0415
 
         return local_workers()
     from gazette_platform.spark.typed_workers import SparkWorkers  # noqa: PLC0415
@@ -160,7 +160,7 @@ def _runs(
 
 def _is_waiting(report: "RunReport") -> bool:
     """Whether something may come back of which no event of the raw table will tell."""
-    from gazette_platform.lake.typed.ranges import HoleKind  # noqa: PLC0415
+    from gazette_platform.lake.typed.planning.ranges import HoleKind  # noqa: PLC0415
 
     is_missing = any(hole.kind is HoleKind.MISSING for hole in report.holes)
     return bool(report.left_bytes or report.unreadable) or is_missing
@@ -168,7 +168,7 @@ def _is_waiting(report: "RunReport") -> bool:
 
 def _left(report: "RunReport") -> "Behind":
     """What a run has left."""
-    from gazette_platform.lake.typed.behind import Behind  # noqa: PLC0415
+    from gazette_platform.lake.typed.runs.behind import Behind  # noqa: PLC0415
 
     return Behind(bytes=report.left_bytes, holes=report.holes, unreadable=report.unreadable)
 
@@ -180,7 +180,7 @@ def _results(
     wanted: set[str],
     found: "Behind | None",
 ) -> Iterator[AssetCheckResult]:
-    from gazette_platform.lake.typed.looking import completeness_of  # noqa: PLC0415
+    from gazette_platform.lake.typed.checks.looking import completeness_of  # noqa: PLC0415
 
     try:
         counted = completeness_of(tables, spec)

@@ -20,8 +20,8 @@ from gazette_platform.lake.expected import expected_layout, expected_location
 from gazette_platform.lake.layout import Layout, partition_columns
 from gazette_platform.lake.spec_folder import files_beside
 from gazette_platform.lake.tables import LAYOUT
-from gazette_platform.lake.typed.catalogs import typed_catalog
-from gazette_platform.lake.typed.mounting import mount_statement
+from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
+from gazette_platform.lake.typed.schema.mounting import mount_statement
 from gazette_platform.ops.clock import SystemClock
 
 __all__ = ["ddl"]

@@ -33,7 +33,7 @@ from gazette_platform.hive import MetastoreSession
 from gazette_platform.lake import BrokerSource, RefusedSpec, TableSpec
 from gazette_platform.lake.overdue import overdue
 from gazette_platform.lake.standing import TableStanding, table_standing
-from gazette_platform.lake.typed.standing import TypedStanding
+from gazette_platform.lake.typed.checks.standing import TypedStanding
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.counted import counted
 

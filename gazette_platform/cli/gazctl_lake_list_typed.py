@@ -9,8 +9,8 @@ from gazette_platform.cli.typed_tables import TypedTable
 from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError, TransportError
 from gazette_platform.lake import LakeSettings
-from gazette_platform.lake.typed.catalogs import TypedCatalog, typed_catalog
-from gazette_platform.lake.typed.standing import TypedStanding, typed_standing
+from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog, typed_catalog
+from gazette_platform.lake.typed.checks.standing import TypedStanding, typed_standing
 
 __all__ = ["typed_full", "typed_lines", "typed_row", "typed_standings"]
 

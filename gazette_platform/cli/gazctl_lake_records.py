@@ -12,8 +12,8 @@ from gazette_platform.cli.typed_tables import apart
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import read_spec_folder
 from gazette_platform.lake.meant import or_meant
-from gazette_platform.lake.typed.catalogs import typed_catalog
-from gazette_platform.lake.typed.quarantined import quarantined_rows
+from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
+from gazette_platform.lake.typed.tables.quarantined import quarantined_rows
 
 __all__ = ["list_records"]
 

@@ -30,8 +30,8 @@ from gazette_platform.cli.typed_tables import TypedTable, insisting, typed_named
 from gazette_platform.cli.typed_turns import TypedTurns
 from gazette_platform.errors import GazetteError, TransportError, ValidationError
 from gazette_platform.lake import LakeSettings
-from gazette_platform.lake.typed.catalogs import typed_catalog
-from gazette_platform.lake.typed.running import RunReport, TypedRunner
+from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
+from gazette_platform.lake.typed.runs.running import RunReport, TypedRunner
 from gazette_platform.ops.clock import SystemClock
 
 __all__ = ["caught_up", "go_on", "once", "run_values"]

@@ -8,8 +8,8 @@ from gazette_platform.cli.gazctl_lake_typed import Engine
 from gazette_platform.cli.step_line import StepLine
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.spark import running_session
-from gazette_platform.lake.typed.jobs import Workers
-from gazette_platform.lake.typed.working import local_workers
+from gazette_platform.lake.typed.runs.jobs import Workers
+from gazette_platform.lake.typed.runs.working import local_workers
 
 __all__ = ["Hands", "workers_of"]
 

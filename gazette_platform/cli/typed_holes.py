@@ -1,6 +1,6 @@
 """What commands say of content that a typed table needs, and that nobody holds."""
 
-from gazette_platform.lake.typed.ranges import Hole, HoleKind
+from gazette_platform.lake.typed.planning.ranges import Hole, HoleKind
 
 __all__ = ["hole_text"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 from gazette_platform.lake.profile import Profile
 from gazette_platform.lake.schema import ColumnType
 from gazette_platform.lake.spec_rules import is_key
-from gazette_platform.lake.typed.parsing import BlockParser
+from gazette_platform.lake.typed.rows.parsing import BlockParser
 from gazette_platform.lake.typed_spec.columns import text_of, typed_from_raw
 from gazette_platform.lake.typed_spec.typed_columns import SYSTEM_COLUMNS
 from gazette_platform.ops.counted import counted

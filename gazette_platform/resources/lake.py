@@ -29,7 +29,7 @@ from gazette_platform.lake.rollups import RollupFolder, read_rollup_folder
 
 if TYPE_CHECKING:
     from gazette_platform.lake.rollups.iceberg import IcebergTables
-    from gazette_platform.lake.typed.catalogs import TypedCatalog
+    from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog
 
 __all__ = ["LakeResource", "MetastoreResource", "catalog_digest"]
 
@@ -95,7 +95,7 @@ class LakeResource(ConfigurableResource["LakeResource"]):
         from gazette_platform.lake.rollups.iceberg import (  # noqa: PLC0415  slow to import
             IcebergTables,
         )
-        from gazette_platform.lake.typed.catalogs import io_properties_of  # noqa: PLC0415
+        from gazette_platform.lake.typed.catalog.catalogs import io_properties_of  # noqa: PLC0415
 
         settings = self._places()
         properties = io_properties_of(settings, os.environ)
@@ -104,9 +104,9 @@ class LakeResource(ConfigurableResource["LakeResource"]):
     def typed_catalog(self, metastore: Metastore) -> "TypedCatalog":
         """Where typed tables are. Who asks is taken from the environment.
 
-        Raises: see `gazette_platform.lake.typed.catalogs.typed_catalog`.
+        Raises: see `gazette_platform.lake.typed.catalog.catalogs.typed_catalog`.
         """
-        from gazette_platform.lake.typed.catalogs import (  # noqa: PLC0415  slow to import
+        from gazette_platform.lake.typed.catalog.catalogs import (  # noqa: PLC0415  slow to import
             typed_catalog,
         )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from gazette_platform.lake.typed.state import pruned
+from gazette_platform.lake.typed.planning.state import pruned
 from gazette_platform.message.envelope import Envelope
 from gazette_platform.message.reading import MessageIterator, read_uncommitted
 from gazette_platform.message.sequencer import ProducerState, Sequencer, SequencerCheckpoint

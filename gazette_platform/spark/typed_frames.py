@@ -6,11 +6,11 @@ import uuid
 from typing import TYPE_CHECKING
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed import wire
-from gazette_platform.lake.typed.catalogs import typed_catalog
-from gazette_platform.lake.typed.iceberg_types import spec_type
-from gazette_platform.lake.typed.last_rows import view_of
-from gazette_platform.lake.typed.tail import pin_tail, settle_tail
+from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
+from gazette_platform.lake.typed.planning.last_rows import view_of
+from gazette_platform.lake.typed.runs import wire
+from gazette_platform.lake.typed.runs.tail import pin_tail, settle_tail
+from gazette_platform.lake.typed.schema.iceberg_types import spec_type
 from gazette_platform.lake.typed_spec.columns import spark_ddl
 from gazette_platform.spark.interrupting import SPARKS
 from gazette_platform.spark.typed_tail import tail_source_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gazette_platform.client import Client
     from gazette_platform.lake.settings import LakeSettings
     from gazette_platform.lake.table_spec import TableSpec
-    from gazette_platform.lake.typed.tail import PinnedTail
+    from gazette_platform.lake.typed.runs.tail import PinnedTail
 
 __all__ = ["typed_frame"]
 

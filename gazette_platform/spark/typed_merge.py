@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, final
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.last_rows import is_later, last_of_each
+from gazette_platform.lake.typed.planning.last_rows import is_later, last_of_each
 from gazette_platform.lake.typed_spec.columns import spark_ddl
 from gazette_platform.spark.interrupting import SPARKS, interruptible
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from gazette_platform.lake.schema import ColumnType
-    from gazette_platform.lake.typed.upserts import Merge
+    from gazette_platform.lake.typed.tables.upserts import Merge
 
 __all__ = ["SparkMerger"]
 
@@ -48,7 +48,7 @@ _turn = threading.Lock()
 
 @final
 class SparkMerger:
-    """Merges by a session, classic or of Spark Connect. See `gazette_platform.lake.typed.upserts.Merger`.
+    """Merges by a session, classic or of Spark Connect. See `gazette_platform.lake.typed.tables.upserts.Merger`.
 
     Args:
         session: with the tables' catalog. Nobody else may write by it meanwhile: that would be staged, too.

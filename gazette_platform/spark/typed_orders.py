@@ -120,8 +120,8 @@ class OrdersReader(DataSourceReader):
 
     def _carried_out(self, order: bytes) -> tuple[bool, bytes]:
         """What came of it, or an error of ours, which Spark would try again, and bury in traces of Java's."""
-        from gazette_platform.lake.typed import wire  # noqa: PLC0415  see the module
-        from gazette_platform.lake.typed.working import attempt  # noqa: PLC0415  likewise
+        from gazette_platform.lake.typed.runs import wire  # noqa: PLC0415  see the module
+        from gazette_platform.lake.typed.runs.working import attempt  # noqa: PLC0415  likewise
 
         try:
             return False, wire.dump_done(

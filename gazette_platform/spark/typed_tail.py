@@ -105,8 +105,8 @@ class TailReader(DataSourceReader):
         if not isinstance(partition, OrderPartition):
             return  # Spark's own, where there is no order
         # Only workers, who have to, import what reads.
-        from gazette_platform.lake.typed import wire  # noqa: PLC0415
-        from gazette_platform.lake.typed.tail import rows_of_order  # noqa: PLC0415
+        from gazette_platform.lake.typed.runs import wire  # noqa: PLC0415
+        from gazette_platform.lake.typed.runs.tail import rows_of_order  # noqa: PLC0415
 
         for batch in rows_of_order(wire.parse_job(self._job), wire.parse_order(partition.order)):
             columns = [as_spark_has_it(column) for column in batch.columns]

@@ -7,8 +7,8 @@ import threading
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import GazetteError, LakeError
-from gazette_platform.lake.typed import wire
-from gazette_platform.lake.typed.working import discard
+from gazette_platform.lake.typed.runs import wire
+from gazette_platform.lake.typed.runs.working import discard
 from gazette_platform.spark.interrupting import SPARKS, interruptible
 from gazette_platform.spark.typed_merge import SparkMerger
 from gazette_platform.spark.typed_orders import NAME, source_of
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
     from pyspark.sql import SparkSession
 
-    from gazette_platform.lake.typed.jobs import Job
-    from gazette_platform.lake.typed.rounds import Done, Order
+    from gazette_platform.lake.typed.planning.rounds import Done, Order
+    from gazette_platform.lake.typed.runs.jobs import Job
 
 __all__ = ["SparkWorkers"]
 

@@ -9,14 +9,14 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate
 
 from gazette_platform import Change
 from gazette_platform.lake.table_spec import TableSpec
-from gazette_platform.lake.typed.backfilling import BackfillRunner
-from gazette_platform.lake.typed.catalogs import CatalogTables
-from gazette_platform.lake.typed.publishing import progress_of
-from gazette_platform.lake.typed.quarantined import count_rows
-from gazette_platform.lake.typed.reprocessing import Quarantined, Reprocessor
-from gazette_platform.lake.typed.running import TypedRunner
-from gazette_platform.lake.typed.table import typed_table
-from gazette_platform.lake.typed.working import LocalWorkers
+from gazette_platform.lake.typed.catalog.catalogs import CatalogTables
+from gazette_platform.lake.typed.catalog.publishing import progress_of
+from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
+from gazette_platform.lake.typed.runs.reprocessing import Quarantined, Reprocessor
+from gazette_platform.lake.typed.runs.running import TypedRunner
+from gazette_platform.lake.typed.runs.working import LocalWorkers
+from gazette_platform.lake.typed.tables.quarantined import count_rows
+from gazette_platform.lake.typed.tables.table import typed_table
 from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.ops.durations import SECOND_NS

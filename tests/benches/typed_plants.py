@@ -6,10 +6,13 @@ from typing import Any
 
 from pyiceberg.table.update import AssertTableUUID
 
-from gazette_platform.lake.typed import amending, publishing, quarantined, rounds, running
-from gazette_platform.lake.typed.row_ranges import RowRanges
-from gazette_platform.lake.typed.screening import Plain
-from gazette_platform.lake.typed.state import JournalState
+from gazette_platform.lake.typed.catalog import publishing
+from gazette_platform.lake.typed.planning import rounds
+from gazette_platform.lake.typed.planning.row_ranges import RowRanges
+from gazette_platform.lake.typed.planning.screening import Plain
+from gazette_platform.lake.typed.planning.state import JournalState
+from gazette_platform.lake.typed.runs import amending, running
+from gazette_platform.lake.typed.tables import quarantined
 from gazette_platform.spark import typed_merge
 from tests.lake_crash.plan import Fault
 from tests.typed_crash.plan import Append, Case, Held, Run

@@ -5,18 +5,18 @@ import uuid
 from pyiceberg.catalog.sql import SqlCatalog
 from typed_files import write_rows
 
-from gazette_platform.lake.typed.doors import CatalogDoor
-from gazette_platform.lake.typed.publishing import (
+from gazette_platform.lake.typed.catalog.doors import CatalogDoor
+from gazette_platform.lake.typed.catalog.publishing import (
     publish_files,
 )
-from gazette_platform.lake.typed.quarantined import (
-    open_quarantine,
-)
-from gazette_platform.lake.typed.state import Counts, JournalState
-from gazette_platform.lake.typed.table import open_table, state_properties, write_state
-from gazette_platform.lake.typed.written import (
+from gazette_platform.lake.typed.files.written import (
     data_file_of,
 )
+from gazette_platform.lake.typed.planning.state import Counts, JournalState
+from gazette_platform.lake.typed.tables.quarantined import (
+    open_quarantine,
+)
+from gazette_platform.lake.typed.tables.table import open_table, state_properties, write_state
 from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 

@@ -16,7 +16,7 @@ import yaml
 from gazctl_runner import gazctl_runner
 from pyiceberg.catalog.sql import SqlCatalog
 
-from gazette_platform.lake.typed.running import TypedRunner
+from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.message.uuid import Flags, build_uuid, clock_of
 from gazette_platform.testing.broker import BrokerServer
 

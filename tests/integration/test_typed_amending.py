@@ -17,17 +17,17 @@ from gazette_platform.errors import (
     TypedFenced,
     ValidationError,
 )
-from gazette_platform.lake.typed.backfilling import BackfillRunner
-from gazette_platform.lake.typed.former_states import FormerStates
-from gazette_platform.lake.typed.hive_partitions import fragments_of
-from gazette_platform.lake.typed.progress import COMPLETE_AT
-from gazette_platform.lake.typed.publishing import summary_of
-from gazette_platform.lake.typed.quarantined import quarantined_rows
-from gazette_platform.lake.typed.ranges import Limits
-from gazette_platform.lake.typed.reprocessing import Quarantined, Reprocessor
-from gazette_platform.lake.typed.running import TypedRunner
-from gazette_platform.lake.typed.table import typed_table
-from gazette_platform.lake.typed.working import LocalWorkers
+from gazette_platform.lake.typed.catalog.publishing import summary_of
+from gazette_platform.lake.typed.planning.hive_partitions import fragments_of
+from gazette_platform.lake.typed.planning.ranges import Limits
+from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
+from gazette_platform.lake.typed.runs.former_states import FormerStates
+from gazette_platform.lake.typed.runs.reprocessing import Quarantined, Reprocessor
+from gazette_platform.lake.typed.runs.running import TypedRunner
+from gazette_platform.lake.typed.runs.working import LocalWorkers
+from gazette_platform.lake.typed.tables.progress import COMPLETE_AT
+from gazette_platform.lake.typed.tables.quarantined import quarantined_rows
+from gazette_platform.lake.typed.tables.table import typed_table
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.testing.broker import BrokerServer

@@ -11,7 +11,7 @@ from typed_amendments import NAME, QUARANTINE, Interrupted, Journals, everything
 
 from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import TypedFenced
-from gazette_platform.lake.typed.reprocessing import Quarantined
+from gazette_platform.lake.typed.runs.reprocessing import Quarantined
 from gazette_platform.testing.broker import BrokerServer
 
 pytestmark = pytest.mark.etcd

@@ -30,11 +30,11 @@ from gazette_platform.lake import parse_table_spec
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.rollups.engines import SparkEngine
 from gazette_platform.lake.rollups.iceberg import IcebergTables
-from gazette_platform.lake.typed.catalogs import HiveTables
-from gazette_platform.lake.typed.completeness import check_counts
-from gazette_platform.lake.typed.recount import Recounter
-from gazette_platform.lake.typed.running import TypedRunner
-from gazette_platform.lake.typed.working import LocalWorkers
+from gazette_platform.lake.typed.catalog.catalogs import HiveTables
+from gazette_platform.lake.typed.checks.completeness import check_counts
+from gazette_platform.lake.typed.checks.recount import Recounter
+from gazette_platform.lake.typed.runs.running import TypedRunner
+from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.lake.typed_spec import TypedColumn, TypedSpec
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS

@@ -15,14 +15,14 @@ from typed_world import JOURNAL, publish, row, spec
 from gazette_platform.errors import LakeError, TypedFenced
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake.rollups.iceberg import IcebergTables
-from gazette_platform.lake.typed.doors import HiveDoor
-from gazette_platform.lake.typed.mounting import mount_statement
-from gazette_platform.lake.typed.publishing import progress_of, publish_files
-from gazette_platform.lake.typed.replacing import publish_replacing
-from gazette_platform.lake.typed.row_ranges import RowRanges
-from gazette_platform.lake.typed.state import TypedState
-from gazette_platform.lake.typed.table import open_table, state_properties, write_state
-from gazette_platform.lake.typed.written import data_file_of
+from gazette_platform.lake.typed.catalog.doors import HiveDoor
+from gazette_platform.lake.typed.catalog.publishing import progress_of, publish_files
+from gazette_platform.lake.typed.files.written import data_file_of
+from gazette_platform.lake.typed.planning.row_ranges import RowRanges
+from gazette_platform.lake.typed.planning.state import TypedState
+from gazette_platform.lake.typed.schema.mounting import mount_statement
+from gazette_platform.lake.typed.tables.replacing import publish_replacing
+from gazette_platform.lake.typed.tables.table import open_table, state_properties, write_state
 from gazette_platform.lake.typed_spec.partitions import parse_partition
 
 pytestmark = [

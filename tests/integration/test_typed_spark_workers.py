@@ -22,11 +22,11 @@ from gazette_platform.errors import LakeError
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.spark import start_session
 from gazette_platform.lake.table_spec import TableSpec
-from gazette_platform.lake.typed import wire
-from gazette_platform.lake.typed.catalogs import CatalogTables
-from gazette_platform.lake.typed.ranges import Limits
-from gazette_platform.lake.typed.running import TypedRunner
-from gazette_platform.lake.typed.working import LocalWorkers
+from gazette_platform.lake.typed.catalog.catalogs import CatalogTables
+from gazette_platform.lake.typed.planning.ranges import Limits
+from gazette_platform.lake.typed.runs import wire
+from gazette_platform.lake.typed.runs.running import TypedRunner
+from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.message import Flags, MessageClock, build_uuid, new_producer_id
 from gazette_platform.spark.typed_orders import source_of
 from gazette_platform.spark.typed_workers import SparkWorkers

@@ -14,9 +14,9 @@ from typed_shop import Shop, record, typed_spec
 from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import LakeError, TypedFenced
 from gazette_platform.lake.rollups.iceberg import IcebergTables
-from gazette_platform.lake.typed.doors import HiveDoor
-from gazette_platform.lake.typed.publishing import RUN, summary_of
-from gazette_platform.lake.typed.table import open_table
+from gazette_platform.lake.typed.catalog.doors import HiveDoor
+from gazette_platform.lake.typed.catalog.publishing import RUN, summary_of
+from gazette_platform.lake.typed.tables.table import open_table
 from gazette_platform.lake.typed_spec.partitions import parse_partition
 from gazette_platform.message.uuid import build_uuid
 from gazette_platform.spark import typed_view

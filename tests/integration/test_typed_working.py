@@ -21,13 +21,13 @@ from gazette_platform import Change, Client, ClientConfig
 from gazette_platform.errors import ChecksumMismatch, DataError, LakeError
 from gazette_platform.lake import segment_content
 from gazette_platform.lake.table_spec import TableSpec
-from gazette_platform.lake.typed import cut_lines
-from gazette_platform.lake.typed.catalogs import CatalogTables
-from gazette_platform.lake.typed.quarantined import quarantined_rows
-from gazette_platform.lake.typed.ranges import Limits, Task
-from gazette_platform.lake.typed.rounds import Kind, Order
-from gazette_platform.lake.typed.running import TypedRunner
-from gazette_platform.lake.typed.working import LocalWorkers, carry_out, discard
+from gazette_platform.lake.typed.catalog.catalogs import CatalogTables
+from gazette_platform.lake.typed.planning.ranges import Limits, Task
+from gazette_platform.lake.typed.planning.rounds import Kind, Order
+from gazette_platform.lake.typed.rows import cut_lines
+from gazette_platform.lake.typed.runs.running import TypedRunner
+from gazette_platform.lake.typed.runs.working import LocalWorkers, carry_out, discard
+from gazette_platform.lake.typed.tables.quarantined import quarantined_rows
 from gazette_platform.lake.typed_spec.partitions import parse_partition
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.message import (

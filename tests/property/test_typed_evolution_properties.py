@@ -13,8 +13,8 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
 from gazette_platform.errors import SchemaMismatch
 from gazette_platform.lake.schema import ColumnType
-from gazette_platform.lake.typed.evolution import plan_evolution
-from gazette_platform.lake.typed.iceberg_types import (
+from gazette_platform.lake.typed.schema.evolution import plan_evolution
+from gazette_platform.lake.typed.schema.iceberg_types import (
     new_partition_spec,
     new_schema,
     spec_type,

@@ -4,7 +4,7 @@ import json
 
 from hypothesis import given, strategies as st
 
-from gazette_platform.lake.typed.parsing import BlockParser
+from gazette_platform.lake.typed.rows.parsing import BlockParser
 from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 

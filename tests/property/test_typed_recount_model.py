@@ -8,10 +8,10 @@ from hypothesis import given, strategies as st
 from typed_logs import between, honest, hostile, laid_out, table_of, uninterrupted
 
 from gazette_platform.lake.segments import Segment
-from gazette_platform.lake.typed.ranges import BackfillRange, Task
-from gazette_platform.lake.typed.recount import committed_spans
-from gazette_platform.lake.typed.rounds import Done
-from gazette_platform.lake.typed.state import JournalState
+from gazette_platform.lake.typed.checks.recount import committed_spans
+from gazette_platform.lake.typed.planning.ranges import BackfillRange, Task
+from gazette_platform.lake.typed.planning.rounds import Done
+from gazette_platform.lake.typed.planning.state import JournalState
 
 JOURNAL = "a/journal"
 

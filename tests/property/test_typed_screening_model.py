@@ -27,8 +27,8 @@ from typed_logs import (
 )
 
 from gazette_platform.client import FragmentListing
-from gazette_platform.lake.typed.ranges import JournalNow, plan_backfill
-from gazette_platform.lake.typed.screening import (
+from gazette_platform.lake.typed.planning.ranges import JournalNow, plan_backfill
+from gazette_platform.lake.typed.planning.screening import (
     Again,
     Plain,
     Sequenced,
@@ -37,7 +37,7 @@ from gazette_platform.lake.typed.screening import (
     join,
     sequence,
 )
-from gazette_platform.lake.typed.state import JournalState, TypedState
+from gazette_platform.lake.typed.planning.state import JournalState, TypedState
 from gazette_platform.protocol import Fragment
 
 if TYPE_CHECKING:

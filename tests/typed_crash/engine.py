@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gazette_platform.lake import LakeSettings
-    from gazette_platform.lake.typed.upserts import Merge
+    from gazette_platform.lake.typed.tables.upserts import Merge
     from tests.lake_crash.faults import Calls
 
 __all__ = ["CountingMerger", "kill_engine", "open_engine"]

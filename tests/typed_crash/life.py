@@ -25,12 +25,12 @@ from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake.rollups.iceberg import IcebergTables
 from gazette_platform.lake.spark import is_local
-from gazette_platform.lake.typed.backfilling import BackfillRunner
-from gazette_platform.lake.typed.catalogs import HiveTables
-from gazette_platform.lake.typed.ranges import Limits
-from gazette_platform.lake.typed.reprocessing import Reprocessor
-from gazette_platform.lake.typed.running import TypedRunner
-from gazette_platform.lake.typed.working import LocalWorkers
+from gazette_platform.lake.typed.catalog.catalogs import HiveTables
+from gazette_platform.lake.typed.planning.ranges import Limits
+from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
+from gazette_platform.lake.typed.runs.reprocessing import Reprocessor
+from gazette_platform.lake.typed.runs.running import TypedRunner
+from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.spark.typed_workers import SparkWorkers
 from tests.lake_crash.faults import Calls, FaultyMetastore
 from tests.typed_crash.engine import CountingMerger, kill_engine, open_engine
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake import LakeSettings
     from gazette_platform.lake.table_spec import TableSpec
-    from gazette_platform.lake.typed.jobs import Job, Workers
-    from gazette_platform.lake.typed.rounds import Done, Order
-    from gazette_platform.lake.typed.upserts import Merger
+    from gazette_platform.lake.typed.planning.rounds import Done, Order
+    from gazette_platform.lake.typed.runs.jobs import Job, Workers
+    from gazette_platform.lake.typed.tables.upserts import Merger
     from gazette_platform.lake.typed_spec.spec import TypedSpec
     from tests.lake_crash.pairs import Pair
     from tests.lake_crash.plan import Fault

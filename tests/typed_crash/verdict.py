@@ -11,7 +11,7 @@ from tests.typed_crash.oracle import last_of_keys
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gazette_platform.lake.typed.state import TypedState
+    from gazette_platform.lake.typed.planning.state import TypedState
     from tests.typed_crash.oracle import Expected, Record, Row
 
 __all__ = ["Found", "Verdict", "judge"]

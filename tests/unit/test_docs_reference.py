@@ -17,7 +17,7 @@ from gazette_platform.embedded.endpoints import Endpoints
 from gazette_platform.embedded.layout import PlatformDir
 from gazette_platform.lake.schema import type_names
 from gazette_platform.lake.table_spec import Column, Partition, TableSpec, parse_table_spec
-from gazette_platform.lake.typed.iceberg_types import iceberg_type
+from gazette_platform.lake.typed.schema.iceberg_types import iceberg_type
 from gazette_platform.lake.typed_spec import read_typed_spec
 from gazette_platform.lake.typed_spec.columns import (
     SCALARS,

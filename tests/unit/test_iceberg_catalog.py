@@ -23,8 +23,8 @@ from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
 from gazette_platform.lake.spark import _secrets, spark_configuration
-from gazette_platform.lake.typed.catalogs import typed_catalog
-from gazette_platform.lake.typed.doors import CatalogDoor
+from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
+from gazette_platform.lake.typed.catalog.doors import CatalogDoor
 from gazette_platform.resources import platform_resources
 
 REST = "https://catalog.example.com/api?warehouse=prod#prod_lake"

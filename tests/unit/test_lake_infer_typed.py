@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from gazette_platform.lake.infer import infer_spec
 from gazette_platform.lake.profile import Profile, Profiler
 from gazette_platform.lake.table_spec import parse_table_spec
-from gazette_platform.lake.typed.parsing import BlockParser
+from gazette_platform.lake.typed.rows.parsing import BlockParser
 from gazette_platform.message.uuid import Flags, build_uuid, clock_of
 
 CLOCK = clock_of(1_760_000_000_000_000_000)

@@ -6,9 +6,9 @@ import pytest
 from pyspark import cloudpickle
 
 from gazette_platform.lake.segments import Segment
-from gazette_platform.lake.typed import wire
-from gazette_platform.lake.typed.ranges import Task
-from gazette_platform.lake.typed.rounds import Order
+from gazette_platform.lake.typed.planning.ranges import Task
+from gazette_platform.lake.typed.planning.rounds import Order
+from gazette_platform.lake.typed.runs import wire
 from gazette_platform.spark import typed_orders, typed_workers
 from gazette_platform.spark.typed_orders import NAME, PlannedOrders, source_of
 

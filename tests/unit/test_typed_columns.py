@@ -13,7 +13,7 @@ from pyiceberg.types import FixedType, NestedField, TimeType
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.schema import parse_type
-from gazette_platform.lake.typed.iceberg_types import arrow_schema, iceberg_type, spec_type
+from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema, iceberg_type, spec_type
 from gazette_platform.lake.typed_spec.columns import (
     FORMATS,
     KEY_TYPES,

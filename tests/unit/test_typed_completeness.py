@@ -7,17 +7,17 @@ import pytest
 from typed_files import write_rows
 from typed_world import JOURNAL, World, row
 
-from gazette_platform.lake.typed.completeness import account, check_counts
-from gazette_platform.lake.typed.publishing import publish_files
-from gazette_platform.lake.typed.quarantined import (
+from gazette_platform.lake.typed.catalog.publishing import publish_files
+from gazette_platform.lake.typed.checks.completeness import account, check_counts
+from gazette_platform.lake.typed.files.written import data_file_of
+from gazette_platform.lake.typed.planning.state import Counts, JournalState, TypedState
+from gazette_platform.lake.typed.tables.quarantined import (
     begins_at,
     moment_of,
     settle_quarantine,
     write_list,
 )
-from gazette_platform.lake.typed.state import Counts, JournalState, TypedState
-from gazette_platform.lake.typed.table import state_properties, write_state
-from gazette_platform.lake.typed.written import data_file_of
+from gazette_platform.lake.typed.tables.table import state_properties, write_state
 
 
 @pytest.fixture

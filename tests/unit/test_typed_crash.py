@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from gazette_platform.lake.typed.state import Counts, JournalState, Producer, TypedState
+from gazette_platform.lake.typed.planning.state import Counts, JournalState, Producer, TypedState
 from gazette_platform.message import Envelope, Sequencer, UuidParts
 from tests.typed_crash.messages import JournalLog, Writer
 from tests.typed_crash.oracle import last_of_keys

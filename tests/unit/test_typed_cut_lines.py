@@ -6,8 +6,8 @@ import pytest
 
 from gazette_platform.lake import segment_content
 from gazette_platform.lake.segment_content import LineBlocks
-from gazette_platform.lake.typed import cut_lines
-from gazette_platform.lake.typed.cut_lines import CutLines, LineBlock
+from gazette_platform.lake.typed.rows import cut_lines
+from gazette_platform.lake.typed.rows.cut_lines import CutLines, LineBlock
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from pyiceberg.transforms import (
 from pyiceberg.types import IntegerType, MapType, NestedField, StringType
 
 from gazette_platform.lake.table_spec import parse_table_spec
-from gazette_platform.lake.typed.evolution import (
+from gazette_platform.lake.typed.schema.evolution import (
     AddColumn,
     AddPartition,
     Comment,
@@ -23,7 +23,7 @@ from gazette_platform.lake.typed.evolution import (
     Widen,
     plan_evolution,
 )
-from gazette_platform.lake.typed.iceberg_types import new_partition_spec, new_schema
+from gazette_platform.lake.typed.schema.iceberg_types import new_partition_spec, new_schema
 from gazette_platform.lake.typed_spec import read_typed_spec
 
 RAW = parse_table_spec("""

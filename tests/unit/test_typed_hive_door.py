@@ -10,16 +10,16 @@ from typed_world import JOURNAL, Held, publish, row, spec
 
 from gazette_platform.errors import TypedFenced
 from gazette_platform.lake.rollups.iceberg import IcebergTables
-from gazette_platform.lake.typed.doors import HiveDoor, NewTable
-from gazette_platform.lake.typed.iceberg_types import new_partition_spec, new_schema
-from gazette_platform.lake.typed.publishing import head_of, progress_of
-from gazette_platform.lake.typed.quarantined import (
+from gazette_platform.lake.typed.catalog.doors import HiveDoor, NewTable
+from gazette_platform.lake.typed.catalog.publishing import head_of, progress_of
+from gazette_platform.lake.typed.schema.iceberg_types import new_partition_spec, new_schema
+from gazette_platform.lake.typed.tables.quarantined import (
     count_rows,
     open_quarantine,
     settle_quarantine,
     write_list,
 )
-from gazette_platform.lake.typed.table import open_table
+from gazette_platform.lake.typed.tables.table import open_table
 
 
 @pytest.fixture

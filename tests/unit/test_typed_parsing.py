@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.iceberg_types import arrow_schema, new_schema
-from gazette_platform.lake.typed.parsing import BlockParser
-from gazette_platform.lake.typed.placing import bad_rows, placed_rows
+from gazette_platform.lake.typed.rows.parsing import BlockParser
+from gazette_platform.lake.typed.rows.placing import bad_rows, placed_rows
+from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema, new_schema
 from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.message import Flags, UuidParts

@@ -7,7 +7,10 @@ from typed_files import write_rows
 from typed_world import JOURNAL, World, row
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.progress import (
+from gazette_platform.lake.typed.catalog.publishing import publish_files
+from gazette_platform.lake.typed.files.written import data_file_of
+from gazette_platform.lake.typed.planning.state import Counts, JournalState
+from gazette_platform.lake.typed.tables.progress import (
     COMPLETE_AT,
     OLDEST_AT,
     READ_BYTES,
@@ -15,10 +18,7 @@ from gazette_platform.lake.typed.progress import (
     measures,
     read_progress,
 )
-from gazette_platform.lake.typed.publishing import publish_files
-from gazette_platform.lake.typed.state import Counts, JournalState
-from gazette_platform.lake.typed.table import state_properties, write_state
-from gazette_platform.lake.typed.written import data_file_of
+from gazette_platform.lake.typed.tables.table import state_properties, write_state
 from gazette_platform.ops.clock import SystemClock
 
 

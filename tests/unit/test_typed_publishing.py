@@ -26,9 +26,8 @@ from gazette_platform.errors import (
     TypedProgressGone,
     TypedRolledBack,
 )
-from gazette_platform.lake.typed.doors import SameTable
-from gazette_platform.lake.typed.iceberg_types import arrow_schema
-from gazette_platform.lake.typed.publishing import (
+from gazette_platform.lake.typed.catalog.doors import SameTable
+from gazette_platform.lake.typed.catalog.publishing import (
     PROGRESS,
     head_of,
     progress_of,
@@ -37,16 +36,17 @@ from gazette_platform.lake.typed.publishing import (
     summary_of,
     updates_moving,
 )
-from gazette_platform.lake.typed.quarantined import (
-    open_quarantine,
-)
-from gazette_platform.lake.typed.side_files import unnamed_files
-from gazette_platform.lake.typed.state import TypedState
-from gazette_platform.lake.typed.table import open_table, write_state
-from gazette_platform.lake.typed.written import (
+from gazette_platform.lake.typed.catalog.side_files import unnamed_files
+from gazette_platform.lake.typed.files.written import (
     WrittenFile,
     data_file_of,
 )
+from gazette_platform.lake.typed.planning.state import TypedState
+from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
+from gazette_platform.lake.typed.tables.quarantined import (
+    open_quarantine,
+)
+from gazette_platform.lake.typed.tables.table import open_table, write_state
 from gazette_platform.lake.typed_spec.partitions import parse_partition
 
 

@@ -13,15 +13,15 @@ from typed_world import JOURNAL, World, publish, row
 from gazette_platform.errors import (
     LakeError,
 )
-from gazette_platform.lake.typed.publishing import progress_of, summary_of, updates_moving
-from gazette_platform.lake.typed.quarantined import (
+from gazette_platform.lake.typed.catalog.publishing import progress_of, summary_of, updates_moving
+from gazette_platform.lake.typed.planning.row_ranges import RowRanges
+from gazette_platform.lake.typed.tables.quarantined import (
     count_rows,
     quarantined_rows,
     rows_within,
     settle_quarantine,
     write_list,
 )
-from gazette_platform.lake.typed.row_ranges import RowRanges
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from gazette_platform.client import FragmentListing
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.typed.ranges import (
+from gazette_platform.lake.typed.planning.ranges import (
     BackfillPlan,
     Hole,
     HoleKind,
@@ -22,7 +22,7 @@ from gazette_platform.lake.typed.ranges import (
     plan_run,
     whole_ranges,
 )
-from gazette_platform.lake.typed.state import Counts, JournalState, Producer, TypedState
+from gazette_platform.lake.typed.planning.state import Counts, JournalState, Producer, TypedState
 from gazette_platform.protocol import Fragment
 
 J = "lake/events"

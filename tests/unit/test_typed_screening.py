@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from gazette_platform.errors import DataError, LakeError
-from gazette_platform.lake.typed.screening import (
+from gazette_platform.lake.typed.planning.screening import (
     Again,
     Clocks,
     Plain,
@@ -18,7 +18,7 @@ from gazette_platform.lake.typed.screening import (
     join,
     sequence,
 )
-from gazette_platform.lake.typed.state import Counts, JournalState, Producer
+from gazette_platform.lake.typed.planning.state import Counts, JournalState, Producer
 from gazette_platform.message.sequencer import PRUNE_HORIZON
 from gazette_platform.message.uuid import NO_UUID, Flags, build_uuid
 from gazette_platform.message.uuid_columns import parse_uuid_column

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gazette_platform.lake.table_spec import parse_table_spec
-from gazette_platform.lake.typed.iceberg_types import new_partition_spec, new_schema
+from gazette_platform.lake.typed.schema.iceberg_types import new_partition_spec, new_schema
 from gazette_platform.lake.typed_spec import read_typed_spec
 
 RAW_TEXT = """

@@ -11,7 +11,13 @@ from hypothesis import given, strategies as st
 from pyarrow import parquet
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.state import Counts, JournalState, Producer, TypedState, pruned
+from gazette_platform.lake.typed.planning.state import (
+    Counts,
+    JournalState,
+    Producer,
+    TypedState,
+    pruned,
+)
 from gazette_platform.message.sequencer import PRUNE_HORIZON
 
 CLOCK = 0x1E9CC5F83FC2F810

@@ -11,10 +11,10 @@ from typed_merges import PythonMerger, is_later, keyed, last_of, said, upsert
 from typed_world import JOURNAL, Held, World
 
 from gazette_platform.errors import LakeError, TypedFenced, TypedRolledBack
-from gazette_platform.lake.typed.completeness import check_counts
-from gazette_platform.lake.typed.publishing import RUN, head_of, progress_of, publish_staged
-from gazette_platform.lake.typed.state import JournalState
-from gazette_platform.lake.typed.table import open_table
+from gazette_platform.lake.typed.catalog.publishing import RUN, head_of, progress_of, publish_staged
+from gazette_platform.lake.typed.checks.completeness import check_counts
+from gazette_platform.lake.typed.planning.state import JournalState
+from gazette_platform.lake.typed.tables.table import open_table
 
 OTHER = "raw/flights/part=001"
 
@@ -388,6 +388,6 @@ def test_key_that_is_there_twice_is_told(world):
 def test_too_many_keys_are_not_looked_at_and_a_query_is_told(world, monkeypatch):
     door, table = world.open(world.spec)
     upsert(door, table, [said(1, "a", 10), said(2, "b", 20)])
-    monkeypatch.setattr("gazette_platform.lake.typed.completeness._KEYS_MAX", 1)
+    monkeypatch.setattr("gazette_platform.lake.typed.checks.completeness._KEYS_MAX", 1)
     _, told = check_counts(door, None, is_upserted=True).notes
     assert "of more than 1 rows: `SELECT n FROM typed.flights GROUP BY n" in told

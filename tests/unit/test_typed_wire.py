@@ -7,12 +7,12 @@ from gazette_platform import errors
 from gazette_platform.client import ClientConfig, FragmentListing
 from gazette_platform.errors import LakeError, OffsetJump, ValidationError
 from gazette_platform.lake.segments import Segment
-from gazette_platform.lake.typed import wire
-from gazette_platform.lake.typed.jobs import Job, Output
-from gazette_platform.lake.typed.ranges import Task
-from gazette_platform.lake.typed.rounds import Done, Kind, Order
-from gazette_platform.lake.typed.screening import Clocks, TaskSummary
-from gazette_platform.lake.typed.written import WrittenFile
+from gazette_platform.lake.typed.files.written import WrittenFile
+from gazette_platform.lake.typed.planning.ranges import Task
+from gazette_platform.lake.typed.planning.rounds import Done, Kind, Order
+from gazette_platform.lake.typed.planning.screening import Clocks, TaskSummary
+from gazette_platform.lake.typed.runs import wire
+from gazette_platform.lake.typed.runs.jobs import Job, Output
 from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.protocol import Fragment
 

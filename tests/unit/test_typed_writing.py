@@ -18,15 +18,15 @@ from pyiceberg.transforms import VoidTransform
 from typed_world import World, row, spec
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.iceberg_types import (
+from gazette_platform.lake.typed.catalog.publishing import publish_files
+from gazette_platform.lake.typed.files.partition_values import RowParter
+from gazette_platform.lake.typed.files.writing import RowWriter
+from gazette_platform.lake.typed.files.written import data_file_of
+from gazette_platform.lake.typed.schema.iceberg_types import (
     arrow_schema,
     new_partition_spec,
     new_schema,
 )
-from gazette_platform.lake.typed.partition_values import RowParter
-from gazette_platform.lake.typed.publishing import publish_files
-from gazette_platform.lake.typed.writing import RowWriter
-from gazette_platform.lake.typed.written import data_file_of
 from gazette_platform.lake.typed_spec.partitions import parse_partition
 
 COLUMNS = (
@@ -306,9 +306,9 @@ from resource import RUSAGE_SELF, getrusage
 import pyarrow as pa
 from pyiceberg.io import load_file_io
 from typed_world import spec
-from gazette_platform.lake.typed.iceberg_types import new_partition_spec, new_schema
+from gazette_platform.lake.typed.schema.iceberg_types import new_partition_spec, new_schema
 from gazette_platform.lake.typed_spec.partitions import parse_partition
-from gazette_platform.lake.typed.writing import RowWriter
+from gazette_platform.lake.typed.files.writing import RowWriter
 
 location, rows = sys.argv[1], 10_000
 wanted = spec(partitions=(parse_partition("n"),))

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.local_sql.typed_view import TypedSeam
     from gazette_platform.lake.segments import Segment
     from gazette_platform.lake.table_spec import TableSpec
-    from gazette_platform.lake.typed.catalogs import TypedCatalog
+    from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog
 
 __all__ = ["LocalSql", "QueryResult", "connect"]
 
@@ -122,7 +122,7 @@ def connect(
 
 
 def _catalog_of(settings: LakeSettings) -> TypedCatalog:
-    from gazette_platform.lake.typed.catalogs import typed_catalog  # noqa: PLC0415  an extra
+    from gazette_platform.lake.typed.catalog.catalogs import typed_catalog  # noqa: PLC0415  an extra
 
     return typed_catalog(settings)
 

@@ -15,14 +15,14 @@ import pyarrow.dataset as ds  # type: ignore[import-untyped]
 from typing_extensions import override
 
 from gazette_platform.lake.local_sql.dataset import Scanner, possible
-from gazette_platform.lake.typed.history import TableHistory
-from gazette_platform.lake.typed.iceberg_types import arrow_schema
-from gazette_platform.lake.typed.tail import spool_tail
+from gazette_platform.lake.typed.files.history import TableHistory
+from gazette_platform.lake.typed.runs.tail import spool_tail
+from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from gazette_platform.lake.typed.tail import PinnedTail, SpooledTail
+    from gazette_platform.lake.typed.runs.tail import PinnedTail, SpooledTail
 
 __all__ = ["HistoryDataset", "TailDataset", "plain_schema", "uuid_columns"]
 

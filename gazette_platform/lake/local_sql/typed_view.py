@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import Client
     from gazette_platform.lake.table_spec import TableSpec
-    from gazette_platform.lake.typed.catalogs import TypedCatalog
-    from gazette_platform.lake.typed.ranges import Hole
-    from gazette_platform.lake.typed.tail import PinnedTail
+    from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog
+    from gazette_platform.lake.typed.planning.ranges import Hole
+    from gazette_platform.lake.typed.runs.tail import PinnedTail
     from gazette_platform.ops.clock import Clock
 
 __all__ = [
@@ -132,8 +132,8 @@ class TypedView:
             short: what it is called without a schema.
         """
         from gazette_platform.lake.local_sql.typed_dataset import uuid_columns  # noqa: PLC0415
-        from gazette_platform.lake.typed.iceberg_types import arrow_schema  # noqa: PLC0415
-        from gazette_platform.lake.typed.last_rows import view_of  # noqa: PLC0415
+        from gazette_platform.lake.typed.planning.last_rows import view_of  # noqa: PLC0415
+        from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema  # noqa: PLC0415
 
         schema = arrow_schema(self._pinned.schema)
         uuids = set(uuid_columns(schema))
@@ -208,7 +208,7 @@ class TypedViews:
         Raises: SetupError: a library is missing, or a setting. Others: as `pin_tail`.
         """
         required("pyiceberg", extra="lake", by="typed tables")
-        from gazette_platform.lake.typed.tail import pin_tail  # noqa: PLC0415  slow to import
+        from gazette_platform.lake.typed.runs.tail import pin_tail  # noqa: PLC0415  slow to import
 
         if self._catalog is None:
             assert self._open_catalog is not None  # else there are no specs

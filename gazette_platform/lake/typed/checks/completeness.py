@@ -1,0 +1,249 @@
+"""Is each committed message a row, or in quarantine, and once? Asked of a typed table in three ways, the cheap ones first.
+
+    account    what the state says of itself: what was committed was made rows, or set aside
+    count      rows of the two tables, by journal, against that, by what manifests say of files
+    recount    journals are read again, and offsets compared: see `recount`
+
+The first two look at no journal, and take seconds for any table. They do not see a row that stands in for another one;
+the third does.
+
+Of a table with a `key` rows are keys, of which each stands for its last message. How many messages that were is in the
+state only, so that rows are to be no more than these, and a lost row is not seen before journals are read. That no key
+is there twice is seen by the keys themselves, which are read if they are not too many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, final
+
+from gazette_platform.errors import LakeError
+from gazette_platform.lake.typed.catalog.keys import doubled_keys
+from gazette_platform.lake.typed.planning.state import Counts
+from gazette_platform.lake.typed.tables.quarantined import moment_of, rows_at
+from gazette_platform.lake.typed.tables.table import typed_table
+from gazette_platform.ops.counted import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
+    from gazette_platform.lake.typed.planning.state import TypedState
+    from gazette_platform.lake.typed.tables.quarantined import RowCounts
+
+__all__ = [
+    "HEAL",
+    "Completeness",
+    "Incomplete",
+    "account",
+    "check_counts",
+    "compared",
+]
+
+# Some 200 MB of them, as long as they are.
+_KEYS_MAX: Final = 2_000_000
+
+HEAL: Final = "a backfill of the journal makes its rows anew, which adds what is lost and removes what is there twice"
+"""What to do, as findings say it."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incomplete:
+    """One thing by which a table is not what was committed."""
+
+    text: str
+    """What, of which journal, how many, and what to do."""
+    journal: str
+    """Empty: it is about all of them."""
+    begin: int | None = None
+    """Offset of the first message that is concerned; None: not known."""
+    end: int | None = None
+    """Offset behind the last one."""
+    lost: int = 0
+    """Messages that are neither row nor in quarantine."""
+    doubled: int = 0
+    """Rows, or quarantined records, that are there once too often, or should not be there at all."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completeness:
+    """What was found of a table."""
+
+    table: str
+    """``schema.table``."""
+    counts: Counts = Counts()  # noqa: RUF009  frozen
+    """What the state says, of all journals together."""
+    rows: int | None = None
+    """In the table; None: they were not counted."""
+    quarantined: int | None = None
+    """In the quarantine table; likewise."""
+    findings: tuple[Incomplete, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What could not be looked at, and why. Nothing is known to be wrong there."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is known to be wrong."""
+        return not self.findings
+
+    @property
+    def lost(self) -> int:
+        """Messages of all findings."""
+        return sum(one.lost for one in self.findings)
+
+    @property
+    def doubled(self) -> int:
+        """Rows of all findings."""
+        return sum(one.doubled for one in self.findings)
+
+
+def account(name: str, state: TypedState) -> tuple[Incomplete, ...]:
+    """How the counts of a state contradict each other.
+
+    Args:
+        name: of the table.
+        state: of it.
+    """
+    return tuple(
+        Incomplete(
+            journal=journal,
+            text=f"{journal}: {why}: the state of {name} contradicts itself, which no run should bring about; keep the "
+            f"table as it is for its makers, and then {HEAL}",
+            lost=max(0, _missing(state, journal)),
+            doubled=max(0, -_missing(state, journal)),
+        )
+        for journal, why in state.unaccounted.items()
+    )
+
+
+def check_counts(door: Door, quarantine: Door | None, *, is_upserted: bool = False) -> Completeness:
+    """Ask the state, and count the rows of both tables, of one moment.
+
+    Args:
+        door: of the typed table.
+        quarantine: of its quarantine table; None: it is not there, and is not looked at.
+        is_upserted: whether the table has a `key`.
+
+    Raises: LakeError: there is no such table, a file cannot be read, or runs publish faster than rows are counted.
+        TypedProgressGone, TypedRolledBack: a person has to look.
+    """
+    moment = moment_of(door, quarantine)
+    table = typed_table(moment.typed, door.name)
+    found = compared(
+        door.name,
+        table.state,
+        rows_at(moment),
+        is_upserted=is_upserted,
+        has_quarantine=quarantine is not None,
+    )
+    return _with_keys(found, moment.typed, table.key) if is_upserted else found
+
+
+def compared(
+    name: str,
+    state: TypedState,
+    found: RowCounts,
+    *,
+    is_upserted: bool = False,
+    has_quarantine: bool = True,
+) -> Completeness:
+    """What `check_counts` finds, of rows that were counted.
+
+    Args:
+        name: of the table.
+        state: of the moment at which rows were counted.
+        found: rows.
+        is_upserted: whether the table has a `key`.
+        has_quarantine: whether the quarantine table was counted.
+    """
+    counts = {journal: one.counts for journal, one in state.journals.items()}
+    findings = list(account(name, state))
+    notes: list[str] = []
+    if is_upserted:
+        notes.append(
+            f"{name} has a key: {counted(sum(found.rows.values()), 'row')} of "
+            f"{counted(state.counts.typed, 'message')}; a lost row is seen only if journals are read"
+        )
+        findings += _upserted(name, counts, found.rows)
+    else:
+        expected = {journal: one.typed for journal, one in counts.items()}
+        findings += _differing(expected, found.rows, name, "row")
+    if has_quarantine:
+        expected = {journal: one.quarantined for journal, one in counts.items()}
+        findings += _differing(expected, found.quarantined, f"the quarantine of {name}", "record")
+    elif state.counts.quarantined:
+        notes.append(
+            f"the quarantine of {name} is not there, and {counted(state.counts.quarantined, 'record')} should be in it"
+        )
+    return Completeness(
+        table=name,
+        counts=state.counts,
+        rows=sum(found.rows.values()),
+        quarantined=sum(found.quarantined.values()) if has_quarantine else None,
+        findings=tuple(findings),
+        notes=tuple(notes),
+    )
+
+
+def _with_keys(found: Completeness, loaded: Loaded, key: tuple[str, ...]) -> Completeness:
+    columns = ", ".join(key)
+    query = f"SELECT {columns} FROM {found.table} GROUP BY {columns} HAVING count(*) > 1"  # noqa: S608  told, not run
+    if (found.rows or 0) > _KEYS_MAX:
+        told = f"{found.table}: whether a key is there twice is not looked at, of more than {_KEYS_MAX} rows: `{query}` tells"
+        return replace(found, notes=(*found.notes, told))
+    try:
+        twice = doubled_keys(loaded, key)
+    except OSError as err:
+        raise LakeError(f"keys of {found.table} cannot be read: {err}") from err
+    if not twice.rows:
+        return found
+    told = (
+        f"{found.table} has {counted(twice.rows, 'row')} of keys that have another one, such as {twice.first[0]} (all: `{query}`): if "
+        "nobody wrote to it by hand, no run should bring that about; drop the table, and runs make it anew of what journals hold"
+    )
+    # Some of these are told already, if they are more than there were messages.
+    more = max(0, twice.rows - found.doubled)
+    finding = Incomplete(journal="", text=told, doubled=more)
+    return replace(found, findings=(*found.findings, finding))
+
+
+def _missing(state: TypedState, journal: str) -> int:
+    counts = state.journals[journal].counts
+    return counts.committed - counts.typed - counts.quarantined
+
+
+def _upserted(
+    name: str, counts: Mapping[str, Counts], rows: Mapping[str, int]
+) -> Iterator[Incomplete]:
+    for journal, count in sorted(rows.items()):
+        most = counts[journal].typed if journal in counts else 0
+        if count > most:
+            yield Incomplete(
+                journal=journal,
+                doubled=count - most,
+                text=f"{journal}: {name} has {counted(count, 'row')} of {counted(most, 'message')}, of which a key is "
+                f"one at most, so at least {count - most} are too many: if nobody wrote to it by hand, {HEAL}",
+            )
+
+
+def _differing(
+    expected: Mapping[str, int], found: Mapping[str, int], where: str, one: str
+) -> Iterator[Incomplete]:
+    for journal in sorted({*expected, *found}):
+        wanted, count = expected.get(journal, 0), found.get(journal, 0)
+        if wanted == count:
+            continue
+        many = counted(abs(wanted - count), one)
+        told = (
+            f"{many} lost: somebody deleted them, or overwrote a commit"
+            if count < wanted
+            else f"{many} too many: somebody wrote to it by hand, or a run was published twice"
+        )
+        yield Incomplete(
+            journal=journal,
+            lost=max(0, wanted - count),
+            doubled=max(0, count - wanted),
+            text=f"{journal}: {where} has {count} of {wanted}, {told}; {HEAL}",
+        )

@@ -1,0 +1,100 @@
+"""How a typed table stands: what it says of itself, how far it is behind its journals, and what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, final
+
+from gazette_platform.errors import GazetteError
+from gazette_platform.lake.typed.planning.state import Counts, TypedState
+from gazette_platform.lake.typed.tables.progress import read_progress
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gazette_platform.lake.typed.catalog.doors import Door
+    from gazette_platform.lake.typed_spec.spec import TypedSpec
+
+__all__ = ["TypedStanding", "typed_standing"]
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class TypedStanding:
+    """How one typed table stands."""
+
+    spec: TypedSpec
+    heads: Mapping[str, int] = field(default_factory=dict)
+    """Write heads of its journals, by name."""
+    location: str | None = None
+    """Empty: it is not made yet. None: not known."""
+    rows: int | None = None
+    """None: not known."""
+    state: TypedState | None = None
+    """What was read; None: not known."""
+    complete_at: str = ""
+    """What was acknowledged before this instant is in the table; empty: the last run left something."""
+    problems: list[str] = field(default_factory=list)
+    is_unread: bool = False
+    """Whether something could not be looked at, so that less is told than there is."""
+
+    @property
+    def counts(self) -> Counts | None:
+        """What became of all messages; None: not known."""
+        return None if self.state is None else self.state.counts
+
+    @property
+    def lag_bytes(self) -> int | None:
+        """Bytes of all journals that were not read yet; None: not known."""
+        if self.state is None:
+            return None
+        read = {name: one.offset for name, one in self.state.journals.items()}
+        return sum(max(0, head - read.get(name, 0)) for name, head in self.heads.items())
+
+    def summary(self) -> dict[str, Any]:
+        """What a list shows, as plain values; None is what is not known."""
+        return {
+            "table": self.spec.name,
+            "format": "typed",
+            "of": self.spec.source,
+            "journals": len(self.heads),
+            "rows": self.rows,
+            "quarantined": None if self.counts is None else self.counts.quarantined,
+            "lag_bytes": self.lag_bytes,
+            "complete_at": self.complete_at or None,
+            "is_made": None if self.location is None else bool(self.location),
+            "problems": self.problems,
+        }
+
+
+def typed_standing(door: Door, spec: TypedSpec, heads: Mapping[str, int]) -> TypedStanding:
+    """How the table of `spec` stands. What keeps it from being looked at is among its problems.
+
+    Args:
+        door: of the table.
+        spec: its spec.
+        heads: write heads of its journals, by name.
+    """
+    standing = TypedStanding(spec=spec, heads=heads)
+    try:
+        loaded = door.load()
+        if loaded is not None:
+            standing.location = loaded.metadata.location
+            progress = read_progress(loaded, door.name)
+        else:
+            standing.location, progress = "", None
+            standing.problems.append("the table is not made yet: its first run makes it")
+    except GazetteError as err:
+        standing.problems.append(str(err))
+        standing.is_unread = True
+        return standing
+    if progress is None:
+        standing.rows, standing.state = 0, TypedState()
+        return standing
+    standing.rows, standing.state = progress.rows, progress.state
+    standing.complete_at = progress.complete_at.isoformat() if progress.complete_at else ""
+    standing.problems += (
+        f"{journal}: {why}: `gazctl lake check` tells more"
+        for journal, why in progress.state.unaccounted.items()
+    )
+    return standing

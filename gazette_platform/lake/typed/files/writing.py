@@ -1,0 +1,228 @@
+"""Rows of a typed table as Parquet files below its location. Nobody reads them before they are published."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import TYPE_CHECKING, Any, Final, final
+
+from pyarrow import concat_tables, parquet  # type: ignore[import-untyped]
+
+from gazette_platform.errors import LakeError
+from gazette_platform.lake.typed.files.partition_values import RowParter
+from gazette_platform.lake.typed.files.written import FileDescriber
+from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pyarrow as pa
+    from pyiceberg.io import FileIO
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+
+    from gazette_platform.lake.typed.files.written import WrittenFile
+
+__all__ = ["OpenFile", "RowWriter", "remove_files"]
+
+# As Arrow holds them, of all partitions together: what a row group has at most. Parting them takes as much again.
+# That is what a task of 128 MiB of JSON comes to, and some more: so its partitions have a file each.
+_HELD_BYTES: Final = 96 << 20
+_FILE_BYTES: Final = 256 << 20
+# One in a store of objects holds a part of 10 MiB until it is sent.
+_OPEN_FILES: Final = 16
+# Columns of many values find out early that a dictionary is work for nothing: with 1 MiB, as is Arrow's own, writing takes
+# twice as long, and files are larger by half.
+_DICTIONARY_BYTES: Final = 128 << 10
+
+_log = logging.getLogger(__name__)
+
+
+@final
+class RowWriter:
+    """Writes rows into files, each of one partition.
+
+    Rows are held until there are enough, and then all are written, each partition's to its file. Files stay
+    open meanwhile, but for those of the smallest partitions if there are many: so there are more files the
+    more partitions rows are scattered over, and memory is the same.
+
+    Args:
+        io: of the table.
+        location: of the table.
+        schema: of the table.
+        partitions: the spec by which rows are parted.
+        held_bytes: of rows that are held, as Arrow counts them. Memory: twice that, and the open files'.
+        file_bytes: a file is ended once it has as much.
+        open_files: that stay open, at most.
+
+    Raises: LakeError: the partition spec has a transform that specs of typed tables do not have.
+    """
+
+    def __init__(
+        self,
+        io: FileIO,
+        location: str,
+        schema: Schema,
+        partitions: PartitionSpec,
+        *,
+        held_bytes: int = _HELD_BYTES,
+        file_bytes: int = _FILE_BYTES,
+        open_files: int = _OPEN_FILES,
+    ) -> None:
+        self.schema = arrow_schema(schema)
+        """Of the rows."""
+        self.rows = 0
+        """That were taken."""
+        self._io = io
+        self._location = location
+        self._describer = FileDescriber(schema, partitions.spec_id)
+        self._parter = RowParter(schema, partitions)
+        self._held_bytes_max = held_bytes
+        self._file_bytes = file_bytes
+        self._open_files = open_files
+        self._held: list[pa.Table] = []
+        self._held_bytes = 0
+        self._open: dict[tuple[Any, ...], OpenFile] = {}
+        self._begun: list[str] = []
+        self._written: list[WrittenFile] = []
+
+    def add(self, rows: pa.Table) -> None:
+        """Take rows, of `schema`.
+
+        Raises: LakeError: a file cannot be written.
+        """
+        if not rows.num_rows:
+            return
+        self.rows += rows.num_rows
+        self._held.append(rows)
+        self._held_bytes += rows.nbytes
+        if self._held_bytes >= self._held_bytes_max:
+            self._write(is_last=False)
+
+    def close(self) -> tuple[WrittenFile, ...]:
+        """Write what is held, and end all files. Returns: those that were written; none for no rows.
+
+        Raises: LakeError: a file cannot be written.
+        """
+        self._write(is_last=True)
+        for value in list(self._open):
+            self._end(self._open.pop(value))
+        return tuple(self._written)
+
+    def abort(self) -> None:
+        """Remove all that was written. What cannot be removed is left to maintenance."""
+        self._held = []
+        for file in self._open.values():
+            file.abandon()
+        self._open.clear()
+        self._written.clear()
+        remove_files(self._io, self._begun)
+
+    def _write(self, *, is_last: bool) -> None:
+        if not self._held:
+            return
+        # Tables of many chunks are slow to be parted and written.
+        rows = concat_tables(self._held).combine_chunks()
+        self._held, self._held_bytes = [], 0
+        parts = self._parter.parts(rows)
+        del rows
+        for value in self._open.keys() - {part.value for part in parts}:
+            # As of an hour that is over.
+            self._end(self._open.pop(value))
+        for value, of_part in parts:
+            file = self._open.pop(value, None) or self._new_file(value)
+            # At once, for `abort`, should this be the last that is done.
+            self._open[value] = file
+            size = file.write(of_part)
+            if is_last or size >= self._file_bytes or len(self._open) > self._open_files:
+                self._end(self._open.pop(value))
+
+    def _new_file(self, value: tuple[Any, ...]) -> OpenFile:
+        path = f"{self._location}/data/{uuid.uuid4()}.parquet"
+        self._begun.append(path)
+        return OpenFile(self._io, path, self.schema, value)
+
+    def _end(self, file: OpenFile) -> None:
+        size, metadata = file.close()
+        self._written.append(self._describer.describe(file.path, size, metadata, file.partition))
+
+
+@final
+class OpenFile:
+    """A Parquet file that is being written.
+
+    Args:
+        io: of the table.
+        path: where it will be.
+        schema: of its rows, with ids of fields.
+        partition: that all rows have in common.
+
+    Raises: LakeError: it cannot be written; so do the methods.
+    """
+
+    def __init__(
+        self,
+        io: FileIO,
+        path: str,
+        schema: pa.Schema,
+        partition: tuple[Any, ...],
+    ) -> None:
+        self.path = path
+        self.partition = partition
+        try:
+            self._stream = io.new_output(path).create()
+            self._writer = parquet.ParquetWriter(
+                self._stream,
+                schema,
+                compression="zstd",
+                compression_level=1,
+                dictionary_pagesize_limit=_DICTIONARY_BYTES,
+                # As Iceberg wants decimals of few digits, and its readers in Java are fastest.
+                store_decimal_as_integer=True,
+            )
+        except OSError as err:
+            raise _unwritten(path, err) from err
+
+    def write(self, rows: pa.Table) -> int:
+        """Write rows as a row group. Returns: bytes of the file until now."""
+        try:
+            self._writer.write_table(rows, row_group_size=rows.num_rows)
+            return int(self._stream.tell())
+        except OSError as err:
+            raise _unwritten(self.path, err) from err
+
+    def close(self) -> tuple[int, Any]:
+        """End the file. Returns: its bytes, and what its footer says."""
+        try:
+            self._writer.close()
+            size = int(self._stream.tell())
+            self._stream.close()
+        except OSError as err:
+            self.abandon()
+            raise _unwritten(self.path, err) from err
+        return size, self._writer.writer.metadata
+
+    def abandon(self) -> None:
+        """Let go of a file that nobody will read."""
+        for each in (self._writer, self._stream):
+            try:
+                each.close()
+            except OSError as err:
+                _log.debug("%s is abandoned: %s", self.path, err)
+
+
+def remove_files(io: FileIO, paths: Iterable[str]) -> None:
+    """Remove files that nobody will read. What cannot be removed is left to maintenance, and told to the log."""
+    for path in paths:
+        try:
+            io.delete(path)
+        except FileNotFoundError:
+            continue
+        except OSError as err:
+            _log.warning("%s stays, for maintenance to remove: %s", path, err)
+
+
+def _unwritten(path: str, err: OSError) -> LakeError:
+    return LakeError(
+        f"cannot write {path} ({err}): see that there is room, and that the place can be written, and run again"
+    )

@@ -1,0 +1,548 @@
+"""What a run of a typed table reads: of each journal a range of bytes, split into tasks. Pure.
+
+A range begins where the state says, or, of a journal that is new to the table, with the oldest byte that is still
+held. It ends, and is split, only where a message ends:
+
+- where a fragment begins or ends: brokers close fragments between appends, and an append holds whole messages;
+- at the write head, for the same reason. But who writes bytes rather than messages may append half of one. So the
+  *live tail*, which no store has yet, ends behind the last whole message that its reader finds before
+  the head, and the rest is left to the next run (`Task.is_soft`). What ends within a message at the end of a
+  stored fragment ends so for ever: that is a bad record, as it is to all other engines.
+
+Each byte has one holder, however fragments overlap; see `segments`. Bytes that nobody holds are a *hole*: the range ends
+before it, and the plan tells of it. It is passed over only on a person's word.
+
+Who is served when there is more than a run may read: in rounds, one task of each journal in each round, those first
+whose next content was stored first. So one journal with years to catch up on keeps no other one from being up to
+date, unless a run has not even one task for each; then those left out are the oldest next time.
+
+A *backfill* makes rows of former ranges anew and leaves the state as it is. See `plan_backfill`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
+from typing import TYPE_CHECKING, Final, final
+
+from gazette_platform.errors import OffsetJump, ValidationError
+from gazette_platform.lake.segments import Segment, plan_segments
+from gazette_platform.lake.typed.planning.state import JournalState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from gazette_platform.client import FragmentListing
+    from gazette_platform.lake.typed.planning.state import TypedState
+
+__all__ = [
+    "BackfillPlan",
+    "BackfillRange",
+    "Hole",
+    "HoleKind",
+    "JournalNow",
+    "JournalRange",
+    "Limits",
+    "RunPlan",
+    "Task",
+    "held_ranges",
+    "merged_ranges",
+    "plan_backfill",
+    "plan_run",
+    "tasks_between",
+    "whole_ranges",
+    "without_pruned",
+]
+
+_Range = tuple[int, int]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalNow:
+    """A journal as brokers tell of it."""
+
+    name: str
+    begin: int
+    """First byte that anyone still holds; the head, if nobody holds any."""
+    head: int
+    """The write head, asked for before fragments were listed."""
+    listed: Sequence[FragmentListing]
+    """In any order: at least all fragments with bytes behind where the state has come to, or a backfill
+    begins. Those without a backing store are in spools."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much a run reads. All are passed by at most one fragment, which cannot be split."""
+
+    run_bytes: int = 4 << 30
+    """Uncompressed, of all journals together. The run takes tasks until it has as much."""
+    task_bytes: int = 128 << 20
+    """Uncompressed. Smaller fragments are read together, up to that; a larger one is a task of its own."""
+    tasks_max: int = 4096
+
+    def __post_init__(self) -> None:
+        for name in ("run_bytes", "task_bytes", "tasks_max"):
+            if getattr(self, name) < 1:
+                raise ValidationError(f"must be at least 1 (got {getattr(self, name)})", path=name)
+
+
+_LIMITS: Final = Limits()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Segments of one journal that one reader reads, one behind the other."""
+
+    segments: tuple[Segment, ...]
+    is_soft: bool = False
+    """Whether it ends with the live tail, or within a fragment that was stored meanwhile. Then the summary of the
+    task tells where: behind the last whole message that ends before `end`, or, if there is none, behind the first one,
+    however long. Only the last task of a range is."""
+
+    @property
+    def begin(self) -> int:
+        """Offset of its first byte."""
+        return self.segments[0].begin
+
+    @property
+    def end(self) -> int:
+        """Offset behind its last one."""
+        return self.segments[-1].end
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class JournalRange:
+    """What a run reads of a journal: tasks that follow each other without a gap."""
+
+    journal: str
+    tasks: tuple[Task, ...]
+    passed: tuple[_Range, ...] = ()
+    """Holes before it that a person gave up: the run begins with `JournalState.passing` these."""
+
+    @property
+    def begin(self) -> int:
+        """Offset of its first byte."""
+        return self.tasks[0].begin
+
+    @property
+    def end(self) -> int:
+        """Offset behind its last one."""
+        return self.tasks[-1].end
+
+
+class HoleKind(StrEnum):
+    """Why content cannot be read."""
+
+    PRUNED = "pruned"
+    """It was removed before it was read: these messages will never be rows."""
+    MISSING = "missing"
+    """Nobody holds it, and there is more behind it: it may be on its way to its store, or lost."""
+    OPEN_PRUNED = "open transaction pruned"
+    """A transaction that is open begins in it. Its journal is read on; should it be committed, the run fails, until a person
+    gives the transaction up."""
+    MADE_AGAIN = "made again"
+    """The journal ends before what was read of it: it was deleted, and is another one now."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Bytes [begin, end) of a journal that a table needs, and that nobody holds."""
+
+    journal: str
+    begin: int
+    end: int
+    kind: HoleKind
+    behind_at: int | None = None
+    """Unix seconds at which what follows was stored. Brokers have readers wait six hours for what is missing."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """What a run reads, and what it cannot."""
+
+    ranges: tuple[JournalRange, ...] = ()
+    """By name of journal; those without anything to read are left out."""
+    holes: tuple[Hole, ...] = ()
+    """Of all journals. To be told to people: journals stand still before those that are no open transactions."""
+    vanished: tuple[str, ...] = ()
+    """Journals that the state knows and that are no more. Their rows and state are kept."""
+    left_bytes: int = 0
+    """What could be read and is left to the next run."""
+
+
+@final
+@dataclass(slots=True)
+class _Reach:
+    """What of a journal can be read from an offset on, up to the first hole."""
+
+    segments: list[Segment] = field(default_factory=list)
+    passed: list[_Range] = field(default_factory=list)
+    holes: list[Hole] = field(default_factory=list)
+
+
+def plan_run(
+    state: TypedState,
+    journals: Iterable[JournalNow],
+    limits: Limits = _LIMITS,
+    *,
+    given_up: Mapping[str, int] | None = None,
+) -> RunPlan:
+    """What the next run reads.
+
+    Args:
+        state: of the table.
+        journals: all there are.
+        given_up: by journal, an offset up to which a person has given up what nobody holds.
+
+    Returns: the same for the same arguments. An empty plan has nothing to do.
+    """
+    now = {each.name: each for each in journals}
+    reaches = {
+        name: _reach_of(each, state.journals.get(name), (given_up or {}).get(name, 0))
+        for name, each in sorted(now.items())
+    }
+    chosen = _served(
+        {
+            name: _tasks(reach.segments, limits.task_bytes, is_settled=False)
+            for name, reach in reaches.items()
+        },
+        limits,
+    )
+    left = sum(each.end - each.begin for reach in reaches.values() for each in reach.segments)
+    left -= sum(task.end - task.begin for tasks in chosen.values() for task in tasks)
+    return RunPlan(
+        ranges=tuple(
+            JournalRange(name, tuple(tasks), tuple(reaches[name].passed))
+            for name, tasks in sorted(chosen.items())
+        ),
+        holes=tuple(hole for reach in reaches.values() for hole in reach.holes),
+        vanished=tuple(sorted(state.journals.keys() - now.keys())),
+        left_bytes=left,
+    )
+
+
+def without_pruned(
+    state: TypedState, journals: Iterable[JournalNow], given_up: Mapping[str, int]
+) -> TypedState:
+    """The state without open transactions that begin in what was pruned, and that a person has given up with it.
+
+    Args:
+        state, journals, given_up: as of `plan_run`, which is to be given what this returns.
+    """
+    changed = {}
+    for each in journals:
+        one = state.journals.get(each.name)
+        if one is None or one.open_begin is None:
+            continue
+        if one.open_begin < each.begin <= given_up.get(each.name, 0):
+            changed[each.name] = one.giving_up(each.begin)
+    return state.with_journals(changed)
+
+
+def _reach_of(journal: JournalNow, state: JournalState | None, given_up: int) -> _Reach:
+    begin = journal.begin if state is None else state.offset
+    if journal.head < begin:
+        hole = Hole(journal.name, journal.head, begin, HoleKind.MADE_AGAIN)
+        return _Reach(holes=[hole])
+    reach = _reach(journal, begin, journal.head, given_up)
+    open_begin = None if state is None else state.open_begin
+    if open_begin is not None and open_begin < journal.begin:
+        hole = Hole(journal.name, open_begin, journal.begin, HoleKind.OPEN_PRUNED)
+        reach.holes.append(hole)
+    return reach
+
+
+def _reach(journal: JournalNow, begin: int, end: int, given_up: int = 0) -> _Reach:
+    """What can be read of [begin, end) without a gap; holes before it are passed over up to `given_up`."""
+    reach, at = _Reach(), begin
+    for each in [*_held(journal, end), None]:
+        low = end if each is None else each.begin
+        if at < low:
+            kind = HoleKind.PRUNED if at < journal.begin else HoleKind.MISSING
+            behind = (
+                None if each is None or each.listing is None else each.listing.fragment.mod_time
+            )
+            if low > given_up:
+                reach.holes.append(Hole(journal.name, at, low, kind, behind))
+                break
+            if reach.segments:
+                break  # the next range begins with it
+            reach.passed.append((at, low))
+            at = low
+        if each is not None and each.end > at:
+            reach.segments.append(_cut(each, at, each.end))
+            at = each.end
+    return reach
+
+
+def _held(journal: JournalNow, end: int) -> tuple[Segment, ...]:
+    """Who holds what below `end`. A listing that knows of nothing has no tail either: it was pruned."""
+    if not journal.listed:
+        return ()
+    return plan_segments(
+        journal.name, journal.listed, end, values_of=lambda _: (), live_values=()
+    ).segments
+
+
+def _cut(segment: Segment, begin: int, end: int) -> Segment:
+    low, high = max(segment.begin, begin), min(segment.end, end)
+    return Segment(segment.journal, low, high, segment.values, segment.listing)
+
+
+def _tasks(segments: Sequence[Segment], task_bytes: int, *, is_settled: bool) -> list[Task]:
+    """Segments as tasks: small ones together, and none behind one that ends softly.
+
+    Args:
+        is_settled: whether a message is known to end with the last of them. None is soft then.
+    """
+    tasks: list[Task] = []
+    joined: list[Segment] = []
+    for each in segments:
+        if joined and each.end - joined[0].begin > task_bytes:
+            tasks.append(Task(tuple(joined)))
+            joined = []
+        if each.listing is None and each.end - each.begin > task_bytes and not is_settled:
+            # Where a message ends within a tail its reader sees.
+            return [*tasks, Task((_cut(each, each.begin, each.begin + task_bytes),), is_soft=True)]
+        joined.append(each)
+    if joined:
+        last = joined[-1]
+        # A fragment may have been stored since the head was asked for, and go on behind it.
+        is_open = last.listing is None or last.end < last.listing.fragment.end
+        tasks.append(Task(tuple(joined), is_soft=is_open and not is_settled))
+    return tasks
+
+
+def tasks_between(
+    journal: JournalNow, begin: int, end: int, task_bytes: int = _LIMITS.task_bytes
+) -> tuple[Task, ...]:
+    """Tasks for [begin, end), which were read before and end between messages.
+
+    Raises: OffsetJump: nobody holds a part of them any more.
+    """
+    reach = _reach(journal, begin, end)
+    if reach.holes:
+        gone = reach.holes[0]
+        raise OffsetJump(journal.name, gone.begin, gone.end)
+    return tuple(_tasks(reach.segments, task_bytes, is_settled=True))
+
+
+def _served(waiting: Mapping[str, Sequence[Task]], limits: Limits) -> dict[str, list[Task]]:
+    """Which tasks of each journal are done, its first ones, in rounds."""
+    order = sorted(
+        (name for name, tasks in waiting.items() if tasks), key=lambda n: _age(waiting, n)
+    )
+    chosen: dict[str, list[Task]] = {}
+    count = total = turn = 0
+    while order:
+        for name in order:
+            if count >= limits.tasks_max or total >= limits.run_bytes:
+                return chosen
+            task = waiting[name][turn]
+            chosen.setdefault(name, []).append(task)
+            total += task.end - task.begin
+            count += 1
+        turn += 1
+        order = [name for name in order if turn < len(waiting[name])]
+    return chosen
+
+
+def _age(waiting: Mapping[str, Sequence[Task]], name: str) -> tuple[float, int, str]:
+    """Least for the journal whose next content was stored first; live tails come last, the longest first."""
+    tasks = waiting[name]
+    listing = tasks[0].segments[0].listing
+    stored_at = inf if listing is None else listing.fragment.mod_time
+    return stored_at, tasks[0].begin - tasks[-1].end, name
+
+
+# ------------------------------------------------------------------ backfills
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillRange:
+    """Rows [begin, end) of a journal that are made anew.
+
+    In one commit, rows with this `_journal` and with `_begin` in [begin, end) are removed, and what is committed of
+    these messages is added. So it may be done any number of times.
+
+    Which of them are committed depends on what is before, and, of transactions, on what is behind. So it is read from
+    where a state is known, and screened from there; only what begins in [begin, end) becomes rows. If a
+    transaction that began before `end` is open there, `follow` is read, too, in order.
+    """
+
+    journal: str
+    begin: int
+    end: int
+    start: JournalState
+    """What is known where the tasks begin."""
+    before: tuple[Task, ...]
+    """Up to `begin`. No task ends softly."""
+    tasks: tuple[Task, ...]
+    """Of [begin, end)."""
+    follow: tuple[Task, ...]
+    """From `end` to where the table has come: messages behind commit, or take back, those before."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BackfillPlan:
+    """What a backfill reads, and what it leaves as it is."""
+
+    ranges: tuple[BackfillRange, ...] = ()
+    holes: tuple[Hole, ...] = ()
+    """Of what was asked for: rows of such bytes are kept, for they could not be made again."""
+    behind: tuple[tuple[str, int, int], ...] = ()
+    """Journals and offsets of what was asked for that no run has read yet: that is a run's to do."""
+
+
+def plan_backfill(
+    states: Sequence[TypedState],
+    journals: Iterable[JournalNow],
+    wanted: Mapping[str, Sequence[_Range]],
+    task_bytes: int = _LIMITS.task_bytes,
+) -> BackfillPlan:
+    """How the rows of some content are made anew. The state of the table stays as it is.
+
+    Args:
+        states: the table's now, and any of before, of snapshots that are still there: each range is screened from the
+            newest one that lies before it. With none, all that is still stored before it has to be read.
+        journals: those of `wanted`, with all of their fragments.
+        wanted: by journal, offsets that begin and end where messages do, such as `held_ranges` and `whole_ranges` give.
+        task_bytes: as of `Limits`.
+
+    Raises: ValidationError: there is no state; a range is empty, or its journal unknown.
+    """
+    if not states:
+        raise ValidationError("a table that was never written to has nothing to make anew")
+    now = {each.name: each for each in journals}
+    found: list[BackfillRange] = []
+    holes: list[Hole] = []
+    behind: list[tuple[str, int, int]] = []
+    for name, ranges in sorted(wanted.items()):
+        if name not in now:
+            raise ValidationError(
+                f"there is no journal {name}, or none of the table", path="journal"
+            )
+        known = [state.journals[name] for state in states if name in state.journals]
+        reached = max((one.offset for one in known), default=0)
+        for begin, end in ranges:
+            if begin >= end:
+                raise ValidationError(
+                    f"offsets {begin} to {end} of {name} hold nothing", path="range"
+                )
+        for begin, end in merged_ranges(ranges):
+            if end > reached:
+                behind.append((name, max(begin, reached), end))
+            pieces, gone = _pieces(now[name], begin, min(end, reached))
+            holes += gone
+            found += [_backfilled(now[name], piece, known, reached, task_bytes) for piece in pieces]
+    return BackfillPlan(tuple(found), tuple(holes), tuple(behind))
+
+
+def held_ranges(
+    journal: JournalNow, is_wanted: Callable[[FragmentListing], bool]
+) -> tuple[_Range, ...]:
+    """Offsets that a backfill of a Hive partition is of: those read from fragments that are wanted. Merged.
+
+    Bytes of fragments that overlap are of the one that reaches farther, and of no other partition.
+    """
+    held = _held(journal, journal.head)
+    return tuple(
+        merged_ranges(
+            (each.begin, each.end)
+            for each in held
+            if each.listing is not None and is_wanted(each.listing)
+        )
+    )
+
+
+def whole_ranges(journal: JournalNow, wanted: Iterable[_Range]) -> tuple[_Range, ...]:
+    """Ranges made wider, to begin and end where messages do: with fragments, or all of the live tail. Merged.
+
+    Args:
+        wanted: any offsets.
+    """
+    held = _held(journal, journal.head)
+    found: list[_Range] = []
+    for begin, end in merged_ranges(wanted):
+        cut = [each for each in held if each.begin < end and begin < each.end]
+        found.append((
+            min([begin, *(each.begin for each in cut[:1])]),
+            max([end, *(each.end for each in cut[-1:])]),
+        ))  # fmt: skip
+    return tuple(merged_ranges(found))
+
+
+def merged_ranges(ranges: Iterable[_Range]) -> list[_Range]:
+    """Ranges in order, without those that are empty, and such that none touches the next one.
+
+    >>> merged_ranges([(4, 6), (0, 2), (1, 3), (6, 8), (9, 9)])
+    [(0, 3), (4, 8)]
+    """
+    found: list[_Range] = []
+    for begin, end in sorted(ranges):
+        if begin >= end:
+            continue
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((begin, end))
+    return found
+
+
+def _pieces(journal: JournalNow, begin: int, end: int) -> tuple[list[_Range], list[Hole]]:
+    """Parts of [begin, end) that somebody holds, and those that nobody does."""
+    pieces: list[_Range] = []
+    holes: list[Hole] = []
+    while begin < end:
+        reach = _reach(journal, begin, end)
+        if reach.segments:
+            pieces.append((begin, reach.segments[-1].end))
+        if not reach.holes:
+            break
+        holes.append(reach.holes[0])
+        begin = reach.holes[0].end
+    return pieces, holes
+
+
+def _backfilled(
+    journal: JournalNow,
+    piece: _Range,
+    known: Sequence[JournalState],
+    reached: int,
+    task_bytes: int,
+) -> BackfillRange:
+    begin, end = piece
+    lower = [one for one in known if one.offset <= begin]
+    start = max(lower, key=lambda one: one.offset, default=JournalState())
+    # Behind the last hole before it: what that state knows holds behind a hole, too.
+    read_from, last_end = start.offset, start.offset
+    for each in _held(journal, end):
+        if each.end <= start.offset:
+            continue
+        if each.begin > last_end and each.begin <= begin:
+            read_from = each.begin
+        last_end = each.end
+    start = JournalState(offset=read_from, producers=start.producers)
+    before, tasks, follow = (
+        tuple(_tasks(_reach(journal, *span).segments, task_bytes, is_settled=True))
+        for span in ((read_from, begin), (begin, end), (end, reached))
+    )
+    return BackfillRange(
+        journal=journal.name,
+        begin=begin,
+        end=end,
+        start=start,
+        before=before,
+        tasks=tasks,
+        follow=follow,
+    )

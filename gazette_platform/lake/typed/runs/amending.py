@@ -1,0 +1,225 @@
+"""Amendments of a typed table: rows and quarantined records of messages that runs have read are made anew.
+
+    what goes, what comes ── the table as it is now ── state: the same, but for counts ── publish, fenced ── settle quarantine
+                                     └───────────────── a run has published meanwhile ──────┘
+
+An amendment reads nothing that runs have not read, so it leaves offsets and producers as they are. It takes
+longer than a run, and runs go on: so if one has published, what was made is published on top of that, once the amendment
+has seen that it still holds.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol, final
+
+from gazette_platform.errors import SchemaMismatch, TypedFenced
+from gazette_platform.lake.typed.catalog.doors import present
+from gazette_platform.lake.typed.catalog.publishing import insisting, require_parted_by, summary_of
+from gazette_platform.lake.typed.catalog.side_files import STATE, read_side_file
+from gazette_platform.lake.typed.files.rewriting import FileRewriter
+from gazette_platform.lake.typed.files.written import data_file_of
+from gazette_platform.lake.typed.planning.state import TypedState
+from gazette_platform.lake.typed.tables.opening import settle_behind
+from gazette_platform.lake.typed.tables.progress import COMPLETE_AT
+from gazette_platform.lake.typed.tables.quarantined import (
+    rows_within,
+    settle_quarantine,
+    write_list,
+)
+from gazette_platform.lake.typed.tables.replacing import publish_replacing
+from gazette_platform.lake.typed.tables.table import state_properties, typed_table, write_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from datetime import datetime
+
+    from pyiceberg.table.metadata import TableMetadata
+
+    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
+    from gazette_platform.lake.typed.catalog.publishing import Published
+    from gazette_platform.lake.typed.files.written import WrittenFile
+    from gazette_platform.lake.typed.planning.row_ranges import RowRanges
+    from gazette_platform.lake.typed.tables.table import TypedTable
+    from gazette_platform.lake.typed_spec import TypedSpec
+    from gazette_platform.ops.clock import Clock
+
+__all__ = ["LATE_S", "Amended", "Amending", "Amendment", "publish_amendment", "require_no_key"]
+
+LATE_S: Final = 12 * 3600.0
+"""Seconds behind its begin after which an amendment is given up. Maintenance takes files that nobody names for orphans once they
+are old, and an amendment is not fenced by a run that has published since it wrote its files, as runs are."""
+
+# Each that fails means that a run has published between a look at the table and a commit.
+_ATTEMPTS: Final = 20
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Amendment:
+    """What comes in place of what goes."""
+
+    files: Sequence[WrittenFile]
+    """Rows."""
+    quarantined: Sequence[WrittenFile]
+    """Records that were set aside."""
+    records: Mapping[str, int]
+    """How many there are in quarantine then, by journal, where that changes. What else is committed are rows."""
+
+
+class Amending(Protocol):
+    """Whoever makes an amendment."""
+
+    @property
+    def rows(self) -> RowRanges:
+        """Rows that begin there go."""
+        ...
+
+    @property
+    def records(self) -> RowRanges:
+        """Quarantined records that begin there go."""
+        ...
+
+    def amendment(
+        self, table: TypedTable, going: Mapping[str, int], staying: Mapping[str, int]
+    ) -> Amendment:
+        """The amendment of a table as it is now. It may be asked several times.
+
+        Args:
+            table: of which nothing is left to be settled.
+            going: by journal, how many of `records` there are.
+            staying: by journal, how many others there are in quarantine.
+
+        Raises: TypedFenced: it does not hold any more.
+        """
+        ...
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Amended:
+    """What became of an amendment."""
+
+    run: str
+    """Name of the publication."""
+    snapshot_id: int
+    metadata: TableMetadata
+    """Of the table behind it."""
+    state: TypedState
+    """Behind it."""
+
+
+def publish_amendment(
+    doors: tuple[Door, Door],
+    amending: Amending,
+    *,
+    began_at: datetime,
+    clock: Clock,
+    log: Callable[[str], None],
+) -> Amended:
+    """Publish an amendment on top of whatever runs have published since it began, and settle quarantine.
+
+    Args:
+        doors: of the typed table, and of its quarantine.
+        amending: makes it.
+        began_at: before it wrote any file. Aware.
+        log: gets a line for each step.
+
+    Raises: TypedFenced: it does not hold any more, it is late, the table is parted otherwise by now, or runs publish all
+        the time. TypedRolledBack, TypedProgressGone: a person has to look. LakeError: a catalog or store broke off.
+    """
+    run, rewriter = uuid.uuid4().hex, FileRewriter(amending.rows)
+    fenced: TypedFenced | None = None
+    for _ in range(_ATTEMPTS):
+        table, quarantine = _now(doors)
+        amendment = amending.amendment(table, *rows_within(quarantine, amending.records))
+        _require_young(table.name, began_at, clock)
+        state = _counted_anew(table.state, amendment.records)
+        files = [data_file_of(one, table.metadata) for one in amendment.files]
+        require_parted_by(table.metadata, files, table.name)
+        publish = partial(
+            publish_replacing,
+            doors[0],
+            table.start,
+            amending.rows,
+            files,
+            run=run,
+            properties=_properties(table, state, amending.records, amendment, run),
+            rewriter=rewriter,
+        )
+        try:
+            published = insisting(publish, log)
+        except TypedFenced as err:
+            fenced = err
+            log(f"{table.name}: a run has published meanwhile: trying on top of that")
+            continue
+        settle_behind(doors, log)
+        return _amended(table, published, run)
+    raise TypedFenced(
+        f"{doors[0].name}: runs have published {_ATTEMPTS} times between a look at it and a commit: have its runs wait, "
+        "and try again"
+    ) from fenced
+
+
+def require_no_key(spec: TypedSpec) -> None:
+    """Let only tables in of which each message is a row.
+
+    Raises: SchemaMismatch: it has a key.
+    """
+    if spec.key:
+        raise SchemaMismatch(
+            f"{spec.name} has the key {', '.join(spec.key)}: a row of it is the last message of many, and those "
+            "before it are gone, so parts of it cannot be made anew; drop the table, and a run makes all of it"
+        )
+
+
+def _now(doors: tuple[Door, Door]) -> tuple[TypedTable, Loaded]:
+    """The table, and its quarantine with all that publications up to it have set aside.
+
+    Whatever is published and settled behind the look at the table fences whoever publishes from it.
+    """
+    table = typed_table(present(doors[0]), doors[0].name)
+    settle_quarantine(*doors)
+    return table, present(doors[1])
+
+
+def _require_young(name: str, began_at: datetime, clock: Clock) -> None:
+    # Asked behind the look at the table: maintenance counts from what it finds published.
+    late_s = (clock.now() - began_at).total_seconds()
+    if late_s > LATE_S:
+        raise TypedFenced(
+            f"rows of {name} took {late_s / 3600:.0f} h to be made anew, and by now maintenance may take their files for "
+            "orphans, so nothing was changed: make fewer of them at a time"
+        )
+
+
+def _counted_anew(state: TypedState, records: Mapping[str, int]) -> TypedState:
+    """The state with other counts: what is committed is a row, or in quarantine."""
+    changed = {}
+    for name, count in records.items():
+        one = state.journals[name]
+        counts = replace(one.counts, typed=one.counts.committed - count, quarantined=count)
+        changed[name] = replace(one, counts=counts)
+    return state.with_journals(changed)
+
+
+def _properties(
+    table: TypedTable, state: TypedState, records: RowRanges, amendment: Amendment, run: str
+) -> dict[str, str]:
+    path = write_state(table.location, state, table.io)
+    listed = write_list(table.location, amendment.quarantined, table.io, removed=records)
+    properties = state_properties(state, path=path, run=run, quarantine=listed)
+    # Up to when the table is complete is no matter of what it had read before.
+    told = summary_of(table.metadata, table.start)
+    return properties | {key: told[key] for key in (COMPLETE_AT,) if key in told}
+
+
+def _amended(table: TypedTable, published: Published, run: str) -> Amended:
+    # It may be what was published by an attempt whose answer was lost.
+    told = summary_of(published.metadata, published.snapshot_id)
+    state = TypedState.decode(read_side_file(table.io, told[STATE], table.name), where=told[STATE])
+    return Amended(
+        run=run, snapshot_id=published.snapshot_id, metadata=published.metadata, state=state
+    )

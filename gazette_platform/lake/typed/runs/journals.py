@@ -1,0 +1,130 @@
+"""What brokers say of a table's journals, as far as a run needs it: heads first, then who holds what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, final
+
+from gazette_platform.errors import GazetteError, Suspended
+from gazette_platform.lake.aside import is_aside
+from gazette_platform.lake.typed.planning.ranges import JournalNow
+from gazette_platform.ops.side_by_side import side_by_side
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    from gazette_platform.client import AsyncClient, FragmentListing, JournalListing
+    from gazette_platform.lake.typed.planning.state import JournalState, TypedState
+    from gazette_platform.ops.clock import Clock
+    from gazette_platform.protocol import LabelSelector
+
+__all__ = ["JournalsNow", "journal_now", "journals_now", "journals_of"]
+
+_AT_A_TIME: Final = 16
+# Of signed URLs: a task that begins later reads through brokers.
+_URL_TTL_S: Final = 3600.0
+# Fragments are about as long as their spec says, so the one that holds an offset begins within a few of these before.
+_WINDOW_LENGTHS: Final = 4
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class JournalsNow:
+    """Journals of a table at an instant."""
+
+    asked_at: datetime
+    """What was acknowledged before lies below the heads. Aware, UTC."""
+    journals: tuple[JournalNow, ...]
+    unreadable: Mapping[str, str]
+    """By name, why brokers tell nothing of a journal now. The others are read without it."""
+
+
+async def journals_now(
+    client: AsyncClient, selector: LabelSelector, state: TypedState, clock: Clock
+) -> JournalsNow:
+    """The journals that match, with the fragments that a run from `state` may read.
+
+    Raises: TransportError: brokers cannot be reached at all. Cancellation: safe.
+    """
+    asked_at = clock.now()
+    unreadable: dict[str, str] = {}
+
+    async def look(listing: JournalListing) -> JournalNow | None:
+        try:
+            return await journal_now(
+                client, listing, _needed_from(state.journals.get(listing.name))
+            )
+        except GazetteError as err:
+            unreadable[listing.name] = str(err)
+            return None
+
+    found = await side_by_side(look, await client.list(selector), at_a_time=_AT_A_TIME)
+    return JournalsNow(asked_at, tuple(one for one in found if one is not None), unreadable)
+
+
+async def journals_of(
+    client: AsyncClient, listed: Sequence[JournalListing]
+) -> tuple[JournalNow, ...]:
+    """These journals, with all of their fragments.
+
+    Raises: TransportError, StatusError: brokers tell nothing of one of them. Cancellation: safe.
+    """
+
+    async def look(listing: JournalListing) -> JournalNow:
+        return await journal_now(client, listing, 0)
+
+    return tuple(await side_by_side(look, listed, at_a_time=_AT_A_TIME))
+
+
+async def journal_now(client: AsyncClient, listing: JournalListing, needed_from: int) -> JournalNow:
+    """One journal, with the fragments that hold what is behind an offset.
+
+    Args:
+        needed_from: no byte before it is read.
+
+    Raises: TransportError, StatusError: brokers tell nothing of it. Cancellation: safe.
+    """
+    name = listing.name
+    heads = await client.write_heads([listing])
+    head = heads[name]
+    try:
+        first = (await client.fragment_page(name, page_limit=1)).fragments
+        listed = await _listed(client, listing, needed_from)
+    except Suspended:  # nothing of it is stored
+        first, listed = (), []
+    # What a person has set aside is in no table: a hole, until it is given up.
+    listed = [one for one in listed if not is_aside(one.fragment)]
+    begins = [one.fragment.begin for one in (*first, *listed)]
+    return JournalNow(name=name, begin=min([*begins, head]), head=head, listed=listed)
+
+
+async def _listed(
+    client: AsyncClient, listing: JournalListing, needed_from: int
+) -> Sequence[FragmentListing]:
+    """Fragments from the one on that holds an offset, or from the first one behind it.
+
+    A journal may have a hundred thousand, of which a run reads the newest. Brokers list from where a fragment begins, and
+    where that is nobody knows who looks for the one that holds an offset: so it is looked for farther and farther before.
+    """
+    window = max(listing.spec.fragment.length, 1) * _WINDOW_LENGTHS
+    while True:
+        begin = max(0, needed_from - window)
+        listed = await client.fragments(listing.name, next_page_token=begin, ttl_s=_URL_TTL_S)
+        holds = any(one.fragment.begin <= needed_from < one.fragment.end for one in listed)
+        if begin == 0 or holds or _ends_before(listed, needed_from):
+            return listed
+        window *= 4
+
+
+def _ends_before(listed: Sequence[FragmentListing], offset: int) -> bool:
+    """Whether fragments reach up to an offset, and none goes on: it is the head, or nobody holds what is behind."""
+    return bool(listed) and all(one.fragment.end <= offset for one in listed)
+
+
+def _needed_from(state: JournalState | None) -> int:
+    """The first offset that a run may have to read: an open transaction begins before what was read last."""
+    if state is None:
+        return 0
+    begin = state.open_begin
+    return state.offset if begin is None else min(begin, state.offset)

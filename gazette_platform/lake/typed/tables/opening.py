@@ -1,0 +1,63 @@
+"""How whatever changes a typed table begins, and ends: with both of its tables, and nothing left to be settled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.errors import LakeError
+from gazette_platform.lake.typed.catalog.doors import SameTable
+from gazette_platform.lake.typed.tables.quarantined import open_quarantine, settle_quarantine
+from gazette_platform.lake.typed.tables.table import open_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog
+    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
+    from gazette_platform.lake.typed.tables.table import TypedTable
+    from gazette_platform.lake.typed_spec.spec import TypedSpec
+
+__all__ = ["Opened", "doors_of", "open_both", "settle_behind"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A typed table and its quarantine, to begin with."""
+
+    doors: tuple[Door, Door]
+    """Of the typed table, and of its quarantine."""
+    table: TypedTable
+    quarantine: Loaded
+    """As it was before it was settled: it tells where files go, and of which columns."""
+
+
+def doors_of(catalog: TypedCatalog, spec: TypedSpec) -> tuple[Door, Door]:
+    """Of a typed table, and of its quarantine. Neither need be there."""
+    return catalog.door(spec.name), catalog.door(spec.quarantine)
+
+
+def open_both(catalog: TypedCatalog, spec: TypedSpec, log: Callable[[str], None]) -> Opened:
+    """Both tables, made or changed as the spec says, with what the newest publication has set aside settled.
+
+    The typed table is looked at first: whatever anybody publishes from then on fences who begins with this.
+
+    Raises: as `open_table`, `open_quarantine` and `settle_quarantine`.
+    """
+    doors = doors_of(catalog, spec)
+    table = open_table(doors[0], spec, catalog.new_location(spec.name))
+    doors = SameTable(doors[0], table.metadata.table_uuid), doors[1]
+    location = catalog.new_location(spec.quarantine)
+    quarantine = open_quarantine(doors[1], spec.name, location)
+    if settle_quarantine(*doors):
+        log(f"{spec.name}: settled what the run before left in quarantine")
+    return Opened(doors, table, quarantine)
+
+
+def settle_behind(doors: tuple[Door, Door], log: Callable[[str], None]) -> None:
+    """Settle what was published just now. Where that fails, whoever publishes next does it, before."""
+    try:
+        settle_quarantine(*doors)
+    except LakeError as err:
+        log(f"{doors[0].name}: quarantined records are to be settled yet: {err}")

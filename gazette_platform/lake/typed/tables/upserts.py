@@ -1,0 +1,268 @@
+"""Upserts: of a typed table with a key, a row is the last committed message of its key.
+
+    files of workers ── a snapshot of them alone, which nobody sees ── merged by an engine, into one that nobody sees ── published
+
+Which of two messages is the last:
+
+- of one journal, the one with the larger `_begin`;
+- of two journals, the one whose UUID has the larger clock, where none counts as zero; then the one whose journal has the
+  larger name.
+
+That is no order of all messages: three of two journals may each be later than the next, where clocks run against the order
+of a journal. So an engine keeps of each journal the last message of a key, then of these the last, and compares that with the row.
+
+What workers wrote is a snapshot of the table, so that the engine reads it as it reads the table, whatever the types of
+columns, and wherever files are.
+"""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Protocol, final
+
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID
+
+from gazette_platform.errors import LakeError
+from gazette_platform.lake.typed.catalog.publishing import (
+    RUN,
+    WAP_ID,
+    Published,
+    head_of,
+    insisting,
+    loaded_from,
+    publish_files,
+    publish_staged,
+    published_by,
+    require_parted_by,
+    require_progress,
+    require_start,
+    still_headed,
+    still_parted_by,
+    summary_of,
+    updates_moving,
+)
+from gazette_platform.lake.typed.schema.iceberg_types import spec_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pyiceberg.io import FileIO
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import Snapshot
+
+    from gazette_platform.lake.schema import ColumnType
+    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
+
+__all__ = ["UPSERTED", "Merge", "Merger", "publish_upserts"]
+
+UPSERTED: Final = {
+    "write.merge.mode": "merge-on-read",
+    # Of rows that were replaced; as many files as there are of rows, however many runs replaced some.
+    "write.delete.granularity": "file",
+}
+"""Properties of a table with a key. Else each run would write all files anew that have a row which it replaces."""
+
+_STAGED: Final = "write.wap.enabled"
+# Each that fails means that maintenance came between.
+_ATTEMPTS: Final = 10
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merge:
+    """What an engine is to stage."""
+
+    catalog: str
+    """What the engine calls the table's."""
+    table: str
+    """``schema.table``."""
+    key: Mapping[str, ColumnType]
+    """Types of its columns, by their names."""
+    upserts: int
+    """A snapshot of the table, which holds the new rows alone."""
+    rows: int
+    """How many these are."""
+    attempt: str
+    """By which the staged snapshot is found: its `WAP_ID`."""
+    properties: Mapping[str, str]
+    """Of the staged snapshot."""
+
+
+class Merger(Protocol):
+    """An engine that merges."""
+
+    def merge(self, merge: Merge) -> None:
+        """Stage the table, as main has it, with the new rows in it.
+
+        Raises: LakeError: the engine cannot be reached, or refused; it may have staged all the same.
+        """
+        ...
+
+
+def publish_upserts(
+    door: Door,
+    start: int | None,
+    files: Sequence[DataFile],
+    run: str,
+    properties: Mapping[str, str],
+    *,
+    catalog: str,
+    merger: Merger,
+    log: Callable[[str], None],
+) -> Published:
+    """Let readers see the last message of each key, of what a run has written and of what was there.
+
+    After any failure ask again with the same `run`, which says what became of the first time. What the run had written is
+    gone once it is published.
+
+    Args:
+        door, start, files, run, properties: as of `publish_files`.
+        catalog: of the table, as the merger calls it.
+        merger: has that catalog.
+        log: gets a line for each time that maintenance came between.
+
+    Raises: as `publish_files`. LakeError: the engine refused, or what was staged has expired, as well; nothing was changed.
+    """
+    if not files:
+        return insisting(lambda: publish_files(door, start, (), run, properties), log)
+    upserts: Snapshot | None = None
+    for _ in range(_ATTEMPTS):
+        now = insisting(lambda: loaded_from(door), log)
+        before = published_by(now.metadata, run)
+        if before is not None:
+            return Published(before.snapshot_id, now.metadata)
+        require_start(now.metadata, start, door.name)
+        require_progress(now.metadata, door.name)
+        _require_staging(now.metadata, door.name)
+        if upserts is None:
+            upserts = insisting(lambda: _snapshot_of(door, files), log)
+            now = insisting(lambda: loaded_from(door), log)
+        merge = Merge(
+            catalog=catalog,
+            table=door.name,
+            key=_key_of(now.metadata),
+            upserts=upserts.snapshot_id,
+            rows=sum(file.record_count for file in files),
+            attempt=uuid.uuid4().hex,
+            properties={**properties, RUN: run},
+        )
+        published = _published(door, start, now, merge, merger, log)
+        if published is not None:
+            _remove(now.io, upserts, files)
+            return published
+        log(
+            f"{door.name} was changed by others while run {run} was merged into it: it is merged again"
+        )
+    raise LakeError(
+        f"{door.name} was changed by others {_ATTEMPTS} times while run {run} was merged into it: run again, or look at who "
+        "writes to it"
+    )
+
+
+def _published(  # noqa: PLR0917
+    door: Door,
+    start: int | None,
+    base: Loaded,
+    merge: Merge,
+    merger: Merger,
+    log: Callable[[str], None],
+) -> Published | None:
+    """Merge once, and publish. Returns: None: main has moved meanwhile."""
+    run = merge.properties[RUN]
+    failed: LakeError | None = None
+    try:
+        merger.merge(merge)
+    except LakeError as err:
+        failed = err
+    after = insisting(lambda: loaded_from(door), log).metadata
+    staged = _staged_by(after, merge.attempt)
+    if staged is not None:
+        # Also if the engine was not told that it has.
+        spent = (merge.upserts,)
+        return insisting(lambda: publish_staged(door, start, staged, run, spent=spent), log)
+    if failed is None or after.snapshot_by_id(merge.upserts) is None:
+        # Not that there was nothing to change: of that, too, engines stage a snapshot.
+        raise LakeError(
+            f"what run {run} was to merge into {door.name}, or what was staged of that, has expired, so nothing was changed: let its "
+            "snapshots live longer than a run takes, and run again"
+        ) from failed
+    if head_of(after) == head_of(base.metadata):
+        raise failed
+    return None
+
+
+def _key_of(metadata: TableMetadata) -> dict[str, ColumnType]:
+    schema = metadata.schema()
+    return {
+        field.name: spec_type(field.field_type)
+        for field in schema.fields
+        if field.field_id in schema.identifier_field_ids
+    }
+
+
+def _require_staging(metadata: TableMetadata, name: str) -> None:
+    if metadata.properties.get(_STAGED) != "true":
+        raise LakeError(
+            f"{name} has no property `{_STAGED}=true`, so that a merge would be seen at once: set it, and run again"
+        )
+
+
+def _staged_by(metadata: TableMetadata, attempt: str) -> int | None:
+    for snapshot in reversed(metadata.snapshots):
+        if summary_of(metadata, snapshot.snapshot_id).get(WAP_ID) == attempt:
+            return snapshot.snapshot_id
+    return None
+
+
+def _snapshot_of(door: Door, files: Sequence[DataFile]) -> Snapshot:
+    """A snapshot of the table, on no branch, that holds these files alone."""
+    refused: CommitFailedException | None = None
+    for _ in range(_ATTEMPTS):
+        now = loaded_from(door)
+        require_parted_by(now.metadata, files, door.name)
+        head = head_of(now.metadata)
+        required = (
+            AssertTableUUID(uuid=now.metadata.table_uuid),
+            still_parted_by(now.metadata),
+        )
+        try:
+            if head is None:
+                # Catalogs take a snapshot without parent also behind newer ones, and then count from its number again. By these
+                # numbers engines know which rows a delete is of. So there is a first one, of nothing, before others are staged.
+                empty = _written(now, ())
+                added = AddSnapshotUpdate(snapshot=empty)
+                main, _ = updates_moving(empty.snapshot_id)
+                door.commit(now, (*required, still_headed(now.metadata)), (added, main))
+                continue
+            snapshot = _written(now, files).model_copy(update={"parent_snapshot_id": head})
+            door.commit(now, required, (AddSnapshotUpdate(snapshot=snapshot),))
+        except CommitFailedException as err:
+            refused = err
+            continue
+        return snapshot
+    raise LakeError(
+        f"{door.name} was changed by others {_ATTEMPTS} times while a run was to show its rows to the engine: run again, or "
+        "look at who writes to it"
+    ) from refused
+
+
+def _written(now: Loaded, files: Sequence[DataFile]) -> Snapshot:
+    """A snapshot that holds these files alone, as if the table had none yet."""
+    nothing = replace(now, metadata=now.metadata.model_copy(update={"refs": {}}))
+    transaction = nothing.table.transaction()
+    with transaction.update_snapshot(branch=None).fast_append() as append:
+        for file in files:
+            append.append_data_file(file)
+    return transaction.table_metadata.snapshots[-1]
+
+
+def _remove(io: FileIO, upserts: Snapshot, files: Sequence[DataFile]) -> None:
+    """Delete what was merged, which no snapshot has any more; what cannot be is left to maintenance."""
+    with suppress(OSError):
+        manifests = [manifest.manifest_path for manifest in upserts.manifests(io)]
+        for path in (*(file.file_path for file in files), *manifests, upserts.manifest_list):
+            io.delete(path)
