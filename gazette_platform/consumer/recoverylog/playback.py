@@ -227,17 +227,9 @@ class Playback:
 
         Raises: DataError: the hints name what the logs do not have.
         """
-        is_through = not self._content_left and self.offset >= self._read_through[self.log]
-        if is_through and self._state is _State.BACKFILL:
+        if self._state is _State.BACKFILL and self._is_through:
             self._check_hints()
             self._state = _State.TAIL
-        elif is_through and self._state is _State.AWAIT:
-            self._give_up_held()
-            if self._state is _State.AWAIT:
-                raise Desynchronized(
-                    f"{self.log}: the hand-off that was appended before {self.offset} is not to be found "
-                    "(something before it is taken for content)"
-                )
         if self._state is _State.DONE:
             return None
         if self._state is _State.INJECT:
@@ -290,16 +282,29 @@ class Playback:
         Returns: what follows for files, in order. More may have been given than was needed: the next
             `Read` tells where to go on.
 
-        Raises: DataError: it owns the log, and hints are unused.
+        Raises:
+            DataError: it owns the log, and hints are unused.
+            Desynchronized: its own no-op is not where it was appended.
         """
         self._pending.append(content)
         self._pending_bytes += len(content)
         if len(self._buffer) - self._pos + self._pending_bytes >= self._wanted_bytes:
             self._join()
             self._run()
+        if self._state is _State.AWAIT and self._is_through:
+            self._give_up_held()
+            if self._state is _State.AWAIT:
+                raise Desynchronized(
+                    f"{self.log}: the hand-off that was appended before {self.offset} is not to be found "
+                    "(something before it is taken for content)"
+                )
         return self._taken_effects()
 
     # ------------------------------------------------------------------ reading
+
+    @property
+    def _is_through(self) -> bool:
+        return not self._content_left and self.offset >= self._read_through[self.log]
 
     def _join(self) -> None:
         rest = self._buffer[self._pos :]

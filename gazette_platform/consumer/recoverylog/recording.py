@@ -152,7 +152,7 @@ class Recording:
         if name in self.fsm.links:
             if exclusive:
                 raise ValidationError(f"{name} exists in the recording of {self.log}")
-            frames = self.remove(name)
+            frames = self._unlink(self.fsm.links[name], name)
         fnode = self.fsm.next_seq_no
         frames += self._record(pb.RecordedOp(create=pb.RecordedOp.Create(path=name)))
         return fnode, frames
@@ -211,7 +211,8 @@ class Recording:
             return self._record(record) + self._unlink(fnode, old)
         if self.fsm.links.get(new) == fnode:
             return b""  # as POSIX has it, of two links of one file
-        frames = self.remove(new) if new in self.fsm.links else b""
+        replaced = self.fsm.links.get(new)
+        frames = b"" if replaced is None else self._unlink(replaced, new)
         return frames + self._link(fnode, new) + self._unlink(fnode, old)
 
     # ------------------------------------------------------------------ paths and frames
