@@ -10,7 +10,7 @@ at the same time every reader follows the same one. A player takes a log over by
 *author*, whose name it puts into the registers of the journal; appends of others are refused then.
 
 Each operation costs a frame of some 40 bytes and its content. `Fsm`, `Recording`, `Playback` and the
-rules of pruning decide; they do no I/O. Formats are Gazette's.
+rules of pruning decide, and do no I/O; `Recorder` and `Player` carry it out. Formats are Gazette's.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from gazette_platform.consumer.recoverylog.hints import (
     pick_hints,
 )
 from gazette_platform.consumer.recoverylog.playback import Playback
+from gazette_platform.consumer.recoverylog.player import Played, Player
 from gazette_platform.consumer.recoverylog.pruning import (
     LogNeeds,
     ShardHints,
     judge_fragment,
     needs_of,
 )
+from gazette_platform.consumer.recoverylog.recorder import Recorder
 from gazette_platform.consumer.recoverylog.recording import Recording, author_registers
 from gazette_platform.consumer.recoverylog.segments import Segment, SegmentSet, merge_segments
 
@@ -43,7 +45,10 @@ __all__ = [
     "LiveFnode",
     "LogNeeds",
     "Playback",
+    "Played",
+    "Player",
     "Property",
+    "Recorder",
     "Recording",
     "Segment",
     "SegmentSet",
