@@ -257,7 +257,7 @@ def test_a_hand_off_that_was_swallowed_by_content_is_an_error():
 def test_content_that_ends_early_is_an_error():
     log = Log()
     fnode = log.create("/dir/a")
-    log.append(log.files.write(fnode, 0, 5), b"hel")
+    log.append(log.files.write(fnode, 0, 5), b"abc")
     for tell in (Playback.at_head, lambda each: each.jumped(1000)):
         playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
         playback.finish_at_write_head()
