@@ -7,7 +7,13 @@ import random
 import pytest
 
 from gazette_platform.client import AsyncClient, Change, ClientConfig
-from gazette_platform.consumer.recoverylog import CONTENT_TYPE, FsmHints, Player, Recorder
+from gazette_platform.consumer.recoverylog import (
+    CONTENT_TYPE,
+    FsmHints,
+    Player,
+    Recorder,
+    new_author,
+)
 from gazette_platform.errors import DataError, Fenced, JournalNotFound
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
@@ -170,6 +176,31 @@ async def test_operations_of_threads_keep_their_order(client, tmp_path):
     await asyncio.gather(*(asyncio.to_thread(record, number) for number in range(4)))
     other = await played(client, tmp_path / "two", await recorder.build_hints())
     assert tree(other.directory)[0] == {str(n): b"%d" % n * 40 for n in range(4)}
+    await service.close()
+
+
+async def test_a_barrier_comes_after_what_it_was_told_to_wait_for(client, tmp_path):
+    service = client.append_service()
+    author = new_author(random.Random(7))
+    first = await taken_over(client, tmp_path / "one", author)
+    recorder = await Recorder.start(client, service, first, author)
+    recorder.create(str(first.directory / "a"))
+    await recorder.room()
+    commit = asyncio.get_running_loop().create_future()
+    waiting = asyncio.ensure_future(recorder.barrier(after=[commit]))  # noqa: TID251  awaited below
+    await recorder.barrier()  # which waits for nothing else
+    assert not waiting.done()
+    commit.set_result(None)
+    await waiting
+    failed = asyncio.get_running_loop().create_future()
+    failed.set_exception(OSError("disk"))
+    with pytest.raises(OSError, match="disk"):
+        await recorder.barrier(after=[failed])
+    left = asyncio.get_running_loop().create_future()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await recorder.barrier(after=[left])
+    assert not left.cancelled()  # it is somebody else's
     await service.close()
 
 

@@ -33,7 +33,7 @@ from gazette_platform.consumer.recoverylog.pruning import (
     judge_fragment,
     needs_of,
 )
-from gazette_platform.consumer.recoverylog.recorder import Recorder
+from gazette_platform.consumer.recoverylog.recorder import Recorder, new_author
 from gazette_platform.consumer.recoverylog.recording import Recording, author_registers
 from gazette_platform.consumer.recoverylog.segments import Segment, SegmentSet, merge_segments
 
@@ -61,6 +61,7 @@ __all__ = [
     "judge_fragment",
     "merge_segments",
     "needs_of",
+    "new_author",
     "pick_hints",
 ]
 

@@ -8,16 +8,23 @@ from typing import TYPE_CHECKING, Self, final
 
 from gazette_platform.client import AppendOptions, AppendTicket
 from gazette_platform.consumer.recoverylog.recording import Recording
+from gazette_platform.consumer.recoverylog.segments import AUTHOR_MAX
 from gazette_platform.errors import Fenced, GazetteError, RegisterMismatch
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from random import Random
 
     from gazette_platform.client import AppendService, AsyncClient, Dependency
     from gazette_platform.consumer.recoverylog.hints import FsmHints
     from gazette_platform.consumer.recoverylog.player import Played
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "new_author"]
+
+
+def new_author(dice: Random) -> int:
+    """An author whom nobody else is, but by a chance of 1 to 2^32."""
+    return dice.randint(1, AUTHOR_MAX)
 
 
 @final
@@ -111,7 +118,7 @@ class Recorder:
     def write(self, fnode: int, offset: int, content: bytes | memoryview) -> None:
         """Content at an offset of a file, in bytes. Raises: ValidationError: the file is dead."""
         with self._lock:
-            frame = self._recording.write(fnode, offset, len(content))
+            frame = self._recording.write(fnode, offset, memoryview(content).nbytes)
             self._record(b"".join((frame, content)))
 
     def remove(self, path: str) -> None:
