@@ -64,7 +64,8 @@ class Recorder:
 
         Args:
             client: appends barriers.
-            service: appends operations; it may be that of other journals, too.
+            service: appends operations; it may be that of other journals, too, but not one that
+                another recorder of this log has used: once that is fenced, it takes no more of the log.
             played: what a player has ended with.
             author: the one who was handed over to, if anybody was.
             log: journal to append to, if it is to be another one than was played.
