@@ -202,6 +202,21 @@ def test_the_hand_off_takes_the_log_over():
     assert told(effects) == [(1, 0, b"new")]
 
 
+@pytest.mark.parametrize("piece", [1, 13, 1000])
+def test_a_hand_off_is_found_in_pieces_and_not_before(piece):
+    log = Log(author=7)  # which another had before, by chance
+    log.create("/dir/a")
+    playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    playback.inject_handoff(7)
+    effects, step = played(playback, log, piece=piece)
+    assert effects == [CreateFile(1)]
+    assert step == Read(LOG, len(log.content), is_blocking=False)
+    playback.at_head()
+    playback.injected(log.append(playback.next().content))
+    assert played(playback, log, piece=piece) == ([], None)
+    assert playback.is_done
+
+
 def test_a_write_that_comes_before_the_hand_off_is_read_and_the_hand_off_made_again():
     log = Log()
     fnode = log.create("/dir/a")

@@ -282,9 +282,7 @@ class Playback:
         Returns: what follows for files, in order. More may have been given than was needed: the next
             `Read` tells where to go on.
 
-        Raises:
-            DataError: it owns the log, and hints are unused.
-            Desynchronized: its own no-op is not where it was appended.
+        Raises: Desynchronized: its own no-op is not where it was appended.
         """
         self._pending.append(content)
         self._pending_bytes += len(content)
@@ -368,7 +366,7 @@ class Playback:
         verdict = fsm.apply(
             op, body, log=self.log, first_offset=begin, last_offset=begin + size + length
         )
-        if self._author and op.author == self._author:
+        if self._state is _State.AWAIT and op.author == self._author:
             self._own = verdict
         self._content_left, self._content_fnode = length, 0
         if verdict is Verdict.APPLIED:
@@ -397,10 +395,10 @@ class Playback:
         """An operation was read, with its content."""
         own, self._own = self._own, None
         if own is Verdict.APPLIED:
-            self._check_hints()
+            assert not self.fsm.has_hints  # looked at before the no-op was appended
             self._state = _State.DONE
             return
-        if own is not None and self._state is _State.AWAIT:
+        if own is not None:
             self._state = _State.TAIL  # somebody's write came first: inject again behind it
         self._seek()
 
