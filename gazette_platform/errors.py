@@ -16,6 +16,7 @@ to a gRPC status or to an exit code lives at the edges (``broker.*_api``, ``cli`
     ├── DependencyFailed      an append was not made, because one that it was to follow has failed
     ├── SpoolsAwaited         only brokers that are away hold all that a journal acknowledged
     ├── SavepointError        ├── SavepointExists └── SavepointNotFound
+    ├── Fenced                another process has taken a shard's recovery log over
     ├── WriterFenced          a writer of epochs comes late: another one has gone on in its name
     ├── LakeError             ├── PartitionConflict ├── SchemaMismatch ├── RollupFenced
     │                         ├── TypedFenced ├── TypedRolledBack ├── TypedProgressGone └── TypedRefused
@@ -36,6 +37,7 @@ __all__ = [
     "Desynchronized",
     "EtcdError",
     "EtcdTransactionFailed",
+    "Fenced",
     "FragmentStoreUnhealthy",
     "GazetteError",
     "IndexHasGreaterOffset",
@@ -391,6 +393,13 @@ class SavepointExists(SavepointError):
 
 class SavepointNotFound(SavepointError):
     """There is none of that name, or the caller's claims hide it."""
+
+
+class Fenced(GazetteError):
+    """Another process has taken over what this one was the owner of: it has to stop.
+
+    What it had not been told to be committed may be lost; the other one goes on without it.
+    """
 
 
 class WriterFenced(GazetteError):

@@ -1,0 +1,178 @@
+"""Plays recovery logs into a directory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.consumer.recoverylog.files import PlayedFiles
+from gazette_platform.consumer.recoverylog.playback import Ignored, Inject, Playback, Skipped
+from gazette_platform.errors import OffsetJump, ValidationError
+from gazette_platform.ops.threads import run_in
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gazette_platform.client import AsyncClient, Reader
+    from gazette_platform.consumer.recoverylog.fsm import Fsm
+    from gazette_platform.consumer.recoverylog.hints import FsmHints
+    from gazette_platform.consumer.recoverylog.playback import Effect, Read
+
+__all__ = ["Played", "Player"]
+
+_log = logging.getLogger(__name__)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Files that were played, and what a recorder goes on with."""
+
+    log: str
+    fsm: Fsm
+    directory: Path
+
+
+@final
+class Player:
+    """Plays the files of hints into a directory, and follows the log until it is asked to end.
+
+    Attributes:
+        tailing: set once it has come to what was the head of the log when it began.
+    """
+
+    def __init__(self, client: AsyncClient, hints: FsmHints, directory: Path) -> None:
+        """Make ready to `play`.
+
+        Args:
+            client: reads and appends.
+            hints: what to play.
+            directory: for the files alone: what it holds is deleted.
+
+        Raises: ValidationError: the hints are not valid.
+        """
+        hints.validate()
+        self.tailing = asyncio.Event()
+        self._client = client
+        self._hints = hints
+        self._directory = directory
+        self._playback: Playback | None = None
+        self._author: int | None = None  # 0: to finish at the head
+        self._reader: Reader | None = None
+        self._is_blocking = False
+
+    def finish_at_write_head(self) -> None:
+        """End at the head of the log, without owning it. Once, and at any time."""
+        self._ask(0)
+
+    def inject_handoff(self, author: int) -> None:
+        """Take the log over as `author`, and end. Once, and at any time.
+
+        Raises: ValidationError: not an author, or it was asked to end before.
+        """
+        self._ask(author)
+
+    def _ask(self, author: int) -> None:
+        if self._author is not None:
+            raise ValidationError(f"the player of {self._hints.log} was asked to end before")
+        if self._playback is not None:
+            _tell(self._playback, author)
+        self._author = author
+        if self._reader is not None and self._is_blocking:
+            self._reader.end()  # it may wait for content that nobody writes
+
+    async def play(self) -> Played:
+        """Play to the end. A tail waits for ever, for that is what a standby does.
+
+        Raises:
+            DataError: the logs do not have what the hints need.
+            GazetteError: a log cannot be read, or appended to.
+            OSError: the files cannot be written.
+
+        Cancellation: deletes the directory, as every error does.
+        """
+        with ThreadPoolExecutor(1, f"player {self._hints.log}") as disk:
+            files = PlayedFiles(self._directory)
+            try:
+                await run_in(disk, files.begin)
+                # All that the hints name was there before, so it is before these.
+                heads = {
+                    log: (await self._client.append(log, b"")).end for log in self._hints.logs()
+                }
+                playback = self._playback = Playback(self._hints, heads)
+                if self._author is not None:
+                    _tell(playback, self._author)
+                while (step := playback.next()) is not None:
+                    if playback.is_tailing:
+                        self.tailing.set()
+                    if isinstance(step, Inject):
+                        result = await self._client.append(
+                            step.log, step.content, union_registers=step.registers
+                        )
+                        playback.injected(result.end)
+                        continue
+                    effects = await self._read(playback, step)
+                    _warn(effects)
+                    if effects:
+                        await run_in(disk, files.apply, effects)
+                self.tailing.set()
+                await run_in(disk, files.make_live, playback.fsm)
+            except BaseException:
+                await run_in(disk, files.discard)
+                raise
+            finally:
+                self._end_read()
+        return Played(playback.log, playback.fsm, self._directory)
+
+    async def _read(self, playback: Playback, step: Read) -> list[Effect]:
+        reader = self._reader
+        if reader is None or (reader.journal, self._is_blocking) != (step.log, step.is_blocking):
+            self._end_read()
+            reader = self._client.read(step.log, step.offset, block=step.is_blocking, direct=True)
+            self._reader, self._is_blocking = reader, step.is_blocking
+        elif reader.offset != step.offset:
+            reader.seek(step.offset)
+        try:
+            piece = await anext(reader)
+        except StopAsyncIteration:
+            self._reader = None
+            # A blocking read ends only as it was interrupted: there is something else to do.
+            return [] if step.is_blocking else playback.at_head()
+        except OffsetJump as jump:
+            playback.jumped(jump.to_offset)
+            return []
+        return playback.feed(piece)
+
+    def _end_read(self) -> None:
+        if self._reader is not None:
+            self._reader.end()
+            self._reader = None
+
+
+def _tell(playback: Playback, author: int) -> None:
+    if author:
+        playback.inject_handoff(author)
+    else:
+        playback.finish_at_write_head()
+
+
+def _warn(effects: list[Effect]) -> None:
+    for each in effects:
+        if isinstance(each, Skipped):
+            _log.warning(
+                "%s: bytes %d to %d are no operation, and are skipped",
+                each.log,
+                each.begin,
+                each.end,
+            )
+        elif isinstance(each, Ignored):
+            _log.warning(
+                "%s: operation %d at %d is ignored: %s",
+                each.log,
+                each.seq_no,
+                each.offset,
+                each.verdict.value,
+            )

@@ -1,0 +1,237 @@
+"""Records operations of files in a recovery log."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Self, final
+
+from gazette_platform.client import AppendOptions, AppendTicket
+from gazette_platform.consumer.recoverylog.recording import Recording
+from gazette_platform.consumer.recoverylog.segments import AUTHOR_MAX
+from gazette_platform.errors import Fenced, GazetteError, RegisterMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from random import Random
+
+    from gazette_platform.client import AppendService, AsyncClient, Dependency
+    from gazette_platform.consumer.recoverylog.hints import FsmHints
+    from gazette_platform.consumer.recoverylog.player import Played
+
+__all__ = ["Recorder", "new_author"]
+
+
+def new_author(dice: Random) -> int:
+    """An author whom nobody else is, but by a chance of 1 to 2^32."""
+    return dice.randint(1, AUTHOR_MAX)
+
+
+@final
+class Recorder:
+    """Appends what happens to the files of a directory, in the order of the calls.
+
+    Paths are absolute. Operations may come from any thread, and return at once; what they have
+    recorded is committed when a `barrier` that was begun later has ended. They go on when appends have
+    failed, for the files that they tell of have changed already: it is barriers that raise then. Callers
+    limit how much they record by waiting for `room`, and never take an operation back.
+    """
+
+    def __init__(self, recording: Recording, client: AsyncClient, service: AppendService) -> None:
+        """Use `start`."""
+        self._recording = recording
+        self._client = client
+        self._service = service
+        self._options = AppendOptions(check_registers=recording.check_registers)
+        self._loop = asyncio.get_running_loop()
+        # Held for an operation and for its place among what is appended, which have to be in one order.
+        self._lock = threading.Lock()
+        self._waiting: list[bytes] = []
+        self._last: AppendTicket | None = None
+        self._error: GazetteError | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        client: AsyncClient,
+        service: AppendService,
+        played: Played,
+        author: int,
+        *,
+        log: str = "",
+    ) -> Self:
+        """Go on with files that were played.
+
+        Args:
+            client: appends barriers.
+            service: appends operations; it may be that of other journals, too, but not one that
+                another recorder of this log has used: once that is fenced, it takes no more of the log.
+            played: what a player has ended with.
+            author: the one who was handed over to, if anybody was.
+            log: journal to append to, if it is to be another one than was played.
+
+        Raises: GazetteError: the log cannot be appended to.
+        Cancellation: safe; the log may have a no-op more.
+        """
+        log = log or played.log
+        barrier = await client.append(log, b"")
+        recording = Recording(
+            played.fsm, log, author, str(played.directory), write_head=barrier.end
+        )
+        frames, registers = recording.begin()
+        if registers is not None:
+            result = await client.append(log, frames, union_registers=registers)
+            recording.committed(result.end)
+        return cls(recording, client, service)
+
+    @property
+    def log(self) -> str:
+        """Journal that it appends to."""
+        return self._recording.log
+
+    @property
+    def author(self) -> int:
+        """Who records."""
+        return self._recording.author
+
+    @property
+    def directory(self) -> str:
+        """Absolute path that is recorded."""
+        return self._recording.directory
+
+    # ------------------------------------------------------------------ operations
+
+    def create(self, path: str, *, exclusive: bool = False) -> int:
+        """An empty file, in place of what is there. Returns: its fnode.
+
+        Raises: ValidationError: something is there that may not be.
+        """
+        with self._lock:
+            fnode, frames = self._recording.create(path, exclusive=exclusive)
+            self._record(frames)
+        return fnode
+
+    def open(self, path: str) -> int:
+        """The fnode of a file. Raises: ValidationError: there is none."""
+        with self._lock:
+            return self._recording.open(path)
+
+    def write(self, fnode: int, offset: int, content: bytes | memoryview) -> None:
+        """Content at an offset of a file, in bytes. Raises: ValidationError: the file is dead."""
+        with self._lock:
+            frame = self._recording.write(fnode, offset, memoryview(content).nbytes)
+            self._record(b"".join((frame, content)))
+
+    def remove(self, path: str) -> None:
+        """The end of a link. Raises: ValidationError: there is none."""
+        with self._lock:
+            self._record(self._recording.remove(path))
+
+    def link(self, source: str, target: str) -> None:
+        """Another link of a file. Raises: ValidationError: it cannot be made."""
+        with self._lock:
+            self._record(self._recording.link(source, target))
+
+    def rename(self, source: str, target: str, *, content: str | None = None) -> None:
+        """A file moves, in place of what is there.
+
+        Args:
+            source: path.
+            target: path.
+            content: of the file, if `target` is a property; see `Recording.rename`.
+
+        Raises: ValidationError: there is no source.
+        """
+        with self._lock:
+            self._record(self._recording.rename(source, target, content=content))
+
+    def _record(self, frames: bytes) -> None:
+        if not frames:
+            return
+        if not self._waiting:
+            self._loop.call_soon_threadsafe(self._hand_over)
+        self._waiting.append(frames)
+
+    # ------------------------------------------------------------------ commits
+
+    async def room(self) -> None:
+        """Wait while too much is recorded and not committed. Cancellation: safe."""
+        self._hand_over()
+        await self._service.room()
+
+    async def barrier(self, after: Collection[Dependency] = ()) -> None:
+        """Wait until all that was recorded before the call is committed.
+
+        Args:
+            after: what has to succeed before; of other journals, or anything that ends.
+
+        Raises:
+            Fenced: somebody else has taken the log over. What was recorded may be lost.
+            GazetteError: an append failed, or what it was to come `after`.
+
+        Cancellation: safe; appends go on.
+        """
+        self._hand_over()
+        last = self._last
+        for need in after:
+            await (need if isinstance(need, AppendTicket) else asyncio.shield(need))
+        try:
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+            is_pending = last is not None and not last.is_done
+            if last is not None:
+                await last
+            if after or not is_pending:
+                await self._client.append(
+                    self.log, b"", check_registers=self._options.check_registers
+                )
+        except GazetteError as err:
+            raise self._told(err) from err
+
+    async def build_hints(self) -> FsmHints:
+        """Hints of all that was recorded, once it is committed.
+
+        Raises: as `barrier`. Cancellation: safe.
+        """
+        with self._lock:
+            hints = self._recording.build_hints()
+        await self.barrier()
+        return hints
+
+    def _hand_over(self) -> None:
+        """Have appended what waits."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+            if not waiting or self._error is not None:
+                return
+            try:
+                ticket = self._service.submit_nowait(
+                    self.log, b"".join(waiting), options=self._options
+                )
+            except GazetteError as err:
+                self._error = err
+                return
+            self._last = ticket
+
+        def on_end() -> None:
+            try:
+                _, end = ticket.span()
+            except GazetteError:
+                return  # barriers tell
+            with self._lock:
+                self._recording.committed(end)
+
+        ticket.add_done_callback(on_end)
+
+    def _told(self, error: GazetteError) -> GazetteError:
+        """What has ended the recording, in the words of its owner."""
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, RegisterMismatch):
+                return Fenced(
+                    f"{self.log}: the recorder {self._options.check_registers} in {self.directory} was "
+                    "fenced: another process has taken the log over, and goes on with what was committed "
+                    "before (stop this one; nothing that it records is appended any more)"
+                )
+            cause = cause.__cause__
+        return error

@@ -1,0 +1,247 @@
+"""Directories that are recorded in a journal of a real broker, and played back from it."""
+
+import asyncio
+import os
+import random
+
+import pytest
+
+from gazette_platform.client import AsyncClient, Change, ClientConfig
+from gazette_platform.consumer.recoverylog import (
+    CONTENT_TYPE,
+    FsmHints,
+    Player,
+    Recorder,
+    new_author,
+)
+from gazette_platform.errors import DataError, Fenced, JournalNotFound
+from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+
+pytestmark = pytest.mark.etcd
+
+LOG = "a/recovery-log"
+
+
+@pytest.fixture
+async def client(broker):
+    """A client, and one log."""
+    fragment = FragmentSpec(
+        length=1 << 16,
+        codec=CompressionCodec.SNAPPY,
+        stores=("file:///",),
+        refresh_interval_ns=SECOND_NS,
+    )
+    labels = LabelSet.of({"content-type": CONTENT_TYPE})
+    async with AsyncClient(ClientConfig(address=broker.address)) as client:
+        for name in (LOG, "b/recovery-log"):
+            spec = JournalSpec(name=name, replication=1, labels=labels, fragment=fragment)
+            await client.apply([Change(spec)])
+        yield client
+
+
+async def taken_over(client, directory, author, *, hints=None, player=None):
+    """Files that a new recorder goes on with."""
+    player = player or Player(client, hints or FsmHints(LOG), directory)
+    player.inject_handoff(author)
+    async with asyncio.timeout(30):
+        return await player.play()
+
+
+async def played(client, directory, hints):
+    player = Player(client, hints, directory)
+    player.finish_at_write_head()
+    async with asyncio.timeout(30):
+        return await player.play()
+
+
+def tree(directory):
+    """Contents by path, and which paths are of one file."""
+    paths = sorted(each for each in directory.rglob("*") if each.is_file())
+    contents = {str(each.relative_to(directory)): each.read_bytes() for each in paths}
+    inodes = {}
+    for each in paths:
+        inodes.setdefault(each.stat().st_ino, []).append(str(each.relative_to(directory)))
+    return contents, sorted(inodes.values())
+
+
+def change(recorder, directory, dice, times):
+    """Do things to files, and record each."""
+    for _ in range(times):
+        path, other = (directory / f"d{dice.randrange(2)}" / f"{dice.randrange(5)}" for _ in "12")
+        path.parent.mkdir(exist_ok=True)
+        other.parent.mkdir(exist_ok=True)
+        match dice.choice(["create", "write", "write", "write", "remove", "link", "rename"]):
+            case "create":
+                path.unlink(missing_ok=True)
+                path.touch()
+                recorder.create(str(path))
+            case "write" if path.exists():
+                offset, content = dice.randrange(5000), dice.randbytes(dice.randrange(1, 3000))
+                with path.open("r+b") as file:
+                    os.pwrite(file.fileno(), content, offset)
+                recorder.write(recorder.open(str(path)), offset, content)
+            case "remove" if path.exists():
+                path.unlink()
+                recorder.remove(str(path))
+            case "link" if path.exists() and not other.exists():
+                other.hardlink_to(path)
+                recorder.link(str(path), str(other))
+            case "rename" if path.exists():
+                path.rename(other)
+                recorder.rename(str(path), str(other))
+
+
+async def test_a_directory_is_played_as_it_was_recorded(client, tmp_path):
+    dice = random.Random(7)
+    service = client.append_service()
+    start = await taken_over(client, tmp_path / "one", 1)
+    recorder = await Recorder.start(client, service, start, 1)
+    known = [FsmHints(LOG)]
+    for _ in range(4):
+        change(recorder, start.directory, dice, 60)
+        known.append(await recorder.build_hints())
+    (start.directory / "IDENTITY.tmp").write_text("me")
+    recorder.write(recorder.create(str(start.directory / "IDENTITY.tmp")), 0, b"me")
+    (start.directory / "IDENTITY.tmp").rename(start.directory / "IDENTITY")
+    recorder.rename(
+        str(start.directory / "IDENTITY.tmp"), str(start.directory / "IDENTITY"), content="me"
+    )
+    await recorder.barrier()
+    expected = tree(start.directory)
+    assert len(expected[0]) > 3
+    for number, hints in enumerate(known):
+        other = await played(client, tmp_path / f"other-{number}", hints)
+        assert tree(other.directory) == expected
+        assert other.fsm.next_checksum == recorder._recording.fsm.next_checksum
+    exact = other.fsm.build_hints(LOG)
+    assert all(each.last_offset for each in exact.segments())
+    assert tree((await played(client, tmp_path / "exact", exact)).directory) == expected
+    await service.close()
+
+
+async def test_a_second_recorder_fences_the_first(client, tmp_path):
+    service, other_service = client.append_service(), client.append_service()
+    first = await taken_over(client, tmp_path / "one", 1)
+    recorder = await Recorder.start(client, service, first, 1)
+    fnode = recorder.create(str(first.directory / "a"))
+    recorder.write(fnode, 0, b"kept")
+    await recorder.barrier()
+    # A standby follows the log meanwhile.
+    standby = Player(client, await recorder.build_hints(), tmp_path / "two")
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(60):
+        playing = tasks.create_task(standby.play())
+        await standby.tailing.wait()
+        recorder.write(fnode, 4, b" too")
+        await recorder.barrier()
+        standby.inject_handoff(1337)
+        second = await playing
+    assert (second.directory / "a").read_bytes() == b"kept too"
+    recorder.write(fnode, 0, b"lost")
+    for _ in range(2):
+        with pytest.raises(Fenced, match="another process has taken the log over"):
+            await recorder.barrier()
+    with pytest.raises(Fenced):
+        await recorder.build_hints()
+    recorder.write(fnode, 0, b"lost")  # as the files have it: only barriers tell
+    successor = await Recorder.start(client, other_service, second, 1337)
+    successor.write(fnode, 8, b"!")
+    hints = await successor.build_hints()
+    third = await played(client, tmp_path / "three", hints)
+    assert (third.directory / "a").read_bytes() == b"kept too!"
+    await other_service.close()
+
+
+async def test_a_recorder_that_has_nothing_to_append_learns_that_it_is_fenced(client, tmp_path):
+    service = client.append_service()
+    first = await taken_over(client, tmp_path / "one", 1)
+    recorder = await Recorder.start(client, service, first, 1)
+    await recorder.barrier()
+    await taken_over(client, tmp_path / "two", 2)
+    with pytest.raises(Fenced, match="author=1 in"):
+        await recorder.barrier()
+    await service.close()
+
+
+async def test_operations_of_threads_keep_their_order(client, tmp_path):
+    service = client.append_service()
+    first = await taken_over(client, tmp_path / "one", 1)
+    recorder = await Recorder.start(client, service, first, 1)
+
+    def record(number):
+        fnode = recorder.create(str(first.directory / str(number)))
+        for at in range(40):
+            recorder.write(fnode, at, b"%d" % number)
+
+    await asyncio.gather(*(asyncio.to_thread(record, number) for number in range(4)))
+    other = await played(client, tmp_path / "two", await recorder.build_hints())
+    assert tree(other.directory)[0] == {str(n): b"%d" % n * 40 for n in range(4)}
+    await service.close()
+
+
+async def test_a_barrier_comes_after_what_it_was_told_to_wait_for(client, tmp_path):
+    service = client.append_service()
+    author = new_author(random.Random(7))
+    first = await taken_over(client, tmp_path / "one", author)
+    recorder = await Recorder.start(client, service, first, author)
+    recorder.create(str(first.directory / "a"))
+    await recorder.room()
+    commit = asyncio.get_running_loop().create_future()
+    waiting = asyncio.ensure_future(recorder.barrier(after=[commit]))  # noqa: TID251  awaited below
+    await recorder.barrier()  # which waits for nothing else
+    assert not waiting.done()
+    commit.set_result(None)
+    await waiting
+    failed = asyncio.get_running_loop().create_future()
+    failed.set_exception(OSError("disk"))
+    with pytest.raises(OSError, match="disk"):
+        await recorder.barrier(after=[failed])
+    left = asyncio.get_running_loop().create_future()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await recorder.barrier(after=[left])
+    assert not left.cancelled()  # it is somebody else's
+    await service.close()
+
+
+async def test_files_go_on_in_another_log(client, tmp_path):
+    service = client.append_service()
+    first = await taken_over(client, tmp_path / "one", 1)
+    recorder = await Recorder.start(client, service, first, 1)
+    fnode = recorder.create(str(first.directory / "a"))
+    recorder.write(fnode, 0, b"old ")
+    second = await taken_over(client, tmp_path / "two", 2, hints=await recorder.build_hints())
+    forked = await Recorder.start(client, service, second, 2, log="b/recovery-log")
+    forked.write(fnode, 4, b"new")
+    hints = await forked.build_hints()
+    assert hints.logs() == (LOG, "b/recovery-log")
+    other = await played(client, tmp_path / "three", hints)
+    assert tree(other.directory)[0] == {"a": b"old new"}
+    assert other.log == "b/recovery-log"
+    await service.close()
+
+
+async def test_a_playback_that_fails_or_is_cancelled_leaves_no_directory(client, tmp_path):
+    service = client.append_service()
+    first = await taken_over(client, tmp_path / "one", 1)
+    recorder = await Recorder.start(client, service, first, 1)
+    recorder.create(str(first.directory / "a"))
+    await recorder.barrier()
+    await service.close()
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "left over").touch()
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        player = Player(client, FsmHints(LOG), tmp_path / "two")
+        playing = tasks.create_task(player.play())
+        await player.tailing.wait()
+        assert [each.name for each in (tmp_path / "two").iterdir()] == [".fnodes"]
+        playing.cancel()
+    assert not (tmp_path / "two").exists()
+    exact = (await played(client, tmp_path / "three", FsmHints(LOG))).fsm.build_hints(LOG)
+    ahead = FsmHints.from_bytes(exact.to_json().replace(b'"last_offset":', b'"last_offset":9'))
+    with pytest.raises(DataError, match="possible data loss"):
+        await played(client, tmp_path / "two", ahead)
+    assert not (tmp_path / "two").exists()
+    with pytest.raises(JournalNotFound):
+        await played(client, tmp_path / "two", FsmHints("no/such/log"))
+    assert not (tmp_path / "two").exists()

@@ -1,0 +1,90 @@
+"""A whole log, with its hints, as it was once written. The files of its data never change.
+
+``log.bin`` was recorded by two authors, and has what a late one appended, and an append that was made
+again. ``primary.json`` are the hints of its last recorder, ``backup.json`` those of a player.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from gazette_platform.consumer.recoverylog import Fsm, FsmHints, Playback, Recording
+from gazette_platform.consumer.recoverylog.playback import Inject, Read, WriteFile
+
+DATA = Path(__file__).parent / "data" / "recoverylog"
+LOG = "app/logs/shard-000"
+
+EXPECTED = {
+    "/IDENTITY": b"7f3c-41",
+    "/CURRENT": b"MANIFEST-2\n",
+    "/MANIFEST-2": b"\0\0\0<two & three>",
+    "/000003.sst": b"kept since the first",
+    "/backup/000003.sst": b"kept since the first",
+}
+
+
+def record():
+    """Does again what the log tells of. Returns: the log, and hints of recorder and player."""
+    first = Recording(Fsm(FsmHints(LOG)), LOG, 1234, "/dir", write_head=0)
+    log = bytearray()
+
+    def write(recording, path, content, offset=0):
+        fnode, frames = recording.create(path)
+        return frames + recording.write(fnode, offset, len(content)) + content
+
+    log += write(first, "/dir/IDENTITY.dbtmp", b"7f3c-41")
+    log += first.rename("/dir/IDENTITY.dbtmp", "/dir/IDENTITY", content="7f3c-41")
+    log += write(first, "/dir/MANIFEST-1", b"one")
+    log += write(first, "/dir/000003.sst", b"kept since the first")
+    log += write(first, "/dir/CURRENT", b"MANIFEST-1\n")
+    first.committed(len(log))
+    log += first.link("/dir/000003.sst", "/dir//backup/000003.sst")
+    log += bytes(
+        log[-40:]
+    )  # an append that was made again, and in part before what is told of here
+    playback = played(log, FsmHints(LOG), author=4294967295)
+    second = Recording(playback.fsm, LOG, 4294967295, "/dir", write_head=len(log))
+    log += write(first, "/dir/late", b"late")
+    log += write(second, "/dir/MANIFEST-2", b"<two & three>", offset=3)
+    second.committed(len(log))
+    log += write(second, "/dir/CURRENT.dbtmp", b"MANIFEST-2\n")
+    log += second.rename("/dir/CURRENT.dbtmp", "/dir/CURRENT")
+    log += second.remove("/dir/MANIFEST-1")
+    by_player = played(log, FsmHints(LOG)).fsm.build_hints(LOG)
+    return bytes(log), second.build_hints().to_json(), by_player.to_json()
+
+
+def played(log, hints, *, author=0, files=None):
+    """Plays to the head; or takes the log over, which appends to it."""
+    playback = Playback(hints, {LOG: len(log)})
+    playback.inject_handoff(author) if author else playback.finish_at_write_head()
+    while (step := playback.next()) is not None:
+        if isinstance(step, Inject):
+            log += step.content
+            playback.injected(len(log))
+            continue
+        assert isinstance(step, Read)
+        piece = bytes(log[step.offset : step.offset + 50])
+        for effect in playback.feed(piece) if piece else playback.at_head():
+            if isinstance(effect, WriteFile) and files is not None:
+                file = files.setdefault(effect.fnode, bytearray())
+                file.extend(b"\0" * (effect.offset - len(file)))
+                file[effect.offset : effect.offset + len(effect.content)] = effect.content
+    return playback
+
+
+def test_the_same_operations_give_the_same_bytes():
+    log, primary, backup = record()
+    assert log == (DATA / "log.bin").read_bytes()
+    assert primary == (DATA / "primary.json").read_bytes()
+    assert backup == (DATA / "backup.json").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["none", "primary.json", "backup.json"])
+def test_the_log_gives_its_files(name):
+    hints = FsmHints(LOG) if name == "none" else FsmHints.from_bytes((DATA / name).read_bytes())
+    hints.validate()
+    files = {}
+    fsm = played((DATA / "log.bin").read_bytes(), hints, files=files).fsm
+    found = {path: bytes(files[fnode]) for path, fnode in fsm.links.items()}
+    assert found | {path: each.encode() for path, each in fsm.properties.items()} == EXPECTED

@@ -1,0 +1,410 @@
+"""What a player reads, what it makes of it, and how it takes a log over."""
+
+import pytest
+
+from gazette_platform.consumer.recoverylog import (
+    Fsm,
+    FsmHints,
+    Playback,
+    Recording,
+    Verdict,
+)
+from gazette_platform.consumer.recoverylog.playback import (
+    CreateFile,
+    Ignored,
+    Inject,
+    Read,
+    RemoveFile,
+    Skipped,
+    WriteFile,
+)
+from gazette_platform.errors import DataError, Desynchronized, ValidationError
+
+LOG = "a/log"
+
+
+class Log:
+    """A log in memory, and a recorder that appends to it."""
+
+    def __init__(self, content=b"", *, author=1, fsm=None, log=LOG):
+        self.content = content
+        self.files = Recording(
+            fsm or Fsm(FsmHints(log)), log, author, "/dir", write_head=len(content)
+        )
+
+    def append(self, *pieces):
+        self.content += b"".join(pieces)
+        self.files.committed(len(self.content))
+        return len(self.content)
+
+    def create(self, path):
+        fnode, frames = self.files.create(path)
+        self.append(frames)
+        return fnode
+
+    def write(self, fnode, offset, content):
+        self.append(self.files.write(fnode, offset, len(content)), content)
+
+
+def played(playback, log, *, piece=1 << 20):
+    """Feed all that is asked for, until the head. Returns: what follows, and the step at the head."""
+    effects = []
+    while isinstance(step := playback.next(), Read) and step.offset < len(log.content):
+        effects += playback.feed(log.content[step.offset : step.offset + piece])
+    return effects, step
+
+
+def told(effects):
+    return [
+        (each.fnode, each.offset, bytes(each.content)) if isinstance(each, WriteFile) else each
+        for each in effects
+    ]
+
+
+def test_files_follow_from_what_was_recorded():
+    log = Log()
+    fnode = log.create("/dir/a")
+    log.write(fnode, 3, b"hello")
+    log.write(fnode, 0, b"")
+    log.append(log.files.link("/dir/a", "/dir/b"))
+    log.append(log.files.remove("/dir/a"))
+    log.append(log.files.remove("/dir/b"))
+    playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    assert playback.next() == Read(LOG, 0, is_blocking=True)
+    effects, step = played(playback, log)
+    assert told(effects) == [CreateFile(1), (1, 3, b"hello"), RemoveFile(1)]
+    assert step == Read(LOG, len(log.content), is_blocking=True)
+    assert playback.is_tailing
+    assert playback.fsm.next_checksum == log.files.fsm.next_checksum
+
+
+@pytest.mark.parametrize("piece", [1, 2, 7, 16, 50])
+def test_pieces_of_any_size_give_the_same(piece):
+    log = Log(b"?garbage" * 3)
+    fnode = log.create("/dir/a")
+    log.write(fnode, 0, b"x" * 40)
+    log.write(fnode, 40, b"y")
+    playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    effects, _ = played(playback, log, piece=piece)
+    written = b"".join(each.content for each in effects if isinstance(each, WriteFile))
+    assert written == b"x" * 40 + b"y"
+    skipped = [each for each in effects if isinstance(each, Skipped)]
+    assert (skipped[0].begin, skipped[-1].end) == (0, 24)
+    assert sum(each.end - each.begin for each in skipped) == 24
+
+
+def test_it_is_at_the_head_when_it_has_read_through():
+    log = Log()
+    log.create("/dir/a")
+    playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    assert not playback.is_tailing
+    playback.feed(log.content[:-1])
+    assert playback.next() == Read(LOG, len(log.content) - 1, is_blocking=True)
+    assert not playback.is_tailing
+    playback.feed(log.content[-1:])
+    playback.next()
+    assert playback.is_tailing
+
+
+def test_an_empty_log_is_at_its_head_at_once():
+    playback = Playback(FsmHints(LOG), {LOG: 0})
+    playback.finish_at_write_head()
+    assert playback.next() == Read(LOG, 0, is_blocking=False)
+    assert playback.at_head() == []
+    assert playback.next() is None
+    assert playback.is_done
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_it_finishes_at_the_head_whenever_it_was_asked(is_early):
+    log = Log()
+    log.create("/dir/a")
+    playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    if is_early:
+        playback.finish_at_write_head()
+        assert playback.next() == Read(LOG, 0, is_blocking=True)  # below the read-through
+    _, step = played(playback, log)
+    assert step.is_blocking is not is_early
+    if not is_early:
+        playback.finish_at_write_head()
+    fnode = log.create("/dir/b")  # meanwhile
+    effects, step = played(playback, log)
+    assert effects == [CreateFile(fnode)]
+    assert not step.is_blocking
+    playback.at_head()
+    assert playback.is_done
+    assert playback.fsm.links == {"/a": 1, "/b": 2}
+
+
+def test_it_is_asked_to_end_once():
+    for ask in (Playback.finish_at_write_head, lambda each: each.inject_handoff(7)):
+        playback = Playback(FsmHints(LOG), {LOG: 0})
+        ask(playback)
+        with pytest.raises(ValidationError, match="was asked to end before"):
+            playback.inject_handoff(8)
+        with pytest.raises(ValidationError, match="was asked to end before"):
+            playback.finish_at_write_head()
+    with pytest.raises(ValidationError, match="author"):
+        Playback(FsmHints(LOG), {LOG: 0}).inject_handoff(0)
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"f", b"\x66\x33\x93\x36", b"\x66\x33\x93\x36\x09\0\0\0abc", b"?" * 9]
+)
+def test_it_finishes_behind_garbage(garbage):
+    log = Log()
+    log.create("/dir/a")
+    begin = len(log.content)
+    log.append(garbage)
+    playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    playback.finish_at_write_head()
+    effects, _ = played(playback, log)
+    effects += playback.at_head()
+    skipped = [each for each in effects if isinstance(each, Skipped)]
+    assert (skipped[0].begin, skipped[-1].end) == (begin, len(log.content))
+    assert playback.is_done
+
+
+def test_a_frame_that_holds_no_operation_is_passed_over():
+    log = Log(bytes.fromhex("66339336 02000000 ffff"))
+    fnode = log.create("/dir/a")
+    playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    effects, _ = played(playback, log)
+    assert effects == [Skipped(LOG, 0, 10), CreateFile(fnode)]
+
+
+def test_the_hand_off_takes_the_log_over():
+    log = Log()
+    fnode = log.create("/dir/a")
+    playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    playback.inject_handoff(1337)
+    _, step = played(playback, log)
+    assert step == Read(LOG, len(log.content), is_blocking=False)
+    playback.at_head()
+    step = playback.next()
+    assert isinstance(step, Inject)
+    assert (step.log, step.registers.value_of("author")) == (LOG, "19p")
+    end = log.append(step.content)
+    playback.injected(end)
+    # The old recorder is late: nobody takes what it appends.
+    log.write(fnode, 0, b"late")
+    effects, step = played(playback, log)
+    assert effects == []
+    assert step is None
+    assert playback.is_done
+    other = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    effects, _ = played(other, log)
+    assert effects == [CreateFile(1)]  # the write is old: no reader tells of it
+    assert other.fsm.next_checksum == playback.fsm.next_checksum
+    successor = Recording(playback.fsm, LOG, 1337, "/dir", write_head=end)
+    log.append(successor.write(fnode, 0, 3), b"new")
+    effects, _ = played(other, log)
+    assert told(effects) == [(1, 0, b"new")]
+
+
+@pytest.mark.parametrize("piece", [1, 13, 1000])
+def test_a_hand_off_is_found_in_pieces_and_not_before(piece):
+    log = Log(author=7)  # which another had before, by chance
+    log.create("/dir/a")
+    playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    playback.inject_handoff(7)
+    effects, step = played(playback, log, piece=piece)
+    assert effects == [CreateFile(1)]
+    assert step == Read(LOG, len(log.content), is_blocking=False)
+    playback.at_head()
+    playback.injected(log.append(playback.next().content))
+    assert played(playback, log, piece=piece) == ([], None)
+    assert playback.is_done
+
+
+def test_a_write_that_comes_before_the_hand_off_is_read_and_the_hand_off_made_again():
+    log = Log()
+    fnode = log.create("/dir/a")
+    playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    playback.inject_handoff(7)
+    played(playback, log)
+    playback.at_head()
+    first = playback.next()
+    log.write(fnode, 0, b"first")
+    playback.injected(log.append(first.content))
+    effects, step = played(playback, log)
+    assert told(effects)[0] == (1, 0, b"first")
+    assert step == Read(LOG, len(log.content), is_blocking=False)
+    playback.at_head()
+    second = playback.next()
+    assert second.content != first.content
+    playback.injected(log.append(second.content))
+    assert played(playback, log)[1] is None
+    assert playback.is_done
+
+
+def test_a_hand_off_is_found_behind_the_beginning_of_a_frame():
+    log = Log()
+    log.create("/dir/a")
+    log.append(b"\x66\x33\x93\x36\xff\0\0\0abc")  # would hold all that follows
+    playback = Playback(FsmHints(LOG), {LOG: len(log.content) - 3})
+    playback.inject_handoff(7)
+    played(playback, log)
+    # It asks for the head now, but let the beginning of the frame be there only after that.
+    playback.at_head()
+    step = playback.next()
+    begin = len(log.content)
+    playback.injected(log.append(b"\x66\x33\x93\x36\xff\0\0\0", step.content))
+    effects, step = played(playback, log)
+    assert step is None
+    assert playback.is_done
+    assert effects[0].begin == begin
+
+
+def test_a_hand_off_that_was_swallowed_by_content_is_an_error():
+    log = Log()
+    log.create("/dir/a")
+    playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    playback.inject_handoff(7)
+    played(playback, log)
+    playback.at_head()
+    playback.next()
+    playback.injected(log.append(b"?" * 20))
+    with pytest.raises(Desynchronized, match="hand-off"):
+        played(playback, log)
+
+
+def test_content_that_ends_early_is_an_error():
+    log = Log()
+    fnode = log.create("/dir/a")
+    log.append(log.files.write(fnode, 0, 5), b"abc")
+    for tell in (Playback.at_head, lambda each: each.jumped(1000)):
+        playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
+        playback.finish_at_write_head()
+        played(playback, log)
+        with pytest.raises(DataError, match="unexpected EOF: 2 bytes of the content"):
+            tell(playback)
+
+
+def test_what_does_not_fit_is_told_unless_it_is_to_be_expected():
+    log = Log()
+    log.create("/dir/a")
+    begin = len(log.content)
+    twice = log.content
+    log.append(twice)  # a retry: expected
+    log.files.create("/dir/lost")
+    log.create("/dir/b")
+    playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    effects, _ = played(playback, log)
+    assert effects == [CreateFile(1), Ignored(LOG, begin * 2, 3, Verdict.WRONG_SEQ_NO)]
+
+
+def hinted_log():
+    """A log of two files with dead ones between, and what players and recorders hint of it."""
+    log = Log(b"?" * 20)
+    log.create("/dir/a")
+    dead = log.create("/dir/dead")
+    log.write(dead, 0, b"x" * 100)
+    log.append(log.files.remove("/dir/dead"))
+    playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    played(playback, log)
+    playback.inject_handoff(2)
+    playback.next()
+    playback.at_head()
+    log.append(playback.next().content)
+    playback.injected(len(log.content))
+    played(playback, log)
+    assert playback.is_done
+    log.files = Recording(playback.fsm, LOG, 2, "/dir", write_head=len(log.content))
+    fnode = log.create("/dir/b")
+    log.write(fnode, 0, b"hello")
+    reader = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    played(reader, log)
+    return log, reader.fsm.build_hints(LOG), log.files.build_hints()
+
+
+@pytest.mark.parametrize("which", [1, 2])
+def test_dead_ranges_are_not_read(which):
+    log, *hints = hinted_log()
+    playback = Playback(hints[which - 1], {LOG: len(log.content)})
+    offsets, effects = [], []
+    while (step := playback.next()).offset < len(log.content):
+        offsets.append(step.offset)
+        effects += playback.feed(log.content[step.offset : step.offset + 16])
+    assert told(effects) == [CreateFile(1), CreateFile(6), (6, 0, b"hello")]
+    dead = log.content.index(b"x" * 100)
+    assert not any(dead <= offset < dead + 100 for offset in offsets)
+    assert playback.fsm.links == {"/a": 1, "/b": 6}
+    assert playback.fsm.next_checksum == log.files.fsm.next_checksum
+
+
+def test_what_was_fed_and_is_dead_is_passed_without_another_read():
+    log, hints, _ = hinted_log()
+    playback = Playback(hints, {LOG: len(log.content)})
+    assert playback.next().offset == 20
+    assert told(playback.feed(log.content[20:])) == [CreateFile(1), CreateFile(6), (6, 0, b"hello")]
+
+
+def test_hints_beyond_the_head_are_possible_data_loss():
+    _, by_player, by_recorder = hinted_log()
+    last = by_player.live_nodes[-1].segments[-1]
+    Playback(by_player, {LOG: last.last_offset})
+    with pytest.raises(DataError, match="possible data loss"):
+        Playback(by_player, {LOG: last.last_offset - 1})
+    first_offset = by_recorder.live_nodes[-1].segments[-1].first_offset
+    Playback(by_recorder, {LOG: first_offset + 1})
+    with pytest.raises(DataError, match="possible data loss"):
+        Playback(by_recorder, {LOG: first_offset})
+
+
+def test_hints_that_the_log_does_not_have_are_possible_data_loss():
+    log, _, hints = hinted_log()
+    end = len(log.content) - len(b"hello") - 10
+    playback = Playback(hints, {LOG: end})
+    log.content = log.content[:end]
+    with pytest.raises(DataError, match=r"hints are left that were not found.*possible data loss"):
+        played(playback, log)
+
+
+def test_a_jump_is_fatal_if_it_passes_what_is_needed():
+    log, by_player, by_recorder = hinted_log()
+    first = by_player.live_nodes[0].segments[0]
+    playback = Playback(by_player, {LOG: len(log.content)})
+    with pytest.raises(DataError, match="possible data loss"):
+        playback.jumped(first.last_offset)
+    playback = Playback(by_player, {LOG: len(log.content)})
+    playback.jumped(first.last_offset - 1)
+    assert playback.next().offset == first.last_offset - 1
+    playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    playback.feed(b"\x66\x33")
+    playback.jumped(20)
+    effects, _ = played(playback, log)
+    assert effects[0] == CreateFile(1)
+    assert by_recorder.live_nodes[0].segments[0].first_offset <= first.first_offset
+
+
+def test_two_logs_are_read_in_order():
+    log, hints, _ = hinted_log()
+    old = Playback(hints, {LOG: len(log.content)})
+    old.finish_at_write_head()
+    played(old, log)
+    old.at_head()
+    new = Log(b"!" * 9, author=3, fsm=old.fsm, log="b/log")
+    frames, _ = new.files.begin()
+    new.append(frames)
+    new.write(6, 5, b" there")
+    forked = new.files.build_hints()
+    forked.validate()
+    assert forked.logs() == (LOG, "b/log")
+    logs = {LOG: log, "b/log": new}
+    heads = {name: len(each.content) for name, each in logs.items()}
+    playback = Playback(forked, heads)
+    with pytest.raises(DataError, match="b/log: its head 9 is before"):
+        Playback(forked, heads | {"b/log": 9})
+    playback.inject_handoff(9)
+    effects = []
+    while isinstance(step := playback.next(), Read):
+        content = logs[step.log].content
+        if step.offset == len(content):
+            playback.at_head()
+        else:
+            effects += playback.feed(content[step.offset : step.offset + 11])
+    assert step.log == "b/log"
+    writes = [each for each in told(effects) if isinstance(each, tuple)]
+    assert b"".join(each[2] for each in writes) == b"hello there"
+    assert playback.fsm.next_checksum == new.files.fsm.next_checksum
