@@ -129,7 +129,7 @@ def test_an_older_journal_that_takes_a_folder_later_has_it():
     guard.check(young)
     old = JournalSpec("old", 1, fragment=FragmentSpec(stores=("file:///?find=old&replace=x",)))
     items["old"] = SimpleNamespace(spec=old, create_revision=1)
-    state.changes.journals = {"old"}
+    state.changes.items = {"old"}
     guard.on_change()
     guard.check(old)
     with pytest.raises(StoreError, match="overlaps the folder of an older journal"):

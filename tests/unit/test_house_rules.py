@@ -39,7 +39,7 @@ CONTRACTS = {
         "allocator.converge allocator.flow_network allocator.push_relabel allocator.solver "
         "broker.append.events broker.append.fsm broker.crash.eviction broker.epochs broker.http.messages broker.http.rest_messages "
         "broker.replicate.pipeline_fsm broker.replicate.replica_fsm broker.replicate.synced "
-        "client.store_plan consumer.recoverylog.fsm fragment.cover_set fragment.head_records fragment.retention lake.coverage lake.local_sql.json_values lake.planning lake.progress lake.retention lake.rollups.covers lake.rollups.lineage lake.rollups.planning lake.segments lake.table_names "
+        "client.store_plan consumer.cluster.writes consumer.recoverylog.fsm consumer.shard.progress consumer.shard.replicas consumer.shard.resolving consumer.shard.transaction fragment.cover_set fragment.head_records fragment.retention lake.coverage lake.local_sql.json_values lake.planning lake.progress lake.retention lake.rollups.covers lake.rollups.lineage lake.rollups.planning lake.segments lake.table_names "
         "lake.typed.backfill_rounds lake.typed.behind lake.typed.evolution lake.typed.hive_partitions lake.typed.iceberg_types lake.typed.json_arrays lake.typed.parsing lake.typed.partition_values lake.typed.placing lake.typed.ranges lake.typed.reasons lake.typed.records lake.typed.rounds lake.typed.row_ranges lake.typed.screening lake.typed.state "
         "lake.typed_spec.columns lake.typed_spec.json_schema lake.typed_spec.partitions lake.typed_spec.spec lake.typed_spec.typed_columns "
         "message.sequencer ops.host_guard sensors.turns sensors.waits spark.marks spark.offsets spark.option_parsing spark.options spark.sink_options spark.splits testing.chaos.availability testing.chaos.logs testing.chaos.verdict "
