@@ -16,6 +16,7 @@ to a gRPC status or to an exit code lives at the edges (``broker.*_api``, ``cli`
     ├── DependencyFailed      an append was not made, because one that it was to follow has failed
     ├── SpoolsAwaited         only brokers that are away hold all that a journal acknowledged
     ├── SavepointError        ├── SavepointExists └── SavepointNotFound
+    ├── ApplicationFailed     an application of a consumer does what its contract forbids
     ├── WriterFenced          a writer of epochs comes late: another one has gone on in its name
     ├── LakeError             ├── PartitionConflict ├── SchemaMismatch ├── RollupFenced
     │                         ├── TypedFenced ├── TypedRolledBack └── TypedProgressGone
@@ -28,6 +29,7 @@ from typing import ClassVar
 
 __all__ = [
     "AccessDenied",
+    "ApplicationFailed",
     "CallFailed",
     "CallUnanswered",
     "ChecksumMismatch",
@@ -44,9 +46,11 @@ __all__ = [
     "LakeError",
     "LeaseLost",
     "NoJournalPrimaryBroker",
+    "NoShardPrimary",
     "NotAllowed",
     "NotJournalBroker",
     "NotJournalPrimaryBroker",
+    "NotShardPrimary",
     "ObjectNotFound",
     "OffsetJump",
     "OffsetNotYetAvailable",
@@ -60,6 +64,8 @@ __all__ = [
     "SavepointNotFound",
     "SchemaMismatch",
     "SetupError",
+    "ShardNotFound",
+    "ShardStopped",
     "SpoolsAwaited",
     "StatusError",
     "StoreError",
@@ -227,6 +233,36 @@ class FragmentStoreUnhealthy(StatusError):
     advice = "check the store with `gazctl journals store-health`"
 
 
+class ShardNotFound(StatusError):
+    """No such shard, or the caller's claims hide it."""
+
+    status = "SHARD_NOT_FOUND"
+    advice = "check the name with `gazctl shards list`, or create it with `gazctl shards apply`"
+
+
+class NoShardPrimary(StatusError):
+    """No process is primary of the shard yet."""
+
+    retriable = True
+    status = "NO_SHARD_PRIMARY"
+    advice = "the shard is being assigned; try again shortly"
+
+
+class NotShardPrimary(StatusError):
+    """The process asked is not the primary, and may not ask the one that is."""
+
+    retriable = True
+    status = "NOT_SHARD_PRIMARY"
+
+
+class ShardStopped(StatusError):
+    """The primary of the shard has failed, or the shard was assigned to another process."""
+
+    retriable = True
+    status = "SHARD_STOPPED"
+    advice = "if it stays so, see `gazctl shards list` for its error, and `gazctl shards unassign --failed`"
+
+
 _STATUS_ERRORS: dict[str, type[StatusError]] = {
     cls.status: cls
     for cls in (
@@ -245,6 +281,10 @@ _STATUS_ERRORS: dict[str, type[StatusError]] = {
         RegisterMismatch,
         Suspended,
         FragmentStoreUnhealthy,
+        ShardNotFound,
+        NoShardPrimary,
+        NotShardPrimary,
+        ShardStopped,
     )
 }
 
@@ -390,6 +430,10 @@ class SavepointExists(SavepointError):
 
 class SavepointNotFound(SavepointError):
     """There is none of that name, or the caller's claims hide it."""
+
+
+class ApplicationFailed(GazetteError):
+    """An application of a consumer does what its contract forbids."""
 
 
 class WriterFenced(GazetteError):

@@ -1,7 +1,8 @@
 """The words of consumers: specs of shards and processes, checkpoints, and rules of requests.
 
 All are values, as those of `gazette_platform.protocol`: immutable, free of I/O, read from and
-written to their protobuf messages, and checked by `validate` alone.
+written to their protobuf messages, and checked by `validate` alone. Documents of shards are in
+`shard_space`, and their YAML in `shard_yaml`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ from gazette_platform.consumer.protocol.rules import (
     validate_shard_unassign_request,
     validate_shard_unassign_response,
 )
+from gazette_platform.consumer.protocol.shard_space import (
+    ShardChange,
+    ShardEntry,
+    ShardSpace,
+    shard_space_of,
+)
 from gazette_platform.consumer.protocol.specs import (
     ConsumerSpec,
     ReplicaStatus,
@@ -37,11 +44,15 @@ __all__ = [
     "ConsumerSpec",
     "ReplicaCode",
     "ReplicaStatus",
+    "ShardChange",
+    "ShardEntry",
     "ShardSource",
+    "ShardSpace",
     "ShardSpec",
     "ShardStatus",
     "message_jsonpb",
     "parse_jsonpb",
+    "shard_space_of",
     "shard_spec_json",
     "validate_shard_apply_request",
     "validate_shard_apply_response",
