@@ -125,7 +125,7 @@ class _Settling:
 
     def note(self) -> None:
         """Look at what an update changed."""
-        self._look_at(self._state.changes.journals)
+        self._look_at(self._state.changes.items)
 
     def _look_at(self, names: set[str]) -> None:
         state = self._state

@@ -34,7 +34,7 @@ async def publish_routes(endpoint: str, prefix: str) -> None:
         space = KeySpace(etcd, prefix, BrokerState(prefix))
         await space.load()
         changed = set(space.state.assignments)
-        space.observe(lambda: changed.update(space.state.changes.journals))
+        space.observe(lambda: changed.update(space.state.changes.items))
         tasks.spawn(space.watch(), name="watch")
         try:
             while tasks.failure is None:

@@ -17,6 +17,7 @@ to a gRPC status or to an exit code lives at the edges (``broker.*_api``, ``cli`
     ├── SpoolsAwaited         only brokers that are away hold all that a journal acknowledged
     ├── SavepointError        ├── SavepointExists └── SavepointNotFound
     ├── Fenced                another process has taken a shard's recovery log over
+    ├── ApplicationFailed     an application of a consumer does what its contract forbids
     ├── WriterFenced          a writer of epochs comes late: another one has gone on in its name
     ├── LakeError             ├── PartitionConflict ├── SchemaMismatch ├── RollupFenced
     │                         ├── TypedFenced ├── TypedRolledBack ├── TypedProgressGone └── TypedRefused
@@ -29,6 +30,7 @@ from typing import ClassVar
 
 __all__ = [
     "AccessDenied",
+    "ApplicationFailed",
     "CallFailed",
     "CallUnanswered",
     "ChecksumMismatch",
@@ -46,9 +48,11 @@ __all__ = [
     "LakeError",
     "LeaseLost",
     "NoJournalPrimaryBroker",
+    "NoShardPrimary",
     "NotAllowed",
     "NotJournalBroker",
     "NotJournalPrimaryBroker",
+    "NotShardPrimary",
     "ObjectNotFound",
     "OffsetJump",
     "OffsetNotYetAvailable",
@@ -62,6 +66,8 @@ __all__ = [
     "SavepointNotFound",
     "SchemaMismatch",
     "SetupError",
+    "ShardNotFound",
+    "ShardStopped",
     "SpoolsAwaited",
     "StatusError",
     "StoreError",
@@ -230,6 +236,36 @@ class FragmentStoreUnhealthy(StatusError):
     advice = "check the store with `gazctl journals store-health`"
 
 
+class ShardNotFound(StatusError):
+    """No such shard, or the caller's claims hide it."""
+
+    status = "SHARD_NOT_FOUND"
+    advice = "check the name with `gazctl shards list`, or create it with `gazctl shards apply`"
+
+
+class NoShardPrimary(StatusError):
+    """No process is primary of the shard yet."""
+
+    retriable = True
+    status = "NO_SHARD_PRIMARY"
+    advice = "the shard is being assigned; try again shortly"
+
+
+class NotShardPrimary(StatusError):
+    """The process asked is not the primary, and may not ask the one that is."""
+
+    retriable = True
+    status = "NOT_SHARD_PRIMARY"
+
+
+class ShardStopped(StatusError):
+    """The primary of the shard has failed, or the shard was assigned to another process."""
+
+    retriable = True
+    status = "SHARD_STOPPED"
+    advice = "if it stays so, see `gazctl shards list` for its error, and `gazctl shards unassign --failed`"
+
+
 _STATUS_ERRORS: dict[str, type[StatusError]] = {
     cls.status: cls
     for cls in (
@@ -248,6 +284,10 @@ _STATUS_ERRORS: dict[str, type[StatusError]] = {
         RegisterMismatch,
         Suspended,
         FragmentStoreUnhealthy,
+        ShardNotFound,
+        NoShardPrimary,
+        NotShardPrimary,
+        ShardStopped,
     )
 }
 
@@ -400,6 +440,10 @@ class Fenced(GazetteError):
 
     What it had not been told to be committed may be lost; the other one goes on without it.
     """
+
+
+class ApplicationFailed(GazetteError):
+    """An application of a consumer does what its contract forbids."""
 
 
 class WriterFenced(GazetteError):

@@ -1,4 +1,4 @@
-"""Assigns the items of a cluster (journals) to its members (brokers).
+"""Assigns the items of a cluster (journals, shards) to its members (brokers, consumers).
 
 Nouns: item, member, assignment, slot (0 is the primary), zone, leader (the oldest member), shed
 capacity (what an exiting member gives up). Guarantee: with the keys and the steps of Gazette's

@@ -1,4 +1,4 @@
-"""Announces a broker as a member of its cluster, and keeps what it says of itself up to date.
+"""Announces a process as a member of its cluster, and keeps what it says of itself up to date.
 
 Source: Gazette allocator/alloc_run.go.
 """
@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 from gazette_platform.errors import EtcdError, TransactionFailed
 from gazette_platform.etcd import Compare, EtcdClient, Get, KeyValue, Lease, Put
-from gazette_platform.keyspace import encode_broker_spec, member_key
+from gazette_platform.keyspace import encode_member_spec, member_key
 from gazette_platform.ops.retry import backoff_s
 
 if TYPE_CHECKING:
-    from gazette_platform.protocol import BrokerSpec
+    from gazette_platform.keyspace import MemberSpec
 
 __all__ = ["RETRY_S", "Announcement", "announce"]
 
@@ -34,13 +34,13 @@ class Announcement:
         revision: of its last change; load the key space at it, or later.
     """
 
-    def __init__(self, client: EtcdClient, key: str, spec: BrokerSpec, revision: int) -> None:
+    def __init__(self, client: EtcdClient, key: str, spec: MemberSpec, revision: int) -> None:
         self._client = client
         self._key = key
         self.spec = spec
         self.revision = revision
 
-    async def update(self, spec: BrokerSpec) -> None:
+    async def update(self, spec: MemberSpec) -> None:
         """Change what we say of ourselves.
 
         Raises: TransactionFailed: somebody else changed or removed the key; it is not ours now.
@@ -48,13 +48,13 @@ class Announcement:
         """
         result = await self._client.txn(
             [Compare.mod(self._key, self.revision)],
-            [Put(self._key, encode_broker_spec(spec), ignore_lease=True)],
+            [Put(self._key, encode_member_spec(spec), ignore_lease=True)],
             [Get(self._key)],
         )
         if not result.succeeded:
             found = result.reads[0].kvs
             # The answer to an earlier attempt may have been lost.
-            if not found or found[0].value != encode_broker_spec(spec):
+            if not found or found[0].value != encode_member_spec(spec):
                 raise TransactionFailed(
                     f"{self._key}: key modified or deleted externally "
                     f"(expected revision {self.revision}); this process has to start again"
@@ -67,13 +67,13 @@ class Announcement:
     async def set_exiting(self) -> None:
         """Ask the cluster to take our items over. Idempotent. Raises as `update`."""
         if not self.spec.exiting:
-            await self.update(dataclasses.replace(self.spec, exiting=True))
+            await self.update(dataclasses.replace(cast("Any", self.spec), exiting=True))
 
 
 async def announce(
     client: EtcdClient,
     prefix: str,
-    spec: BrokerSpec,
+    spec: MemberSpec,
     lease: Lease,
     *,
     beside: str = "",
@@ -93,7 +93,7 @@ async def announce(
     Cancellation: leaves the key, which ends with the lease.
     """
     key = member_key(prefix, spec.id)
-    value = encode_broker_spec(spec)
+    value = encode_member_spec(spec)
     writes = [Put(key, value, lease=lease.id)]
     if beside:
         writes.append(Put(beside, b"", lease=lease.id))
@@ -118,7 +118,7 @@ async def announce(
             return ours
         _log.warning(
             "%s exists under another lease (%x); waiting for it to end: an earlier instance of "
-            "this broker, or another with the same zone and id (choose another --broker.id)?",
+            "this process, or another with the same zone and id (choose another --broker.id or --consumer.id)?",
             key,
             found.lease,
         )

@@ -1,9 +1,10 @@
 """The next transactions that bring assignments closer to what is desired. Pure.
 
-Convergence goes in steps that never leave a journal with fewer consistent replicas than it
-desires: first more members than needed are assigned, then the primary syncs all of them and tells
-the route in every value (the item is consistent), and only then the surplus is removed. Other
-brokers of the cluster, Gazette's too, rely on these steps.
+Convergence goes in steps that never leave an item with fewer consistent replicas than it desires:
+first more members than needed are assigned, then these become consistent, and only then the surplus
+is removed. A journal is consistent once its primary has synced all replicas and told the route in
+every value; of a shard each replica is by itself, once it has the shard's state. Other processes of
+the cluster, Gazette's too, rely on these steps.
 
 After any step a broker may crash, or another may become leader, who goes on from what it finds in
 etcd. If a replica were removed before its substitute is in step, acknowledged content would be with
@@ -15,14 +16,14 @@ Source: Gazette allocator/item_state.go.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.allocator.solver import load_ratio
 from gazette_platform.etcd import TXN_OPS_MAX, Compare, Delete, Operation, Put
 from gazette_platform.keyspace import (
-    Assignment,
-    BrokerState,
-    Item,
+    AnyClusterState,
+    ClusterItem,
+    SlotAssignment,
     assignment_key,
     item_key,
     member_key,
@@ -56,7 +57,7 @@ class Loads:
     They are counted up while operations are built, so that one round does not overfill a member.
     """
 
-    def __init__(self, state: BrokerState, limits: Mapping[ProcessId, int]) -> None:
+    def __init__(self, state: AnyClusterState, limits: Mapping[ProcessId, int]) -> None:
         self._state = state
         self._limits = limits
         self._held: dict[ProcessId, int] = {}
@@ -96,7 +97,7 @@ class Loads:
 @dataclass(slots=True)
 class _Builder:
     prefix: str
-    journal: str
+    item: str
     compares: dict[tuple[str, str], Compare] = field(default_factory=dict)
     operations: list[Operation] = field(default_factory=list)
     added: int = 0
@@ -107,10 +108,10 @@ class _Builder:
         # Several operations of an item rest on the same keys: each is compared once.
         self.compares[(compare.key, compare.target.value)] = compare
 
-    def move(self, assignment: Assignment, slot: int) -> None:
+    def move(self, assignment: SlotAssignment, slot: int) -> None:
         """Another slot is another key; value and lease go along."""
         self.check(Compare.mod(assignment.key, assignment.mod_revision))
-        key = assignment_key(self.prefix, self.journal, assignment.process_id, slot)
+        key = assignment_key(self.prefix, self.item, assignment.process_id, slot)
         self.operations.append(Delete(assignment.key))
         self.operations.append(Put(key, assignment.value, lease=assignment.lease))
         self.moved += 1
@@ -119,7 +120,7 @@ class _Builder:
         if not self.operations:
             return None
         return Piece(
-            self.journal,
+            self.item,
             tuple(self.compares.values()),
             tuple(self.operations),
             added=self.added,
@@ -130,8 +131,8 @@ class _Builder:
 
 def converge_item(
     prefix: str,
-    state: BrokerState,
-    journal: str,
+    state: AnyClusterState,
+    name: str,
     *,
     desired: Sequence[ProcessId],
     replication: int,
@@ -144,34 +145,40 @@ def converge_item(
         replication: replicas that it desires, whether or not there is room for them.
         loads: counted on by what is returned.
     """
-    item = state.items[journal]
-    current = state.assignments_of(journal)
-    builder = _Builder(prefix, journal)
+    item = state.items[name]
+    current = state.assignments_of(name)
+    builder = _Builder(prefix, name)
     surplus = [a for a in current if a.process_id not in desired]
-    removed = _removable(
-        surplus, len(current), replication, loads, is_consistent=state.is_consistent(journal)
-    )
+    removed: list[SlotAssignment] = []
+    if surplus:
+        consistent = {a.key for a in current if state.is_consistent_replica(a)}
+        removed = _removable(surplus, replication, loads, consistent=consistent)
     for assignment in removed:
         _remove(builder, item, assignment, loads)
     kept = sorted((a for a in current if a not in removed), key=lambda a: a.slot)
     if kept and kept[0].slot != 0:
-        # No assignment is more consistent than another, because consistency is a property of the route.
-        promoted = min(kept, key=lambda a: (loads.primary_ratio(a.process_id), a.slot))
+        # Of journals no replica is more consistent than another, because that is a property of the route.
+        promoted = min(
+            kept,
+            key=lambda a: (
+                not state.is_consistent_replica(a),
+                loads.primary_ratio(a.process_id),
+                a.slot,
+            ),
+        )
         builder.move(promoted, 0)
         loads.count(promoted.process_id, primaries=1)
     added = _add(builder, state, current, desired, loads)
-    if not builder.operations and not added and state.is_consistent(journal):
-        # Not before: it would cross the primary, which is about to write these values. And since
-        # packing does not change the route, it leaves the item consistent.
+    if not builder.operations and not added and state.may_pack(name):
         _pack(builder, kept)
     return builder.piece()
 
 
-def converge_dead_item(prefix: str, state: BrokerState, journal: str) -> Piece | None:
+def converge_dead_item(prefix: str, state: AnyClusterState, name: str) -> Piece | None:
     """Removes the assignments of an item that is gone."""
-    builder = _Builder(prefix, journal)
-    builder.check(Compare.create(item_key(prefix, journal), 0))
-    for assignment in state.assignments_of(journal):
+    builder = _Builder(prefix, name)
+    builder.check(Compare.create(item_key(prefix, name), 0))
+    for assignment in state.assignments_of(name):
         builder.check(Compare.mod(assignment.key, assignment.mod_revision))
         builder.operations.append(Delete(assignment.key))
         builder.removed += 1
@@ -202,26 +209,32 @@ def batch_pieces(pieces: Iterable[Piece], *, fixed_compares: int = 1) -> list[tu
 
 
 def _removable(
-    surplus: Sequence[Assignment],
-    current: int,
+    surplus: Sequence[SlotAssignment],
     replication: int,
     loads: Loads,
     *,
-    is_consistent: bool,
-) -> list[Assignment]:
-    """The surplus that may go now: the most loaded first, never below `replication` replicas."""
-    consistent = current if is_consistent else 0
-    removed: list[Assignment] = []
+    consistent: set[str],
+) -> list[SlotAssignment]:
+    """The surplus that may go now: the most loaded first, never below `replication` that are consistent.
+
+    Args:
+        consistent: keys of the item's assignments, kept or not, whose replica is.
+    """
+    count = len(consistent)
+    removed: list[SlotAssignment] = []
     for assignment in sorted(surplus, key=lambda a: -loads.ratio(a.process_id)):
-        if consistent < replication or (is_consistent and consistent == replication):
-            break
-        consistent -= is_consistent
+        is_consistent = assignment.key in consistent
+        if count < replication or (is_consistent and count == replication):
+            continue
+        count -= is_consistent
         removed.append(assignment)
     return removed
 
 
-def _remove(builder: _Builder, item: Item, assignment: Assignment, loads: Loads) -> None:
-    builder.check(Compare.mod(item_key(builder.prefix, builder.journal), item.mod_revision))
+def _remove(
+    builder: _Builder, item: ClusterItem[Any], assignment: SlotAssignment, loads: Loads
+) -> None:
+    builder.check(Compare.mod(item_key(builder.prefix, builder.item), item.mod_revision))
     builder.check(Compare.mod(assignment.key, assignment.mod_revision))
     builder.operations.append(Delete(assignment.key))
     builder.removed += 1
@@ -230,8 +243,8 @@ def _remove(builder: _Builder, item: Item, assignment: Assignment, loads: Loads)
 
 def _add(
     builder: _Builder,
-    state: BrokerState,
-    current: Sequence[Assignment],
+    state: AnyClusterState,
+    current: Sequence[SlotAssignment],
     desired: Sequence[ProcessId],
     loads: Loads,
 ) -> bool:
@@ -249,10 +262,10 @@ def _add(
         if member is None:
             continue  # it has left since the items were solved, and they will be solved again
         if not loads.has_room(member_id):
-            loads.refused.setdefault(member_id, set()).add(builder.journal)
+            loads.refused.setdefault(member_id, set()).add(builder.item)
             continue
         builder.check(Compare.mod(member_key(builder.prefix, member_id), member.mod_revision))
-        key = assignment_key(builder.prefix, builder.journal, member_id, slot)
+        key = assignment_key(builder.prefix, builder.item, member_id, slot)
         builder.operations.append(Put(key, b"", lease=member.lease))
         builder.added += 1
         loads.count(member_id, items=1, primaries=int(slot == 0))
@@ -260,7 +273,7 @@ def _add(
     return is_added
 
 
-def _pack(builder: _Builder, kept: Sequence[Assignment]) -> None:
+def _pack(builder: _Builder, kept: Sequence[SlotAssignment]) -> None:
     """Close the first gap in the slots; later rounds close the others."""
     for index, assignment in enumerate(kept):
         if assignment.slot != index:

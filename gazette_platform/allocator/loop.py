@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from gazette_platform.allocator.converge import (
     Loads,
@@ -26,7 +26,7 @@ from gazette_platform.allocator.metrics import AllocatorMetrics
 from gazette_platform.allocator.solver import Solver, effective_limits
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import Compare, EtcdClient, EtcdRejected, Operation, TxnResult
-from gazette_platform.keyspace import BrokerState, KeySpace, member_key
+from gazette_platform.keyspace import AnyClusterState, KeySpace, member_key
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.retry import backoff_s
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import ProcessId
 
 __all__ = ["Allocator", "DrainStatus"]
+
+C = TypeVar("C", bound=AnyClusterState)
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +82,7 @@ class Allocator:
     def __init__(
         self,
         client: EtcdClient,
-        space: KeySpace[BrokerState],
+        space: KeySpace[C],
         process_id: ProcessId,
         *,
         max_replication: int = _MAX_REPLICATION,
@@ -88,8 +90,8 @@ class Allocator:
         faults: Faults | None = None,
     ) -> None:
         self._client = client
-        self._space = space
-        self._state = space.state
+        self._space: KeySpace[Any] = space
+        self._state: AnyClusterState = space.state
         self._id = process_id
         self._max_replication = max_replication
         self._metrics = metrics or AllocatorMetrics()
@@ -172,7 +174,7 @@ class Allocator:
         self._members_seen += bool(changes.members)
         if self._solver is None:
             return
-        self._changed |= changes.journals
+        self._changed |= changes.items
         if changes.members:
             self._is_members_changed = True
             self._todo |= self._failed
@@ -221,7 +223,7 @@ class Allocator:
         if self._solver is None:
             self._solver = Solver()
             self._limits = {}
-            self._changed = {*self._state.journals, *self._state.assignments}
+            self._changed = {*self._state.names, *self._state.assignments}
             self._is_members_changed = True
             for waiting in (self._todo, self._failed, self._refused):
                 waiting.clear()
@@ -273,7 +275,7 @@ class Allocator:
         pieces: list[Piece] = []
         for names_of_slice in _slices(names):
             for name in names_of_slice:
-                with self._faults.contained("journal", f"{name}: it is not assigned"):
+                with self._faults.contained("item", f"{name}: it is not assigned"):
                     piece = self._step(name, loads)
                     if piece is not None:
                         pieces.append(piece)

@@ -16,7 +16,7 @@ decides among equal solutions; keys and transactions (see `converge`) are the sa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.allocator.flow_network import FlowNetwork, bits
 from gazette_platform.allocator.push_relabel import SLICE_ARCS, Pusher
@@ -24,7 +24,7 @@ from gazette_platform.allocator.push_relabel import SLICE_ARCS, Pusher
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
 
-    from gazette_platform.keyspace import Assignment, Member
+    from gazette_platform.keyspace import ClusterMember, SlotAssignment
     from gazette_platform.protocol import ProcessId
 
 __all__ = ["Solver", "effective_limits", "load_ratio"]
@@ -34,7 +34,7 @@ _PASSES_MAX = 4
 
 
 def effective_limits(
-    members: Mapping[ProcessId, Member], *, replicas: int, replication_max: int
+    members: Mapping[ProcessId, ClusterMember[Any]], *, replicas: int, replication_max: int
 ) -> dict[ProcessId, int]:
     """How many items each member may hold: its limit, less what it sheds because it exits.
 
@@ -45,7 +45,7 @@ def effective_limits(
         replicas: desired by all items together.
         replication_max: by any one of them.
     """
-    limits = {process_id: member.spec.journal_limit for process_id, member in members.items()}
+    limits = {process_id: member.spec.item_limit for process_id, member in members.items()}
     exiting = sorted(
         (m.create_revision, process_id) for process_id, m in members.items() if m.spec.exiting
     )
@@ -119,7 +119,7 @@ class Solver:
             net.set_limits(changed)
         self._is_stale |= bool(changed or gone)
 
-    def set_item(self, name: str, replication: int, assignments: Sequence[Assignment]) -> None:
+    def set_item(self, name: str, replication: int, assignments: Sequence[SlotAssignment]) -> None:
         """Tell what an item desires, and who holds it now.
 
         Args:

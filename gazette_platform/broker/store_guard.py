@@ -120,7 +120,7 @@ class StoreGuard:
 
     def on_change(self) -> None:
         """The key space has changed."""
-        for journal in self._state.changes.journals:
+        for journal in self._state.changes.items:
             item, known = self._state.items.get(journal), self._known.get(journal)
             if known is not None and (item is None or not known.is_of(item)):
                 self._forget(journal, known)

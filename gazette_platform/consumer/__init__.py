@@ -1,6 +1,8 @@
-"""Consumers: applications whose state is in step with what they have read of journals.
+"""Stateful, exactly-once consumers of journals.
 
+Nouns: shard (a unit of work with state of its own), replica (a process's share in a shard), primary
+(slot 0, which consumes), hot standby (one that follows the recovery log), transaction, checkpoint.
+Guarantee: a shard's state and what it publishes reflect each committed message once. `protocol` is
+the words of the wire, `cluster` what etcd holds, `shard` the decisions of a shard's life, and
 `recoverylog` keeps the files of a store in a journal, so that any process can go on with them.
 """
-
-from __future__ import annotations

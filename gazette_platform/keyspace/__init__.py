@@ -1,13 +1,24 @@
 """A decoded mirror of the cluster's keys in etcd.
 
-Nouns: item (a journal), member (a broker), assignment (a member's slot of an item), revision.
+Nouns: item (a journal; of consumers a shard), member (a process), assignment (a member's slot of an
+item), revision.
 Guarantee: what a reader sees between two awaits is the state of exactly one revision. Bad entries
 are logged and left out. Cost: in the number of changes, not of keys.
 """
 
 from __future__ import annotations
 
-from gazette_platform.keyspace.broker_state import Assignment, BrokerState, Changes, Item, Member
+from gazette_platform.keyspace.broker_state import Assignment, BrokerState, Item, Member
+from gazette_platform.keyspace.cluster_state import (
+    AnyClusterState,
+    Changes,
+    ClusterItem,
+    ClusterMember,
+    ClusterState,
+    ItemSpec,
+    MemberSpec,
+    SlotAssignment,
+)
 from gazette_platform.keyspace.keys import (
     AssignmentKey,
     ItemKey,
@@ -28,21 +39,29 @@ from gazette_platform.keyspace.values import (
     decode_route,
     encode_broker_spec,
     encode_journal_spec,
+    encode_member_spec,
     encode_route,
 )
 
 __all__ = [
     "WATCH_DELAY_S",
+    "AnyClusterState",
     "Assignment",
     "AssignmentKey",
     "BrokerState",
     "Changes",
+    "ClusterItem",
+    "ClusterMember",
+    "ClusterState",
     "Item",
     "ItemKey",
+    "ItemSpec",
     "Key",
     "KeySpace",
     "Member",
     "MemberKey",
+    "MemberSpec",
+    "SlotAssignment",
     "View",
     "assignment_key",
     "assignments_prefix",
@@ -51,6 +70,7 @@ __all__ = [
     "decode_route",
     "encode_broker_spec",
     "encode_journal_spec",
+    "encode_member_spec",
     "encode_route",
     "item_key",
     "member_key",

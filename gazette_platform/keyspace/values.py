@@ -6,7 +6,7 @@ Reading checks everything: a value may come from any program that can reach etcd
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
@@ -19,8 +19,12 @@ __all__ = [
     "decode_route",
     "encode_broker_spec",
     "encode_journal_spec",
+    "encode_member_spec",
     "encode_route",
 ]
+
+if TYPE_CHECKING:
+    from gazette_platform.keyspace.cluster_state import MemberSpec
 
 # The generated modules stay near the wire (protocol, client, broker); here only their bytes pass.
 _JOURNAL_SPEC = type(JournalSpec("name").to_pb())
@@ -46,6 +50,11 @@ def decode_journal_spec(raw: bytes, *, name: str) -> JournalSpec:
     if spec.name != name:
         raise ValidationError(f"journal spec is of {spec.name!r}; the key says {name!r}")
     return spec
+
+
+def encode_member_spec(spec: MemberSpec) -> bytes:
+    """The value of a member, of whatever kind."""
+    return spec.to_pb().SerializeToString(deterministic=True)
 
 
 def encode_broker_spec(spec: BrokerSpec) -> bytes:

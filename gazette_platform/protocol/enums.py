@@ -17,10 +17,11 @@ __all__ = [
     "JournalFlag",
     "Status",
     "SuspendLevel",
+    "WireEnum",
 ]
 
 
-class _WireEnum(IntEnum):
+class WireEnum(IntEnum):
     """An enum whose unknown numbers can be carried."""
 
     @classmethod
@@ -46,7 +47,7 @@ class _WireEnum(IntEnum):
             raise ValidationError(f"invalid value ({self._value_})")
 
 
-class Status(_WireEnum):
+class Status(WireEnum):
     """Outcome of an RPC."""
 
     OK = 0
@@ -67,7 +68,7 @@ class Status(_WireEnum):
     FRAGMENT_STORE_UNHEALTHY = 15
 
 
-class CompressionCodec(_WireEnum):
+class CompressionCodec(WireEnum):
     """How the content of a fragment is compressed in its store."""
 
     INVALID = 0
@@ -122,7 +123,7 @@ _CODECS_BY_EXTENSION = {
 }
 
 
-class JournalFlag(_WireEnum):
+class JournalFlag(WireEnum):
     """What may be done with a journal. The wire has a bit field, but no combination is valid."""
 
     NOT_SPECIFIED = 0
@@ -146,7 +147,7 @@ class JournalFlag(_WireEnum):
             raise ValidationError(f"invalid Flags combination ({self._value_})")
 
 
-class SuspendLevel(_WireEnum):
+class SuspendLevel(WireEnum):
     """How far a journal is suspended, and so how many replicas it has."""
 
     NONE = 0
@@ -154,7 +155,7 @@ class SuspendLevel(_WireEnum):
     FULL = 2
 
 
-class AppendSuspend(_WireEnum):
+class AppendSuspend(WireEnum):
     """What an append does about the suspension of its journal."""
 
     SUSPEND_RESUME = 0

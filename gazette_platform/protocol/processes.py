@@ -72,6 +72,11 @@ class BrokerSpec:
     exiting: bool = False
     """Whether it drains in order to exit."""
 
+    @property
+    def item_limit(self) -> int:
+        """Most items that the allocator may assign."""
+        return self.journal_limit
+
     def to_pb(self) -> pb.BrokerSpec:
         """The spec as a message, with the bytes that Gazette gives it."""
         message = pb.BrokerSpec(journal_limit=self.journal_limit, exiting=self.exiting)

@@ -29,6 +29,7 @@ __all__ = [
     "JournalChange",
     "JournalSpec",
     "SuspendSpec",
+    "validate_single_values",
 ]
 
 REPLICATION_MAX: Final = 5
@@ -272,11 +273,11 @@ class JournalSpec:
             check_field("Suspend", self.suspend.validate)
 
 
-def _validate_journal_labels(labels: LabelSet) -> None:
-    labels.validate()
-    for name in _META_LABELS:
-        if labels.values_of(name):
-            raise ValidationError(f'cannot include label "{name}"')
+def validate_single_values(labels: LabelSet) -> None:
+    """Refuse several values of a label that has one meaning, such as ``content-type``.
+
+    Raises: ValidationError.
+    """
     previous = ""
     for index, label in enumerate(labels):
         if label.name == previous and label.name in _SINGLE_VALUE_LABELS:
@@ -285,6 +286,14 @@ def _validate_journal_labels(labels: LabelSet) -> None:
                 f"(index {index}; label {label.name} value {label.value})"
             )
         previous = label.name
+
+
+def _validate_journal_labels(labels: LabelSet) -> None:
+    labels.validate()
+    for name in _META_LABELS:
+        if labels.values_of(name):
+            raise ValidationError(f'cannot include label "{name}"')
+    validate_single_values(labels)
     names = labels.names()
     if _CONTENT_TYPE in names:
         content_type = labels.value_of(_CONTENT_TYPE)

@@ -70,7 +70,7 @@ def test_of_overlapping_journals_the_oldest_alone_is_served(journals):
         )
         for age, (name, url) in enumerate(journals.items())
     }
-    state = SimpleNamespace(items=items, changes=SimpleNamespace(journals=set(items)))
+    state = SimpleNamespace(items=items, changes=SimpleNamespace(items=set(items)))
     guard = StoreGuard(state)
     guard.on_change()
     folders = {}
@@ -123,13 +123,13 @@ def test_an_older_journal_that_takes_a_folder_later_has_it():
         "old": SimpleNamespace(spec=JournalSpec("old", 1), create_revision=1),
         "young": SimpleNamespace(spec=young, create_revision=2),
     }
-    state = SimpleNamespace(items=items, changes=SimpleNamespace(journals={"old", "young"}))
+    state = SimpleNamespace(items=items, changes=SimpleNamespace(items={"old", "young"}))
     guard = StoreGuard(state)
     guard.on_change()
     guard.check(young)
     old = JournalSpec("old", 1, fragment=FragmentSpec(stores=("file:///?find=old&replace=x",)))
     items["old"] = SimpleNamespace(spec=old, create_revision=1)
-    state.changes.journals = {"old"}
+    state.changes.items = {"old"}
     guard.on_change()
     guard.check(old)
     with pytest.raises(StoreError, match="overlaps the folder of an older journal"):
@@ -141,7 +141,7 @@ def test_an_error_that_nobody_foresaw_costs_one_journal_its_stores_and_no_other(
     items = {
         spec.name: SimpleNamespace(spec=spec, create_revision=age) for age, spec in enumerate(specs)
     }
-    state = SimpleNamespace(items=items, changes=SimpleNamespace(journals=list(items)))
+    state = SimpleNamespace(items=items, changes=SimpleNamespace(items=list(items)))
     faults = Faults()
     guard = StoreGuard(state, faults=faults)
     places_of = guard._places_of

@@ -8,7 +8,7 @@ from gazette_platform.allocator import Solver, effective_limits, load_ratio
 from gazette_platform.etcd import KeyValue
 from gazette_platform.keyspace import (
     BrokerState,
-    Member,
+    ClusterMember,
     assignment_key,
     encode_journal_spec,
     item_key,
@@ -29,10 +29,10 @@ def process(zone: str, n: int) -> ProcessId:
 A1, A2, B1, B2 = process("a", 1), process("a", 2), process("b", 1), process("b", 2)
 
 
-def members(*specs: tuple[ProcessId, int, bool]) -> dict[ProcessId, Member]:
+def members(*specs: tuple[ProcessId, int, bool]) -> dict[ProcessId, ClusterMember]:
     """Members in order of age: (id, limit, whether exiting)."""
     return {
-        m: Member(BrokerSpec(m, "http://h:1", limit, exiting), n + 1, n + 1, n + 1)
+        m: ClusterMember(BrokerSpec(m, "http://h:1", limit, exiting), n + 1, n + 1, n + 1)
         for n, (m, limit, exiting) in enumerate(specs)
     }
 

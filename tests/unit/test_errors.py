@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gazette_platform import errors
-from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.protocol.pb import consumer_pb2, protocol_pb2 as pb
 
-WIRE_NAMES = sorted(set(pb.Status.keys()) - {"OK"})
+WIRE_NAMES = sorted({*pb.Status.keys(), *consumer_pb2.Status.keys()} - {"OK"})
 
 # client.md: an append that gets one of these is made again; all others surface.
 RETRIABLE = {
@@ -16,6 +16,10 @@ RETRIABLE = {
     "NOT_JOURNAL_PRIMARY_BROKER",
     "NO_JOURNAL_PRIMARY_BROKER",
     "WRONG_ROUTE",
+    # Of shards: the caller resolves anew.
+    "NOT_SHARD_PRIMARY",
+    "NO_SHARD_PRIMARY",
+    "SHARD_STOPPED",
 }
 
 

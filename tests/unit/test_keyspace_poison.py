@@ -134,7 +134,7 @@ def test_of_two_assignments_of_one_member_one_counts(mirror, caplog, slots):
     assert list(mirror.state.assignments_to(A)) == [assignment_key("/p", SPEC.name, A, 0)]
     assert mirror.state.primaries_of(A) == 1
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "#1 is ignored: broker" in caplog.text
+    assert "#1 is ignored: member" in caplog.text
     mirror.change((assignment_key("/p", SPEC.name, B, 1), b""))
     assert len(caplog.records) == 1
     # The other one counts once it is the only one.

@@ -357,7 +357,7 @@ def test_k4_assignments_are_found_by_journal_and_by_member(brokers):
     assert state.assignment_of("item/a", B) is None
     assert not state.assignments_to(B)
     assert state.primaries_of(B) == 0
-    assert state.changes.journals == {"item/a"}
+    assert state.changes.items == {"item/a"}
 
 
 def test_names_stay_sorted(brokers):
@@ -367,7 +367,7 @@ def test_names_stay_sorted(brokers):
     brokers.apply_batches([batch(*puts, delete(item_key("/p", "item/a"), 6))])
     assert list(brokers.state.journals) == ["a/item", "item/aa", "item/b", "item/b/c", "zzzz"]
     assert set(brokers.state.items) == set(brokers.state.journals)
-    assert brokers.state.changes.journals == {*names, "item/a"}
+    assert brokers.state.changes.items == {*names, "item/a"}
 
 
 def test_known_entry_that_turns_bad_keeps_its_last_good_value(brokers, caplog):

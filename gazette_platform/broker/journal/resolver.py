@@ -134,7 +134,7 @@ class Resolver(Generic[R]):
         """Observe an update of the key space."""
         self.found.clear()
         if self._is_serving:
-            for journal in self._state.changes.journals:
+            for journal in self._state.changes.items:
                 self._try_update(journal)
 
     def _try_update(self, journal: str) -> None:

@@ -1,0 +1,152 @@
+"""What consumers know of their group: shards, processes, and who is assigned what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, final
+
+from typing_extensions import override
+
+from gazette_platform.consumer.cluster import values
+from gazette_platform.consumer.protocol import ConsumerSpec, ReplicaCode, ReplicaStatus, ShardSpec
+from gazette_platform.keyspace import ClusterItem, ClusterMember, ClusterState
+from gazette_platform.protocol import ProcessId, strip_meta
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gazette_platform.etcd import KeyValue
+    from gazette_platform.keyspace import AssignmentKey
+
+__all__ = ["Consumer", "ConsumerState", "Shard", "ShardAssignment"]
+
+Shard: TypeAlias = ClusterItem[ShardSpec]
+"""A shard."""
+
+Consumer: TypeAlias = ClusterMember[ConsumerSpec]
+"""A process."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardAssignment:
+    """A process's slot of a shard; slot 0 is the primary.
+
+    `status` is what the process last told of its replica.
+    """
+
+    shard: str
+    process_id: ProcessId
+    slot: int
+    status: ReplicaStatus
+    mod_revision: int
+    create_revision: int
+    key: str
+    value: bytes
+    lease: int
+
+    @property
+    def item(self) -> str:
+        """The shard."""
+        return self.shard
+
+
+@final
+class ConsumerState(ClusterState[ShardSpec, ConsumerSpec, ShardAssignment]):
+    """The typed view of a consumer group's key space; read it only between two awaits."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(prefix)
+        # Which shards read a journal, of the shards that changed since it was last asked.
+        self._by_source: dict[str, set[str]] = {}
+        self._sources: dict[str, tuple[str, ...]] = {}
+        self._stale: set[str] = set()
+
+    @property
+    def shards(self) -> Sequence[str]:
+        """IDs of shards, ascending. Live: do not keep it over an await."""
+        return self._names
+
+    def statuses_of(self, shard: str) -> tuple[ReplicaStatus, ...]:
+        """Of each replica, in the order of the route's members."""
+        return tuple(a.status for a in self.assignments_of(shard))
+
+    def shards_with_source(self, journal: str) -> list[ShardSpec]:
+        """Specs of the shards that read a journal, in order of IDs.
+
+        Args:
+            journal: with or without a ``;meta`` part, which does not count.
+        """
+        for shard in self._stale:
+            self._index(shard)
+        self._stale.clear()
+        found = self._by_source.get(strip_meta(journal), ())
+        return [self._items[shard].spec for shard in sorted(found)]
+
+    def _index(self, shard: str) -> None:
+        for journal in self._sources.pop(shard, ()):
+            readers = self._by_source[journal]
+            readers.discard(shard)
+            if not readers:
+                del self._by_source[journal]
+        item = self._items.get(shard)
+        if item is not None:
+            journals = tuple({strip_meta(source.journal) for source in item.spec.sources})
+            self._sources[shard] = journals
+            for journal in journals:
+                self._by_source.setdefault(journal, set()).add(shard)
+
+    @override
+    def end(self) -> None:
+        """Take note of the shards whose sources may have changed."""
+        self._stale |= self._changes.items
+        super().end()
+
+    @override
+    def is_consistent_replica(self, assignment: ShardAssignment) -> bool:
+        """Whether the replica has the shard's state, or has failed as its primary has.
+
+        While the primary works, a failed standby is not consistent: it counts as one that is missing,
+        so that no other is removed on its account. Once the primary has failed nobody is any better,
+        and it must be possible to move the shard.
+        """
+        if assignment.status.code is not ReplicaCode.FAILED:
+            return assignment.status.is_recovered
+        primary = self.primary_of(assignment.shard)
+        return primary is not None and primary.status.code is ReplicaCode.FAILED
+
+    @override
+    def may_pack(self, item: str) -> bool:
+        """Whether slots may be renumbered. Always: a replica goes on in a lower slot."""
+        return True
+
+    @override
+    def _decode_item(self, raw: bytes, name: str) -> ShardSpec:
+        return values.decode_shard_spec(raw, shard=name)
+
+    @override
+    def _decode_member(self, raw: bytes, process_id: ProcessId) -> ConsumerSpec:
+        return values.decode_consumer_spec(raw, process_id=process_id)
+
+    @override
+    def _decode_assignment(
+        self, key: AssignmentKey, kv: KeyValue, known: ShardAssignment | None
+    ) -> tuple[ShardAssignment, Exception | None]:
+        error: Exception | None = None
+        try:
+            status = values.decode_replica_status(kv.value)
+        except Exception as err:
+            if known is None:
+                raise
+            status, error = known.status, err
+        assignment = ShardAssignment(
+            shard=key.item,
+            process_id=key.process_id,
+            slot=key.slot,
+            status=status,
+            mod_revision=kv.mod_revision,
+            create_revision=kv.create_revision,
+            key=kv.key,
+            value=kv.value,
+            lease=kv.lease,
+        )
+        return assignment, error

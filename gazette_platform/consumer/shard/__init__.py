@@ -1,0 +1,59 @@
+"""The decisions of a shard's life, without the store, journals and etcd that they are about.
+
+Nouns: replica (`replicas`), transaction and barrier (`transaction`), progress (`progress`), resolution
+(`resolving`). Whoever drives them tells what has happened, and does what they say.
+"""
+
+from __future__ import annotations
+
+from gazette_platform.consumer.shard.progress import Progress
+from gazette_platform.consumer.shard.replicas import (
+    HeldReplica,
+    ReplicaStep,
+    ReplicaTask,
+    failed_status,
+    first_status,
+    pick_hints,
+    replica_step,
+    tasks_to_start,
+)
+from gazette_platform.consumer.shard.resolving import (
+    MISSING_ID,
+    STOPPED_TEXT,
+    LocalStep,
+    ShardResolution,
+    check_proxy_header,
+    local_step,
+    resolve_shard,
+)
+from gazette_platform.consumer.shard.transaction import (
+    Action,
+    CompletedTransaction,
+    TransactionLimits,
+    Transactions,
+    TransactionTimes,
+)
+
+__all__ = [
+    "MISSING_ID",
+    "STOPPED_TEXT",
+    "Action",
+    "CompletedTransaction",
+    "HeldReplica",
+    "LocalStep",
+    "Progress",
+    "ReplicaStep",
+    "ReplicaTask",
+    "ShardResolution",
+    "TransactionLimits",
+    "TransactionTimes",
+    "Transactions",
+    "check_proxy_header",
+    "failed_status",
+    "first_status",
+    "local_step",
+    "pick_hints",
+    "replica_step",
+    "resolve_shard",
+    "tasks_to_start",
+]

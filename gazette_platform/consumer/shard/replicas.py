@@ -1,0 +1,122 @@
+"""What a process does about its replica of a shard when assignments change. Pure.
+
+    replica here   assignment                              step
+    -------------  --------------------------------------  -------------------------------------
+    none           none, or the shard is gone              KEEP
+    none           some                                    START
+    some           none, or the shard is gone              STOP
+    some           of the same creation                    KEEP: spec and status are read anew
+    some           of another creation, in a lower slot    PROMOTE: the replica goes on
+    some           of another creation, else               RESTART: the old one stops, a new one starts
+
+A slot is part of the key: whoever gets another slot has another assignment. A replica that started as
+standby runs the standby's task to the end of its life, and the primary's beside it once it has slot 0.
+
+Source: Gazette's consumer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gazette_platform.consumer.cluster import ShardAssignment
+
+__all__ = [
+    "PRIMARY_ERROR_CHARACTERS_MAX",
+    "HeldReplica",
+    "ReplicaStep",
+    "ReplicaTask",
+    "failed_status",
+    "first_status",
+    "pick_hints",
+    "replica_step",
+    "tasks_to_start",
+]
+
+PRIMARY_ERROR_CHARACTERS_MAX: Final = 2048
+_TRUNCATED: Final = " ...[truncated]"
+
+H = TypeVar("H")
+
+
+class ReplicaStep(Enum):
+    """What to do about a replica; see the module."""
+
+    KEEP = auto()
+    START = auto()
+    PROMOTE = auto()
+    RESTART = auto()
+    STOP = auto()
+
+
+class ReplicaTask(Enum):
+    """What runs for a replica."""
+
+    STANDBY = auto()
+    """Recovers the state, and follows the log."""
+    PRIMARY = auto()
+    """Takes the log over, opens the store, and consumes."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldReplica:
+    """A replica as it was assigned."""
+
+    slot: int
+    create_revision: int
+
+
+def replica_step(
+    held: HeldReplica | None, assignment: ShardAssignment | None, *, has_spec: bool
+) -> ReplicaStep:
+    """What to do about a replica.
+
+    Args:
+        held: of this process, if there is one.
+        assignment: of this process, as of now.
+        has_spec: whether the shard exists.
+    """
+    if assignment is None or not has_spec:
+        return ReplicaStep.KEEP if held is None else ReplicaStep.STOP
+    if held is None:
+        return ReplicaStep.START
+    if assignment.create_revision == held.create_revision:
+        return ReplicaStep.KEEP
+    return ReplicaStep.PROMOTE if assignment.slot < held.slot else ReplicaStep.RESTART
+
+
+def tasks_to_start(step: ReplicaStep, slot: int) -> tuple[ReplicaTask, ...]:
+    """The tasks that a step starts, of a replica which is in this slot now."""
+    match step:
+        case ReplicaStep.START | ReplicaStep.RESTART:
+            standby = (ReplicaTask.STANDBY,)
+            return standby if slot else (*standby, ReplicaTask.PRIMARY)
+        case ReplicaStep.PROMOTE:
+            return () if slot else (ReplicaTask.PRIMARY,)
+        case ReplicaStep.KEEP | ReplicaStep.STOP:
+            return ()
+
+
+def first_status(recovery_log: str) -> ReplicaStatus:
+    """What a standby tells first: one without a log has nothing to recover."""
+    return ReplicaStatus(ReplicaCode.BACKFILL if recovery_log else ReplicaCode.STANDBY)
+
+
+def failed_status(error: str, task: ReplicaTask) -> ReplicaStatus:
+    """What a replica tells of an error. The primary's is cut to 2048 characters."""
+    text = error or "failed without a reason"
+    if task is ReplicaTask.PRIMARY and len(text) > PRIMARY_ERROR_CHARACTERS_MAX:
+        text = text[:PRIMARY_ERROR_CHARACTERS_MAX] + _TRUNCATED
+    return ReplicaStatus(ReplicaCode.FAILED, (text,))
+
+
+def pick_hints(primary: H | None, backups: Sequence[H | None]) -> H | None:
+    """The hints to recover from: the primary's, else the newest backup; None: an empty log."""
+    return next((hints for hints in (primary, *backups) if hints is not None), None)
