@@ -21,7 +21,7 @@ from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
-from tests.typed_crash.messages import JournalLog, Row, Writer
+from tests.typed_crash.messages import JournalLog, Writer
 
 __all__ = ["NAME", "QUARANTINE", "Interrupted", "Journals", "everything", "filled", "spec"]
 
@@ -32,7 +32,12 @@ ACTS = ("out", "out", "continue", "ack", "rollback", "again", "odd")
 
 def spec(*, is_strict=False, **more):
     """Of records that may lack `late`, unless it is strict."""
-    columns = (("n", "bigint", False), ("k", "string", False), ("late", "bigint", is_strict))
+    columns = (
+        ("n", "bigint", False),
+        ("k", "string", False),
+        ("late", "bigint", is_strict),
+        ("at", "string", False),
+    )
     return TypedSpec(
         name=NAME,
         source="raw.flights",
@@ -200,17 +205,16 @@ class Journals:
             for at, row in log.expected().rows.items()
         }
         for one in self.catalog.load_table(NAME).scan().to_arrow().to_pylist():
-            found = Row(one["_end"], _text(one["_uuid"]), one["n"], one["k"], one["late"])
-            assert found == rows[one["_journal"], one["_begin"]]
+            meant = rows[one["_journal"], one["_begin"]]
+            found = (one["_end"], _text(one["_uuid"]), one["n"], one["k"], one["late"], one["at"])
+            at = meant.at.replace(" ", "T") + "Z"
+            assert found == (meant.end, meant.uuid, meant.n, meant.k, meant.late, at)
         placed = {(name, one.begin): one for name, log in self.logs.items() for one in log.messages}
         for one in self.catalog.load_table(QUARANTINE).scan().to_arrow().to_pylist():
             meant = placed[one["_journal"], one["_begin"]]
             assert one["reason"]
-            assert (one["_end"], _text(one["_uuid"]), one["raw"]) == (
-                meant.end,
-                meant.uuid,
-                meant.line,
-            )
+            found = (one["_end"], _text(one["_uuid"]), one["raw"])
+            assert found == (meant.end, meant.message.uuid, meant.line)
 
     def files(self):
         """Of both tables, published or not."""
