@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
-import msgspec
-import pyarrow as pa  # type: ignore[import-untyped]
-
-from gazette_platform.errors import DataError
 from gazette_platform.message.arrow_committed import Framed
 from gazette_platform.message.framing import LineSplitter
+from gazette_platform.message.json_uuids import JsonUuids
 from gazette_platform.message.uuid import NO_UUID, UuidParts, parse_uuid
-from gazette_platform.message.uuid_columns import parse_uuid_column
 from gazette_platform.spark.records import JSON
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["JsonFrames"]
+    import pyarrow as pa  # type: ignore[import-untyped]
 
-_BAD = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+__all__ = ["JsonFrames"]
 
 
 @final
@@ -33,11 +29,7 @@ class JsonFrames:
     content_type = JSON
 
     def __init__(self, path: tuple[str, ...]) -> None:
-        self._depth = len(path)
-        kind: Any = str
-        for key in reversed(path):
-            kind = msgspec.defstruct("Record", [("at", kind | None, None)], rename={"at": key})
-        self._json: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
+        self._uuids = JsonUuids(path)
 
     def decoder(self) -> _Decoder:
         """See `Unframing`."""
@@ -48,34 +40,12 @@ class JsonFrames:
         return message.uuid
 
     def parts(self, content: bytes) -> pa.StructArray | None:
-        """The parts of the UUID of each line, all at once, as `parse_uuid_column` makes them.
-
-        Returns: None: look at them one by one, for one cannot be read.
-        """
-        try:
-            texts = [self._text(record) for record in self._json.decode_lines(content)]
-            # It passes over blank lines.
-            return (
-                parse_uuid_column(pa.array(texts, pa.string()))
-                if len(texts) == content.count(b"\n")
-                else None
-            )
-        except (*_BAD, DataError):
-            return None
+        """See `JsonUuids`."""
+        return self._uuids.parts(content)
 
     def _uuid(self, frame: bytes) -> UuidParts:
-        try:
-            text = self._text(self._json.decode(frame))
-            return NO_UUID if text is None else parse_uuid(text)
-        except (*_BAD, DataError):
-            return NO_UUID
-
-    def _text(self, value: Any) -> str | None:
-        for _ in range(self._depth):
-            if value is None:
-                return None
-            value = value.at
-        return value  # type: ignore[no-any-return]
+        text = self._uuids.text_of(frame)
+        return NO_UUID if text is None else parse_uuid(text)
 
 
 @final

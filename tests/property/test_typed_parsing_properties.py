@@ -82,3 +82,14 @@ def test_blanks_around_a_record_change_nothing_but_its_place(record, which):
     (plain,) = outcomes(PARSERS[which].parse(0, record + b"\n"))
     (padded,) = outcomes(PARSERS[which].parse(0, b" \t" + record + b" \r\n"))
     assert repr(plain[1:]) == repr(padded[1:])
+
+
+@given(lines, st.sampled_from(sorted(PARSERS)), st.sampled_from([b"\n", b""]))
+def test_a_look_sees_the_messages_that_are_parsed(found, which, end):
+    """Wherever it does not look at lines one by one, too: those that no JSON has are left out of the second."""
+    for some in (found, [line for line in found if line.startswith(b"{") and len(line) > 20]):
+        content = b"\n".join(some) + end if some else b""
+        looked = PARSERS[which].look(7, content)
+        parsed = PARSERS[which].parse(7, content)
+        for name in ("parts", "begins", "ends"):
+            assert getattr(looked, name).equals(getattr(parsed, name)), name

@@ -258,6 +258,11 @@ def test_of_a_block_that_is_cut_other_bad_records_have_reasons_of_their_own():
     assert ["no newline" in one.reason for one in parsed.bad] == [False, False, True]
 
 
+def test_only_line_that_ends_within_a_record_and_is_no_text_is_bad():
+    parsed = BlockParser(spec()).parse(5, b'{"b":"\xff')
+    assert (parsed.begins.to_pylist(), parsed.ends.to_pylist(), len(parsed.bad)) == ([5], [12], 1)
+
+
 def test_unknown_keys_are_ignored_or_set_aside():
     content = (
         b'{"c":{"a":1}}\n{"c":{"a":1,"b":2}}\n{"c":{"a":1},"d":1}\n{"_meta":{"uuid":null,"x":1}}\n'

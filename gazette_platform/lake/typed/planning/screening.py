@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, final
 import msgspec
 
 from gazette_platform.errors import DataError, LakeError
+from gazette_platform.lake.typed.planning.regular import regular_of
 from gazette_platform.lake.typed.planning.state import Counts, JournalState, Producer, pruned
 from gazette_platform.message.envelope import Envelope
 from gazette_platform.message.sequencer import (
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa  # type: ignore[import-untyped]
+
+    from gazette_platform.lake.typed.planning.regular import Regular
 
 __all__ = [
     "Again",
@@ -339,7 +342,7 @@ def sequence(
     ring_size: int = RING_SIZE,
     warn: Callable[[str], None] = _log.warning,
 ) -> Screened:
-    """Screen a journal's range by the sequencer, message by message.
+    """Screen a journal's range as the sequencer does: by columns where that is the same, else message by message.
 
     ACKs are no rows. Memory goes by `messages`, and by `ring_size` for those of open transactions.
 
@@ -355,9 +358,10 @@ def sequence(
     Raises: DataError: messages are not in order, or `reread` gave less than was asked for.
     """
     run = _InOrder(state, messages, reread, ring_size, warn)
-    for envelope in run.envelopes(0, messages.num_rows):
+    regular = regular_of(state.producers, run.messages)
+    for envelope in run.envelopes(regular.others):
         run.queue(envelope)
-    return run.screened(end)
+    return run.screened(end, regular)
 
 
 @final
@@ -374,17 +378,11 @@ class _InOrder:
     ) -> None:
         self._state = state
         # Columns of one chunk: replays look into the middle.
-        self._messages = messages.combine_chunks()
+        self.messages = messages.combine_chunks()
         self._reread = reread
         self._begins = _numbers(messages, "begin")
         self._ends = _numbers(messages, "end")
-        at = state.offset
-        for begin, end in zip(self._begins, self._ends, strict=True):
-            if begin < at or end < begin:
-                raise DataError(
-                    f"a message from offset {begin} to {end} comes behind offset {at}: out of order"
-                )
-            at = end
+        self._require_order()
         self._sequencer: Sequencer[int | None] = Sequencer(
             ring_size=ring_size,
             warn=warn,
@@ -398,13 +396,31 @@ class _InOrder:
         )
         self._waiting = {name: one.waiting for name, one in state.producers.items() if one.waiting}
         self._counted: dict[str, int] = defaultdict(int)
-        self._kept: list[tuple[int, int | None]] = []
+        # Row of what commits, offset, and row; NULL: it lies before the range.
+        self._kept: list[tuple[int, int, int | None]] = []
         self._read_again: list[tuple[int, int]] = []
 
-    def envelopes(self, first: int, last: int) -> Iterator[Envelope[int | None]]:
+    def _require_order(self) -> None:
+        """Raises: DataError: messages overlap, or lie before the range."""
+        pa = required("pyarrow", extra="lake", by="typed tables")
+        pc = required("pyarrow.compute", extra="lake", by="typed tables")
+        begin, end = (self.messages.column(n).combine_chunks() for n in ("begin", "end"))
+        before = pa.concat_arrays([pa.array([self._state.offset], pa.int64()), end])
+        before = before.slice(0, len(begin))
+        is_odd = pc.or_(pc.less(begin, before), pc.less(end, begin))
+        odd = pc.indices_nonzero(is_odd)
+        if len(odd):
+            row = odd[0].as_py()
+            raise DataError(
+                f"a message from offset {begin[row]} to {end[row]} comes behind offset {before[row]}: out of order"
+            )
+
+    def envelopes(self, rows: pa.Int64Array) -> Iterator[Envelope[int | None]]:
         """Messages of the range by their rows; each holds its row."""
-        for row, each in enumerate(_rows(self._messages.slice(first, last - first)), first):
-            yield _envelope(each, row)
+        for first in range(0, len(rows), _STEP_ROWS):
+            step = rows.slice(first, _STEP_ROWS)
+            for row, each in zip(step.to_pylist(), _rows(self.messages.take(step)), strict=True):
+                yield _envelope(each, row)
 
     def queue(self, envelope: Envelope[int | None]) -> None:
         """Have the sequencer decide on the next message, and keep what is committed by it."""
@@ -412,13 +428,13 @@ class _InOrder:
         outcome = self._sequencer.queue(envelope)
         wanted = self._sequencer.replay
         if wanted is not None:
-            self._replay(wanted.begin, wanted.end)
+            self._replay(wanted.begin, wanted.end, envelope)
         while self._sequencer.dequeued is not None:
-            self._keep_and_step()
+            self._keep_and_step(envelope)
         self._count(outcome, envelope.uuid, len(self._kept) - before)
 
-    def screened(self, end: int) -> Screened:
-        """What has come of it, up to offset `end`."""
+    def screened(self, end: int, regular: Regular) -> Screened:
+        """What has come of it, up to offset `end`, with what was decided without the sequencer."""
         pa = required("pyarrow", extra="lake", by="typed tables")
         reached = self._ends[-1] if len(self._ends) else self._state.offset
         if end < reached:
@@ -428,44 +444,64 @@ class _InOrder:
             one.producer: Producer(one.last_ack, one.begin, self._waiting.get(one.producer, 0))
             for one in self._sequencer.checkpoint(horizon=None).producers
         }
+        counts = self._state.counts + Counts(**self._counted)
+        counts += Counts(
+            messages=regular.messages,
+            committed=len(regular.kept),
+            duplicates=regular.duplicates,
+            acks=regular.acks,
+        )
         state = replace(
             self._state,
             offset=end,
-            producers=pruned(producers),
-            counts=self._state.counts + Counts(**self._counted),
+            producers=pruned(producers | regular.producers),
+            counts=counts,
         )
-        begins = pa.array([begin for begin, _ in self._kept], pa.int64())
-        rows = pa.array([row for _, row in self._kept], pa.int64())
-        return Screened(state, begins, rows, tuple(self._read_again))
+        sequenced = pa.table(
+            [pa.array(values, pa.int64()) for values in _columns(self._kept, 3)],
+            names=["by", "begin", "row"],
+        )
+        begins = self.messages.column("begin").combine_chunks().take(regular.kept)
+        by_columns = pa.table(
+            [regular.committed_by, begins, regular.kept], names=["by", "begin", "row"]
+        )
+        # A commit has its messages in the order of the journal.
+        kept = pa.concat_tables([sequenced, by_columns]).sort_by(
+            [("by", "ascending"), ("begin", "ascending")]
+        )
+        begin, row = (kept.column(name).combine_chunks() for name in ("begin", "row"))
+        return Screened(state, begin, row, tuple(self._read_again))
 
-    def _replay(self, begin: int, end: int) -> None:
-        """Offer the sequencer all messages of [begin, end) again."""
+    def _replay(self, begin: int, end: int, last: Envelope[int | None]) -> None:
+        """Offer the sequencer all messages of [begin, end) again, which `last` commits."""
         range_begin = self._state.offset
         if begin < range_begin:
             self._read_again.append((begin, range_begin))
             table, at = self._reread(begin, range_begin), begin
             for each in _rows(table):
                 envelope = _envelope(each, None)
-                self._offer(envelope)
+                self._offer(envelope, last)
                 at = envelope.end
             if at != range_begin:
                 raise DataError(
                     f"reading a transaction again, from offset {begin} to {range_begin}, ended at {at}"
                 )
-        first, last = bisect_left(self._begins, begin), bisect_left(self._begins, end)
-        for envelope in self.envelopes(first, last):
-            self._offer(envelope)
+        pa = required("pyarrow", extra="lake", by="typed tables")
+        rows = range(bisect_left(self._begins, begin), bisect_left(self._begins, end))
+        for envelope in self.envelopes(pa.array(rows, pa.int64())):
+            self._offer(envelope, last)
         self._sequencer.end_replay()
 
-    def _offer(self, envelope: Envelope[int | None]) -> None:
+    def _offer(self, envelope: Envelope[int | None], last: Envelope[int | None]) -> None:
         if self._sequencer.offer(envelope):
-            self._keep_and_step()
+            self._keep_and_step(last)
 
-    def _keep_and_step(self) -> None:
+    def _keep_and_step(self, last: Envelope[int | None]) -> None:
         used = self._sequencer.dequeued
         assert used is not None  # the caller has looked
         if used.uuid.flags != _ACK or not used.uuid.clock:
-            self._kept.append((used.begin, used.message))
+            assert last.message is not None  # a message of the range
+            self._kept.append((last.message, used.begin, used.message))
         self._sequencer.step()
 
     def _count(self, outcome: Outcome, uuid: UuidParts, kept: int) -> None:
@@ -495,6 +531,10 @@ def _rows(messages: pa.Table) -> Iterator[tuple[int, int, bytes, int, int]]:
         step = messages.slice(first, _STEP_ROWS)
         names = ("begin", "end", "producer", "clock", "flags")
         yield from zip(*(step.column(name).to_pylist() for name in names), strict=True)
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> Sequence[Sequence[Any]]:
+    return list(zip(*rows, strict=True)) if rows else [()] * width
 
 
 def _envelope(row: tuple[int, int, bytes, int, int], number: int | None) -> Envelope[int | None]:

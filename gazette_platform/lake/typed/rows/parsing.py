@@ -24,7 +24,6 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from gazette_platform.errors import DataError
 from gazette_platform.lake.typed.rows.json_arrays import RefusedError
 from gazette_platform.lake.typed.rows.reasons import Reasons
 from gazette_platform.lake.typed.rows.records import (
@@ -35,7 +34,7 @@ from gazette_platform.lake.typed.rows.records import (
     record_columns,
     with_uuid,
 )
-from gazette_platform.message.uuid import parse_uuid
+from gazette_platform.message.json_uuids import JsonUuids
 from gazette_platform.message.uuid_columns import parse_uuid_column
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.rows.records import Lines, Records
     from gazette_platform.lake.typed_spec.spec import TypedSpec
 
-__all__ = ["BadRecord", "BlockParser", "ParsedBlock"]
+__all__ = ["BadRecord", "BlockParser", "LookedBlock", "ParsedBlock"]
 
 _BLANKS: Final = b" \t\r"
 # Of a refused block, so many parts are read at once before lines are looked at; smaller ones cost as much as their lines.
@@ -60,6 +59,14 @@ class BadRecord(NamedTuple):
     """Which message of the block, from 0."""
     reason: str
     """For people, with the path of the value where it is known."""
+
+
+class LookedBlock(NamedTuple):
+    """Which messages there are in a block. Fields: as of `ParsedBlock`."""
+
+    parts: pa.StructArray
+    begins: pa.Int64Array
+    ends: pa.Int64Array
 
 
 class ParsedBlock(NamedTuple):
@@ -87,7 +94,7 @@ class BlockParser:
         self._records = RecordsReader(spec)
         self._is_likely = _guess(spec)
         self._reasons = Reasons(spec, self._records.values)
-        self._uuid_of = _uuid_reader(spec.uuid)
+        self._uuids = JsonUuids(spec.uuid)
         self._is_seldom_bad = True
 
     def parse(self, begin: int, content: bytes) -> ParsedBlock:
@@ -110,6 +117,19 @@ class BlockParser:
             ParsedBlock(found.parts, begins, ends, found.rows, None, ()), acks_of(found.parts)
         )
 
+    def look(self, begin: int, content: bytes) -> LookedBlock:
+        """What `parse` says of where messages are, and whose, several times as fast.
+
+        Args:
+            begin: as of `parse`.
+            content: likewise.
+        """
+        parts = self._uuids.parts(content) if content.endswith(b"\n") else None
+        if parts is None:
+            parsed = self.parse(begin, content)
+            return LookedBlock(parsed.parts, parsed.begins, parsed.ends)
+        return LookedBlock(parts, *_bounds(begin, lines_of(content)))
+
     def _sifted(self, lines: Lines, begins: Any, ends: Any) -> ParsedBlock:
         """The same, where a line or more are bad."""
         content = lines.content
@@ -129,7 +149,7 @@ class BlockParser:
         is_good = set(good)
         bad = [index for index in range(len(texts)) if index not in is_good]
         self._is_seldom_bad = len(bad) < _PARTS
-        bad_parts = self._parts_of([self._uuid_of(texts[index]) for index in bad])
+        bad_parts = self._parts_of([self._uuids.text_of(texts[index]) for index in bad])
         both = pa.concat_arrays([*(records.parts for _, records in pieces), bad_parts])
         parts = both.take(pc.array_sort_indices(pa.array([*good, *bad], pa.int64())))
         acks = acks_of(parts)
@@ -299,29 +319,3 @@ def _guessed(kind: ColumnType, form: str, *, forbids_unknown: bool) -> Any:
             return _BIGINT | None
         case name:
             return _GUESSES.get(name, str) | None
-
-
-# ------------------------------------------------------------------ UUIDs of bad records
-
-
-def _uuid_reader(path: Sequence[str]) -> Callable[[bytes], str | None]:
-    """What finds the UUID of a record of which the rest may be anything; None: there is none to be read."""
-    if not path:
-        return lambda _: None
-    shape: Any = str
-    for key in reversed(path):
-        shape = msgspec.defstruct("Level", [("at", shape | None, None)], rename={"at": key})
-    decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(shape)
-
-    def uuid_of(line: bytes) -> str | None:
-        try:
-            found = decoder.decode(line)
-            for _ in path:
-                found = found and found.at
-            if found is not None:
-                parse_uuid(found)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, DataError):
-            return None
-        return found  # type: ignore[no-any-return]
-
-    return uuid_of

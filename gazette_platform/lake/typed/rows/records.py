@@ -323,7 +323,7 @@ def odd_lines(lines: Lines) -> list[int]:
         try:
             str(content[at:], "utf-8")
         except UnicodeDecodeError as err:
-            index = pc.sum(pc.less_equal(lines.ends, at + err.start)).as_py()
+            index = pc.sum(pc.less_equal(lines.ends, at + err.start)).as_py() or 0
             if index == len(lines.texts):  # behind the last newline
                 break
             odd.add(index)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.planning.ranges import Task
     from gazette_platform.lake.typed.planning.rounds import Order
     from gazette_platform.lake.typed.rows.cut_lines import LineBlock
-    from gazette_platform.lake.typed.rows.parsing import ParsedBlock
+    from gazette_platform.lake.typed.rows.parsing import LookedBlock, ParsedBlock
     from gazette_platform.lake.typed.runs.jobs import Job
 
 __all__ = ["LocalWorkers", "Sink", "attempt", "carry_out", "discard", "local_workers"]
@@ -124,10 +124,11 @@ def _screened(job: Job, order: Order, content: _TaskContent, files: _Rows) -> Do
     messages: list[pa.Table] = []
     is_plain = True
     for block in content.blocks:
+        if not is_plain:
+            messages.append(_looked_at(parser, block))
+            continue
         parsed = _parsed(parser, block)
         messages.append(_messages(parsed))
-        if not is_plain:
-            continue
         keep = screen.take(parsed.parts)
         is_plain = screen.is_plain
         if not is_plain:
@@ -142,7 +143,7 @@ def _screened(job: Job, order: Order, content: _TaskContent, files: _Rows) -> Do
 
 def _looked(job: Job, content: _TaskContent) -> Done:
     parser = BlockParser(job.spec)
-    messages = [_messages(_parsed(parser, block)) for block in content.blocks]
+    messages = [_looked_at(parser, block) for block in content.blocks]
     return Done(messages=_table_of(messages), end=content.end)
 
 
@@ -175,7 +176,13 @@ def _parsed(parser: BlockParser, block: LineBlock) -> ParsedBlock:
     )
 
 
-def _messages(parsed: ParsedBlock) -> pa.Table:
+def _looked_at(parser: BlockParser, block: LineBlock) -> pa.Table:
+    if block.is_cut:
+        return _messages(_parsed(parser, block))
+    return _messages(parser.look(block.begin, block.content))
+
+
+def _messages(parsed: ParsedBlock | LookedBlock) -> pa.Table:
     parts = (parsed.parts.field(name) for name in ("producer", "clock", "flags"))
     return pa.Table.from_arrays([parsed.begins, parsed.ends, *parts], schema=_MESSAGES)
 
