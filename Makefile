@@ -14,7 +14,7 @@ MODULES ?=
 CASES ?=
 OUTAGE_S ?= 600
 
-.PHONY: help install dev demo fmt lint types test test-fast test-pythons mutants coverage bench bench-cluster bench-failover bench-allocator bench-lake chaos test-outage fuzz lake-crash typed-crash screenshots gen gen-check docs clean
+.PHONY: help install dev demo fmt lint types test test-fast proof test-pythons mutants coverage bench bench-cluster bench-failover bench-allocator bench-lake chaos test-outage fuzz lake-crash typed-crash screenshots gen gen-check docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ FAST = -m "not (hive or trino or spark or e2e or slow)" tests/unit tests/propert
 
 test-fast: $(STAMP) ## Tests of modules, and of one broker with its client: under 5 minutes
 	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest -n 2 --dist loadfile $(FAST) $(PYTEST_ARGS)
+
+proof: $(STAMP) ## What Iceberg, Spark and Trino do that typed tables build on; for when one of them gets a new version
+	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest --run-slow -m proof $(PYTEST_ARGS)
 
 test-pythons: $(STAMP) ## The fast tests on each later Python that this machine has
 	tools/try_pythons

@@ -37,7 +37,7 @@ pytestmark = [
     pytest.mark.timeout(1800),
 ]
 
-KILLS = int(os.environ.get("GAZETTE_SPARK_KILLS", "2"))
+KILLS = int(os.environ.get("GAZETTE_SPARK_KILLS", "1"))
 DRIVER = Path(__file__).resolve().parents[1] / "benches" / "spark_totals.py"
 RUN_TIMEOUT_S = 300
 IS_STARVED = "Timed out while waiting for the Python worker to connect back"

@@ -37,6 +37,7 @@ from gazette_platform.lake.rollups.iceberg import IcebergTables
 from gazette_platform.ops.clock import SystemClock
 
 pytestmark = [
+    pytest.mark.proof,
     pytest.mark.hive,
     pytest.mark.spark,
     pytest.mark.timeout(400),  # the first test pays for the start of three servers
