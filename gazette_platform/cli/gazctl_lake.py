@@ -460,7 +460,9 @@ def quarantine(
         )
     if not files and not unfit:
         raise ValidationError(
-            "names the files (`gazctl lake check` and `$path` show them)", path="FILE"
+            "names the files (`gazctl lake check` and `$path` show them); records are listed of a typed table, by "
+            "its own name",
+            path="FILE",
         )
     names = files or []
     if restore:

@@ -52,7 +52,7 @@ def backfill(
         catalog = typed_catalog(settings)
         wanted: Wanted
         if journal:
-            wanted = {journal: [(begin, _end(catalog, found, journal) if end is None else end)]}
+            wanted = {journal: [(begin, _end(catalog, found, journal, begin, end))]}
         else:
             wanted = fragments_of(found.raw, _values(partitions))
         with workers_of(settings, engine, line) as hands:
@@ -66,20 +66,31 @@ def backfill(
     for name, first, last in report.behind:
         note(f"{report.table}: no run has read bytes {first} to {last} of {name} yet")
     if output_format is OutputFormat.TABLE:
-        print_text(printable(_line(report)))
+        print_text(printable(_line(report, found.raw.name)))
     else:
         print_values([_plain(report)], output_format)
     if report.holes:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _end(catalog: TypedCatalog, table: TypedTable, journal: str) -> int:
-    """Where the table has come to in a journal."""
+def _end(
+    catalog: TypedCatalog, table: TypedTable, journal: str, begin: int, end: int | None
+) -> int:
+    """Where offsets of a journal end: as was said, or else where the table has come to.
+
+    Raises: ValidationError: there are none. It is seen here, because Spark takes its time to start.
+    """
     progress = progress_of_table(catalog, table.typed)
     state = progress.state.journals.get(journal) if progress is not None else None
     if state is None:
         raise ValidationError(f"{table.typed.name} has no rows of {journal}", path="--journal")
-    return state.offset
+    found = state.offset if end is None else end
+    if begin >= found:
+        raise ValidationError(
+            f"there is nothing from {begin} to {found}: the table has come to {state.offset} of {journal}",
+            path="--from",
+        )
+    return found
 
 
 def _values(texts: list[str]) -> dict[str, str]:
@@ -99,9 +110,12 @@ def _values(texts: list[str]) -> dict[str, str]:
     return found
 
 
-def _line(report: BackfillReport) -> str:
+def _line(report: BackfillReport, raw: str) -> str:
     if not report.ranges:
-        return f"{report.table}: nothing is made anew, for its journals hold no such content"
+        return (
+            f"{report.table}: nothing is made anew: no stored fragment is of such a Hive partition (`gazctl lake "
+            f"describe {raw}` shows what there is)"
+        )
     count = sum(map(len, report.ranges.values()))
     return (
         f"{report.table}: {report.typed} row(s) and {report.quarantined} quarantined in place of {report.typed_before} "

@@ -12,6 +12,7 @@ from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog, typed_cat
 from gazette_platform.lake.typed.checks.completeness import Completeness
 from gazette_platform.lake.typed.checks.looking import behind_now, completeness_of
 from gazette_platform.lake.typed.checks.recount import Recounter
+from gazette_platform.lake.typed.checks.standing import unable
 from gazette_platform.lake.typed.runs.working import local_workers
 
 __all__ = ["Told", "failure", "typed_checked"]
@@ -68,11 +69,14 @@ def _check(
     catalog: TypedCatalog, client: Client, table: TypedTable, *, reads_content: bool
 ) -> Iterator[Told]:
     spec = table.typed
-    if catalog.door(spec.name).load() is None:
+    loaded = catalog.door(spec.name).load()
+    if loaded is None:
         yield Told(
             spec.name, "complete", is_error=False, text="is not made yet: its first run makes it"
         )
         return
+    for text in unable(loaded, spec, spec.name):
+        yield Told(spec.name, "spec", is_error=True, text=text)
     yield from _told(completeness_of(catalog, spec), "complete")
     found = behind_now(client, catalog, table.raw, spec)
     for hole in found.holes:

@@ -194,13 +194,20 @@ def specs_named(
     known = {*found.specs, *(bad.table for bad in refused.values() if refused_too)}
     missing = [name for name in names if name not in known]
     if missing:
+        typed = {s.typed.name: s.name for s in found.specs.values() if s.typed is not None}
+        if missing[0] in typed:
+            raise ValidationError(
+                f"{missing[0]} is a typed table, and this is done to raw ones: the one that it is made beside is "
+                f"{typed[missing[0]]}"
+            )
         of_them = [str(e) for bad in refused.values() if bad.table in missing for e in bad.errors]
         why = f"; {len(found.refused)} files there are refused" if found.refused else ""
         raise ValidationError(
             f"no spec in {folder} is of table {', '.join(missing)}"
             + (f": {'; '.join(of_them)}" if of_them else f"{why} (`gazctl lake list` shows all)")
             + or_meant(
-                missing, {*found.specs, *(bad.table for bad in found.refused.values())} - {""}
+                missing,
+                {*found.specs, *typed, *(bad.table for bad in found.refused.values())} - {""},
             )
         )
     return {name: found.specs[name] for name in names if name in found.specs}, refused

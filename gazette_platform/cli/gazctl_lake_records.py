@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from gazette_platform.cli.gazctl_lake import OutputFormat
-from gazette_platform.cli.gazctl_lake_context import print_values, settings_of, tables_folder
+from gazette_platform.cli.gazctl_lake_context import (
+    print_values,
+    settings_of,
+    specs_named,
+    tables_folder,
+)
 from gazette_platform.cli.output import NONE, note, print_table
 from gazette_platform.cli.typed_tables import apart
-from gazette_platform.errors import ValidationError
-from gazette_platform.lake import read_spec_folder
-from gazette_platform.lake.meant import or_meant
 from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
 from gazette_platform.lake.typed.tables.quarantined import quarantined_rows
 
@@ -33,16 +35,13 @@ def list_records(
     """List quarantined records of a typed table.
 
     Returns: whether it is one; nothing is done if it is none.
-    Raises: ValidationError: there is no table of that name, but a typed one whose name is like it.
+    Raises: ValidationError: there is no table of that name, a raw one neither.
     """
     settings = settings_of()
     folder = tables_folder(settings, tables)
     _, typed = apart(folder, [table])
     if not typed:
-        specs = read_spec_folder(folder).specs
-        meant = or_meant([table], {s.typed.name for s in specs.values() if s.typed is not None})
-        if meant and table not in specs:
-            raise ValidationError(f"there is no table {table}{meant}")
+        specs_named(folder, [table])
         return False
     (found,) = typed
     door = typed_catalog(settings).door(found.typed.quarantine)
@@ -56,6 +55,8 @@ def list_records(
         )
     else:
         print_values([_values(row) for row in rows[:limit]], output_format)
+    if not rows:
+        note(f"note: {found.typed.name} has no such record in quarantine")
     if len(rows) > limit:
         note(
             f"note: there are more than these {limit}: --limit shows them, --journal and --begin go on behind them"

@@ -109,7 +109,7 @@ def go_on(
                 if not is_alive():
                     raise  # no run would succeed: whoever has started this starts it again
                 pause_s = turns.failed(name, now=clock.monotonic(), every_s=every_s[name])
-                note(f"{name}: {err}; it is tried again in {pause_s:.0f} s")
+                note(f"{_of(name, err)}; it is tried again in {pause_s:.0f} s")
                 continue
             turns.ended(
                 name,
@@ -180,6 +180,12 @@ def _runner(
         yield runner, hands.is_alive
 
 
+def _of(name: str, err: GazetteError | OSError) -> str:
+    """An error that says which table it is of, once."""
+    text = str(err)
+    return text if text.startswith(name) else f"{name}: {text}"
+
+
 def _ran(
     runner: TypedRunner, table: TypedTable, given_up: Mapping[str, int]
 ) -> tuple[dict[str, Any], bool]:
@@ -189,7 +195,7 @@ def _ran(
     except TransportError:
         raise  # no broker answers, so nothing is to be told of any table
     except (GazetteError, OSError) as err:
-        note(f"{table.typed.name}: {err}")
+        note(_of(table.typed.name, err))
         return {"table": table.typed.name, "error": str(err)}, False
     _tell_what_is_missing(report)
     for journal, offset in given_up.items():

@@ -86,4 +86,7 @@ def _why_not(name: str, folder: Path, found: SpecFolder, known: set[str]) -> str
     if refused:
         return f"the spec of {name} is refused: {'; '.join(refused)}"
     others = f"; {len(found.refused)} files there are refused" if found.refused else ""
-    return f"no spec in {folder} is of a typed table {name}{others}" + or_meant([name], known)
+    return (
+        f"no spec in {folder} is of a typed table {name}{others} (`gazctl lake list` shows all)"
+        + or_meant([name], known)
+    )

@@ -7,6 +7,7 @@ used: that takes a second, and whoever wants table specs alone may not have it.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.ops.extras import required
@@ -39,6 +40,9 @@ else:
 
         TBinaryProtocol = TBufferedTransport = TSocket
 
+
+# It logs each failure to connect that it raises, too, as an error: what is raised is told, and once.
+logging.getLogger("thrift.transport.TSocket").setLevel(logging.CRITICAL)
 
 __all__ = [
     "TBinaryProtocol",

@@ -170,8 +170,13 @@ def _of_string(profile: Profile) -> tuple[ColumnType, str]:
             "json"
         ), f"not only texts ({others}): `json` keeps values as they are written, and takes longer"
     if count and profile.instants == count:
-        if profile.zoned:
+        if profile.zoned == count:
             return ColumnType("timestamptz"), "times with a zone"
+        if profile.zoned:
+            naive = count - profile.zoned
+            return ColumnType(
+                "timestamptz"
+            ), f"times, {naive} of {count} without a zone: taken as UTC"
         return (
             ColumnType("timestamp"),
             "times without a zone: if they are UTC, `timestamptz` says so",

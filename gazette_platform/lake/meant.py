@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +31,8 @@ def meant(name: str, tables: Collection[str]) -> list[str]:
     ['shop.orders', 'web.orders']
     >>> meant("shop.orderz", ["shop.orders", "web.items"]), meant("nobody", ["shop.orders"])
     (['shop.orders'], [])
+    >>> meant("ordres", ["shop.orders", "typed.orders"])
+    ['shop.orders', 'typed.orders']
     """
     wanted = name.replace('"', "").lower()[:255]
     last = wanted.rpartition(".")[2]
@@ -40,8 +43,11 @@ def meant(name: str, tables: Collection[str]) -> list[str]:
     near = get_close_matches(wanted, compared, _SHOWN_MAX, _NEAR)
     if near:
         return near
-    by_last = {table.rpartition(".")[2]: table for table in reversed(compared)}
-    return [by_last[each] for each in get_close_matches(last, by_last, _SHOWN_MAX, _NEAR)]
+    by_last: defaultdict[str, list[str]] = defaultdict(list)
+    for table in compared:
+        by_last[table.rpartition(".")[2]].append(table)
+    found = get_close_matches(last, by_last, _SHOWN_MAX, _NEAR)
+    return [table for each in found for table in by_last[each]][:_SHOWN_MAX]
 
 
 def or_meant(names: Iterable[str], tables: Collection[str]) -> str:

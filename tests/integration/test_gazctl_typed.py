@@ -179,7 +179,8 @@ def test_one_that_fails_holds_up_no_other(lake, root, apply, append, rows, tmp_p
     (tmp_path / "tables" / "bad.yaml").write_text("name: shop.bad\n")
     done = lake("run", "-o", "json")
     assert done.code == 1
-    assert "typed.orders: " in done.err
+    assert "typed.orders: the table cannot become what its spec says" in done.err
+    assert "typed.orders: typed.orders" not in done.err
     assert "refused: bad.yaml: " in done.err
     assert "Traceback" not in done.err
     failed, went_on = json.loads(done.out)
@@ -371,6 +372,8 @@ def test_quarantined_records_are_listed(lake, gazctl, root, apply, tmp_path):
     assert r"\x1b[2J" in text
     assert "x…" in text
     assert "more than" not in lake("quarantine", "typed.orders", "--limit", "5").err
+    none = lake("quarantine", "typed.orders", "--journal", "nope")
+    assert (none.code, none.err) == (0, "note: typed.orders has no such record in quarantine\n")
 
 
 @pytest.mark.parametrize(
@@ -526,6 +529,15 @@ def test_a_spec_that_its_typed_table_cannot_become_is_not_applied(
         assert "orders.yaml: typed: typed.orders" in refused.err
         assert why in refused.err
         assert file.read_text() == before
+    # Who puts it there by hand is told by whatever looks at the table.
+    file.write_text(before.replace("type: timestamptz", "type: date"))
+    why = "runs refuse its spec: the table cannot become what its spec says:\n- at: timestamptz\n+ at: date"
+    checked = lake("check", "typed.orders")
+    assert checked.code == 1
+    assert f"typed.orders: red: spec: {why}" in checked.out.decode()
+    assert f"typed.orders: {why}" in lake("list").err
+    assert f"Problem:    {why}" in lake("describe", "typed.orders").out.decode()
+    file.write_text(before)
     # A catalog that is away keeps nobody from applying.
     monkeypatch.setenv("GAZETTE_ICEBERG_CATALOG", "http://127.0.0.1:9")
     unseen = lake("apply", "orders.yaml", "--dry-run")
@@ -650,7 +662,12 @@ def test_rows_are_made_anew_of_offsets_and_hive_partitions(
     assert rows() == every[:3]
     none = lake("backfill", "typed.orders", "--partition", "part=three")
     assert none.code == 0, none.err
-    assert "nothing is made anew" in none.out.decode()
+    assert "nothing is made anew: no stored fragment" in none.out.decode()
+    assert "`gazctl lake describe shop.orders`" in none.out.decode()
+    for given in ("--from", "196"), ("--from", "9", "--to", "5"):
+        empty = lake("backfill", "typed.orders", "--journal", one, *given)
+        assert empty.code == 1
+        assert f"the table has come to 196 of {one}" in empty.err
 
 
 @pytest.mark.parametrize(
@@ -662,6 +679,7 @@ def test_rows_are_made_anew_of_offsets_and_hive_partitions(
         (("backfill", "typed.orders", "--partition", "a"), "'a' is not COLUMN=VALUE"),
         (("backfill", "typed.orders", "--partition", "a=1/a=2"), "a has two values"),
         (("backfill", "typed.orders", "--journal", "nope"), "--journal: typed.orders has no rows of nope"),
+        (("backfill", "typed.orders", "--journal", "nope", "--to", "5"), "--journal: typed.orders has no rows of nope"),
         (("backfill", "typed.order", "--journal", "a"), "did you mean typed.orders"),
         (("reprocess", "typed.order"), "did you mean typed.orders"),
         (("reprocess", "typed.orders", "--begin", "1"), "--begin, --end: are offsets of one journal"),

@@ -57,6 +57,42 @@ def test_a_table_without_a_spec_is_asked_for_by_its_name(tables, capsys, command
     assert "did you mean my.packages?\n" in err
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["describe"],
+        ["check"],
+        ["flush"],
+        ["ddl", "--dialect", "trino"],
+        ["quarantine"],
+        ["run"],
+        ["reprocess"],
+        ["backfill", "--journal", "a"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_typed_table_is_meant_too(tables, capsys, command):
+    (tables / "packages.yaml").write_text(f"{TABLE}typed: {{uuid: none}}\n")
+    err = told(capsys, "lake", *command, "typed.packagse", "--tables", str(tables))
+    assert "`gazctl lake list` shows all" in err
+    assert "did you mean typed.packages" in err
+    # As when its section is gone.
+    (tables / "packages.yaml").write_text(TABLE)
+    err = told(capsys, "lake", *command, "typed.packages", "--tables", str(tables))
+    assert "table typed.packages" in err
+    assert "`gazctl lake list` shows all" in err
+
+
+@pytest.mark.parametrize(
+    "command", [["repair"], ["quarantine", "--unfit"]], ids=lambda words: words[0]
+)
+def test_what_is_done_to_raw_tables_names_the_one_of_a_typed_table(tables, capsys, command):
+    (tables / "packages.yaml").write_text(f"{TABLE}typed: {{uuid: none}}\n")
+    err = told(capsys, "lake", *command, "typed.packages", "--tables", str(tables))
+    assert "typed.packages is a typed table" in err
+    assert "my.packages" in err
+
+
 def test_nothing_is_meant_by_a_name_of_which_none_is_near(tables, capsys):
     err = told(capsys, "lake", "describe", "invoices", "--tables", str(tables))
     assert "is of table invoices" in err

@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
-from gazette_platform.errors import GazetteError
+from gazette_platform.errors import GazetteError, SchemaMismatch
 from gazette_platform.lake.typed.planning.state import Counts, TypedState
 from gazette_platform.lake.typed.tables.progress import read_progress
+from gazette_platform.lake.typed.tables.table import require_able
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gazette_platform.lake.typed.catalog.doors import Door
+    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
     from gazette_platform.lake.typed_spec.spec import TypedSpec
 
-__all__ = ["TypedStanding", "typed_standing"]
+__all__ = ["TypedStanding", "typed_standing", "unable"]
 
 
 @final
@@ -81,6 +82,7 @@ def typed_standing(door: Door, spec: TypedSpec, heads: Mapping[str, int]) -> Typ
         if loaded is not None:
             standing.location = loaded.metadata.location
             progress = read_progress(loaded, door.name)
+            standing.problems += unable(loaded, spec, door.name)
         else:
             standing.location, progress = "", None
             standing.problems.append("the table is not made yet: its first run makes it")
@@ -98,3 +100,15 @@ def typed_standing(door: Door, spec: TypedSpec, heads: Mapping[str, int]) -> Typ
         for journal, why in progress.state.unaccounted.items()
     )
     return standing
+
+
+def unable(loaded: Loaded, spec: TypedSpec, name: str) -> list[str]:
+    """Why runs refuse to have the table follow its spec; empty if they do not.
+
+    Raises: LakeError: the table is not ours.
+    """
+    try:
+        require_able(loaded, spec, name)
+    except SchemaMismatch as err:
+        return [f"runs refuse its spec: {str(err).removeprefix(f'{name}: ')}"]
+    return []
