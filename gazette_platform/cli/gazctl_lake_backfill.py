@@ -24,6 +24,7 @@ from gazette_platform.errors import ValidationError
 from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog, typed_catalog
 from gazette_platform.lake.typed.checks.looking import progress_of_table
 from gazette_platform.lake.typed.planning.hive_partitions import fragments_of
+from gazette_platform.lake.typed.runs.amending import require_no_key
 from gazette_platform.lake.typed.runs.backfilling import BackfillReport, BackfillRunner, Wanted
 
 __all__ = ["backfill"]
@@ -44,6 +45,7 @@ def backfill(
     """Make rows anew, and exit with 1 if some of what was asked for cannot be."""
     settings = settings_of()
     (found,), _ = typed_named(tables_folder(settings, tables), [table])
+    require_no_key(found.typed)
     is_shown = output_format is OutputFormat.TABLE and sys.stderr.isatty()
     with (
         StepLine(is_shown=is_shown) as line,

@@ -93,6 +93,14 @@ def test_what_is_done_to_raw_tables_names_the_one_of_a_typed_table(tables, capsy
     assert "my.packages" in err
 
 
+def test_parts_of_a_table_with_a_key_are_refused_before_any_server_is_asked(tables, capsys):
+    (tables / "packages.yaml").write_text(f"{TABLE}typed: {{uuid: none, key: [a]}}\n")
+    err = told(
+        capsys, "lake", "backfill", "typed.packages", "--journal", "a", "--tables", str(tables)
+    )
+    assert "typed.packages has the key a" in err
+
+
 def test_nothing_is_meant_by_a_name_of_which_none_is_near(tables, capsys):
     err = told(capsys, "lake", "describe", "invoices", "--tables", str(tables))
     assert "is of table invoices" in err

@@ -39,7 +39,11 @@ RANDOM = "721b6513-58d5-4b72-9379-43fcdb76197b"
         ([1, None], "bigint", ""),
         (["2026-01-02"], "date", ""),
         (["2026-01-02T03:04:05Z", None], "timestamptz", "times with a zone"),
-        (["2026-01-02T03:04:05.123456+02:00", "2026-01-02"], "timestamptz", "1 of 2 without a zone"),
+        (
+            ["2026-01-02T03:04:05.123456+02:00", "2026-01-02"],
+            "timestamptz",
+            "1 of 2 without a zone",
+        ),
         (["2026-01-02 03:04", "2026-01-02T03:04:05.1"], "timestamp", "times without a zone"),
         (["2026-01-02T03:04:05Z", "soon"], "string", ""),
         (["2026-01-02T03:04:05.1234567Z"], "string", ""),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gazette_platform.lake.typed.checks.completeness import Completeness, check_counts
+from gazette_platform.lake.typed.checks.completeness import Completeness, Incomplete, check_counts
 from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.runs.behind import behind
 from gazette_platform.lake.typed.runs.journals import journals_now
 from gazette_platform.lake.typed.tables.opening import doors_of
 from gazette_platform.lake.typed.tables.progress import read_progress
+from gazette_platform.lake.typed.tables.quarantined import why_foreign
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -51,7 +52,10 @@ def completeness_of(tables: TypedCatalog, spec: TypedSpec) -> Completeness:
     Raises: LakeError: a table cannot be read. TypedRolledBack, TypedProgressGone: a person has to look.
     """
     door, quarantine = doors_of(tables, spec)
-    if door.load() is None:
+    typed, held = door.load(), quarantine.load()
+    if typed is None:
         return Completeness(table=spec.name, notes=(f"{spec.name} is not made yet",))
-    has_quarantine = quarantine.load() is not None
-    return check_counts(door, quarantine if has_quarantine else None, is_upserted=bool(spec.key))
+    if held is not None and (why := why_foreign(held, typed, quarantine.name)):
+        # What it holds says nothing of this table, and a run would refuse.
+        return Completeness(table=spec.name, findings=(Incomplete(text=why, journal=""),))
+    return check_counts(door, quarantine if held is not None else None, is_upserted=bool(spec.key))

@@ -95,6 +95,7 @@ __all__ = [
     "rows_at",
     "rows_within",
     "settle_quarantine",
+    "why_foreign",
     "write_list",
 ]
 
@@ -330,6 +331,23 @@ def rows_within(loaded: Loaded, ranges: RowRanges) -> tuple[Counter[str], Counte
     return _counted(loaded, tasks) - others, others
 
 
+def why_foreign(held: Loaded, typed: Loaded, name: str) -> str:
+    """Why quarantine is not that of a typed table as it is, but of one that was called so before; empty: it is.
+
+    Args:
+        held: the quarantine.
+        typed: the typed table.
+        name: of the quarantine.
+    """
+    newest = _told(held)
+    if _SETTLED not in newest or _settled(newest, typed) >= 0:
+        return ""
+    return (
+        f"{name} has records of a table that was dropped since: drop it, too, or rename it if its records are to be "
+        "kept, and run again, which makes it anew"
+    )
+
+
 def quarantined_rows(
     quarantine: Door,
     *,
@@ -417,13 +435,9 @@ def _is_ahead(held: Loaded, typed: Loaded, name: str) -> bool:
 
     Raises: LakeError: it was published to another table.
     """
-    newest = _told(held)
-    if _SETTLED in newest and _settled(newest, typed) < 0:
-        raise LakeError(
-            f"{name} has records of a table that was dropped since: drop it, too, or rename it if its records are to be "
-            "kept, and run again, which makes it anew"
-        )
-    return _settled(newest, typed) > _number(typed)
+    if why := why_foreign(held, typed, name):
+        raise LakeError(why)
+    return _settled(_told(held), typed) > _number(typed)
 
 
 def _take_back(quarantine: Door, held: Loaded, typed: Loaded) -> None:
