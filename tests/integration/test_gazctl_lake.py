@@ -558,7 +558,7 @@ def test_a_file_is_set_aside_and_taken_back(
 def test_what_quarantine_cannot_mean_is_refused(lake):
     for args, told in (
         ((), "names the table"),
-        (("s.t",), "names the files"),
+        (("s.t",), "`gazctl lake apply` makes it"),  # no table is there to have files
         (("s.t", "x", "--list"), "goes with no FILE"),
         (("s.t", "--unfit", "--restore"), "does not go with --restore"),
     ):
