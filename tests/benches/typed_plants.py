@@ -7,13 +7,12 @@ from typing import Any
 from pyiceberg.table.update import AssertTableUUID
 
 from gazette_platform.lake.typed.catalog import publishing
-from gazette_platform.lake.typed.planning import rounds
+from gazette_platform.lake.typed.planning import last_rows, rounds
 from gazette_platform.lake.typed.planning.row_ranges import RowRanges
 from gazette_platform.lake.typed.planning.screening import Plain
 from gazette_platform.lake.typed.planning.state import JournalState
 from gazette_platform.lake.typed.runs import amending, running
-from gazette_platform.lake.typed.tables import quarantined
-from gazette_platform.spark import typed_merge
+from gazette_platform.lake.typed.tables import opening, quarantined
 from tests.lake_crash.plan import Fault
 from tests.typed_crash.plan import Append, Case, Held, Run
 
@@ -75,8 +74,9 @@ def publish_again() -> None:
 
 def settle_nothing() -> None:
     """Leaves quarantined records where they are."""
-    running.settle_quarantine = lambda *_: False
-    quarantined.settle_quarantine = lambda *_: False
+    for module in (opening, amending, quarantined):
+        assert module.settle_quarantine
+        module.settle_quarantine = lambda *_: False
 
 
 def forget_producers() -> None:
@@ -108,5 +108,7 @@ def keep_rows() -> None:
 
 def merge_the_first() -> None:
     """Takes the first message of a key for the last one."""
-    statement: Any = typed_merge
-    statement._MERGE = typed_merge._MERGE.replace("_begin DESC", "_begin ASC")
+    statements: Any = last_rows
+    planted = statements._LAST.replace("_begin DESC", "_begin ASC")
+    assert planted != statements._LAST
+    statements._LAST = planted
