@@ -57,7 +57,7 @@ _TEXTS: Final = {"timestamp": "timestamptz, format: iso", "date": "date"}
 
 TYPED_EVERY_S: Final = 30
 """Seconds between runs of the table whose freshness is measured."""
-_APPENDS: Final = 8
+_APPENDS: Final = 5
 _SEEN_TIMEOUT_S: Final = 180.0
 _POLL_S: Final = 0.25
 

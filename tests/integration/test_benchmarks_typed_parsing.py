@@ -55,6 +55,7 @@ def test_product_finds_all_records_and_the_bad_ones(tmp_path):
     assert found[1].result.files == 2 * 2
 
 
+@pytest.mark.proof
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(300)
