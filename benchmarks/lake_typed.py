@@ -1,7 +1,7 @@
 """Journals that become typed tables, by Spark: how fast, in how much memory, and how soon.
 
-Fragments are stored as a broker would have, of orders of about 330 bytes with transactions and repetitions among
-them. Each size is a table of its own, so that what a second costs twice is seen to cost so.
+Fragments are stored as a broker would have, of orders of about 330 bytes. Each size is a table of its own, so that
+what costs more than its share is seen; one more has transactions, and messages that are there twice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
@@ -68,22 +67,23 @@ _POLL_S: Final = 0.25
 def measure_conversion(platform: LakePlatform, client: Client, clock: Clock) -> Figures:
     """MB of content, uncompressed, a second and core, that Spark makes rows of on two cores; memory of all its processes.
 
-    The rate is that of the largest table. `typed_linearity` is what the largest costs a byte, of what the smallest does.
+    The rate is that of the largest table, and of the one with transactions. `typed_linearity` is what the largest costs a byte, of what the smallest does.
 
     Raises: LakeError: a table has other rows than its fragments have messages.
     """
     root = platform.layout.fragments
-    spec_of = {"warm": _WARM_BYTES} | {f"x{size}": size * _UNIT_BYTES for size in _SIZES}
     rates: dict[str, float] = {}
     figures: Figures = {}
+    plans = {"warm": Plan(content_bytes=_WARM_BYTES)}
+    plans |= {f"x{size}": Plan(content_bytes=size * _UNIT_BYTES) for size in _SIZES}
+    plans["transactions"] = Plan(content_bytes=_UNIT_BYTES, transactions=True)
     with tempfile.TemporaryDirectory(prefix="typed-orders-", dir=root.parent) as folder:
-        # Those of a plan are also those of each smaller one.
-        plan = Plan(content_bytes=max(spec_of.values()), transactions=True)
-        write_fragments(Path(folder), plan)
-        truths = {
-            name: _store(Path(folder), root, name, replace(plan, content_bytes=size))
-            for name, size in spec_of.items()
-        }
+        sources = {name: Path(folder) / str(plan.transactions) for name, plan in plans.items()}
+        # The largest first: its fragments are also those of smaller ones.
+        for name in sorted(plans, key=lambda name: -plans[name].content_bytes):
+            sources[name].mkdir(exist_ok=True)
+            write_fragments(sources[name], plans[name])
+        truths = {name: _store(sources[name], root, name, plan) for name, plan in plans.items()}
     session = start_session(platform.settings)
     try:
         runner = TypedRunner(typed_catalog(platform.settings), SparkWorkers(session), client)
@@ -105,6 +105,7 @@ def measure_conversion(platform: LakePlatform, client: Client, clock: Clock) -> 
     first, last = (f"x{size}" for size in (_SIZES[0], _SIZES[-1]))
     return figures | {
         "typed_mb_per_s_per_core": rates[last],
+        "typed_transactions_mb_per_s_per_core": rates["transactions"],
         "typed_linearity": rates[first] / rates[last],
     }
 
