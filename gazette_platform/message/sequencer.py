@@ -289,7 +289,7 @@ class Sequencer(Generic[M]):
         """Where to go on behind what was used, `dequeued` not among it.
 
         Forgets producers that have published nothing for long: an ACK that comes later still commits
-        nothing but itself. Spans that are open now are not `has_pending` any more.
+        nothing but itself. A span that a former checkpoint said is open is kept. Spans that are open now are not `has_pending` any more.
 
         Args:
             horizon: in clocks; None keeps all producers.
@@ -410,7 +410,10 @@ class Sequencer(Generic[M]):
         for (journal, _), state in self._states.items():
             newest[journal] = max(newest.get(journal, 0), state.min_clock)
         for key, state in list(self._states.items()):
-            if state.max_clock < newest[key[0]] - horizon and state is not self._state:
+            # Of a transaction that a checkpoint said is open no clock is known until its next message comes.
+            is_restored = state.begin >= 0 and state.max_clock == state.min_clock
+            is_behind = state.max_clock < newest[key[0]] - horizon
+            if is_behind and not is_restored and state is not self._state:
                 state.drop_span()
                 del self._states[key]
 

@@ -399,6 +399,16 @@ def test_ms15_a_transaction_that_goes_on_is_kept_however_long_it_takes():
     ]
 
 
+def test_a_transaction_that_a_producer_begins_after_long_silence_outlives_any_number_of_checkpoints():
+    """A checkpoint has no clock of an open transaction, only the one that was committed before it."""
+    log = Log()
+    log.run((A, 1, OUT), (A, 100, CONT), (B, 110, OUT))
+    for clock in (111, 112, 113):
+        log.restored(log.sequencer.checkpoint(horizon=20))
+        log.run((B, clock, OUT))
+    assert log.run((A, 200, ACK))[-1] == (Outcome.ACK_COMMIT_REPLAY, [100, 200])
+
+
 def test_ms15_a_producer_that_was_forgotten_begins_anew():
     log = Log(ring_size=3)
     log.run((A, 1, CONT), (B, 200, OUT))
