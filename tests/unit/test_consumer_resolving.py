@@ -24,7 +24,6 @@ from gazette_platform.consumer.shard import (
     failed_status,
     first_status,
     local_step,
-    pick_hints,
     replica_step,
     resolve_shard,
     tasks_to_start,
@@ -204,9 +203,3 @@ def test_error_of_a_primary_is_cut():
     assert failed_status("x" * 2048, ReplicaTask.PRIMARY).errors == ("x" * 2048,)
     # FAILED has an error always.
     failed_status("", ReplicaTask.PRIMARY).validate()
-
-
-def test_hints_are_the_primary_ones_or_the_newest_backup():
-    assert pick_hints("primary", ["one"]) == "primary"
-    assert pick_hints(None, [None, "two", "three"]) == "two"
-    assert pick_hints(None, [None]) is None

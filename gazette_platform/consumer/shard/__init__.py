@@ -13,7 +13,6 @@ from gazette_platform.consumer.shard.replicas import (
     ReplicaTask,
     failed_status,
     first_status,
-    pick_hints,
     replica_step,
     tasks_to_start,
 )
@@ -52,7 +51,6 @@ __all__ = [
     "failed_status",
     "first_status",
     "local_step",
-    "pick_hints",
     "replica_step",
     "resolve_shard",
     "tasks_to_start",

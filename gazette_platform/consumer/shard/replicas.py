@@ -19,13 +19,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from gazette_platform.consumer.cluster import ShardAssignment
 
 __all__ = [
@@ -35,15 +33,12 @@ __all__ = [
     "ReplicaTask",
     "failed_status",
     "first_status",
-    "pick_hints",
     "replica_step",
     "tasks_to_start",
 ]
 
 PRIMARY_ERROR_CHARACTERS_MAX: Final = 2048
 _TRUNCATED: Final = " ...[truncated]"
-
-H = TypeVar("H")
 
 
 class ReplicaStep(Enum):
@@ -115,8 +110,3 @@ def failed_status(error: str, task: ReplicaTask) -> ReplicaStatus:
     if task is ReplicaTask.PRIMARY and len(text) > PRIMARY_ERROR_CHARACTERS_MAX:
         text = text[:PRIMARY_ERROR_CHARACTERS_MAX] + _TRUNCATED
     return ReplicaStatus(ReplicaCode.FAILED, (text,))
-
-
-def pick_hints(primary: H | None, backups: Sequence[H | None]) -> H | None:
-    """The hints to recover from: the primary's, else the newest backup; None: an empty log."""
-    return next((hints for hints in (primary, *backups) if hints is not None), None)
