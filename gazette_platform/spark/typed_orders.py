@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-__all__ = ["NAME", "OrderPartition", "OrdersReader", "PlannedOrders", "source_of"]
+__all__ = ["NAME", "OrderPartition", "OrderTasks", "OrdersReader", "PlannedOrders", "source_of"]
 
 NAME: Final = "gazette_typed_orders"
 
@@ -84,9 +84,8 @@ class OrderPartition(InputPartition):
         self.order = order
 
 
-@final
-class OrdersReader(DataSourceReader):
-    """Carries orders out, in tasks.
+class OrderTasks(DataSourceReader):
+    """A task for each order, which has no other.
 
     Args:
         job: dumped.
@@ -104,6 +103,11 @@ class OrdersReader(DataSourceReader):
     @override
     def partitions(self) -> list[InputPartition]:
         return [OrderPartition(number, order) for number, order in enumerate(self._orders)]
+
+
+@final
+class OrdersReader(OrderTasks):
+    """Carries orders out, and tells what came of each. Arguments: of `OrderTasks`."""
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

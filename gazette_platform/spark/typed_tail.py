@@ -13,7 +13,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from typing_extensions import override
 
-from gazette_platform.spark.typed_orders import OrderPartition
+from gazette_platform.spark.typed_orders import OrderPartition, OrderTasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -80,25 +80,8 @@ def tail_source_of(name: str, ddl: str, job: bytes, orders: Sequence[bytes]) -> 
 
 
 @final
-class TailReader(DataSourceReader):
-    """Carries orders out, in tasks.
-
-    Args:
-        job: dumped.
-        orders: dumped; only the planner has them.
-    """
-
-    def __init__(self, job: bytes, orders: Sequence[bytes]) -> None:
-        self._job = job
-        self._orders = orders
-
-    @override
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_job": self._job, "_orders": ()}
-
-    @override
-    def partitions(self) -> list[InputPartition]:
-        return [OrderPartition(number, order) for number, order in enumerate(self._orders)]
+class TailReader(OrderTasks):
+    """Gives the rows that orders make. Arguments: of `OrderTasks`."""
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
