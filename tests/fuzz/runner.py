@@ -42,6 +42,7 @@ _LINGER_S = 2.5
 _SETTLE_S = 60.0
 # A case with a step that is repeated so often is heavy, and runs alone.
 _HEAVY_TIMES = 30
+_DEATH_S = 0.5  # sockets of a broker that dies close before it has ended, which is what is to be told
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -452,13 +453,17 @@ class _Run:
 
     async def _listen(self, pulse: asyncio.subprocess.Process) -> None:
         assert pulse.stdout is not None
+        loop = asyncio.get_running_loop()
         async for line in pulse.stdout:
             event = json.loads(line)
             self._beats += event.get("beats", 0)
             if "problem" in event:
                 who = event.get("journal") or self._arena.brokers[event["broker"]].id
-                with contextlib.suppress(asyncio.QueueFull):
-                    self._problems.put_nowait(f"{who}: {event['problem']}")
+                loop.call_later(_DEATH_S, self._take_note, f"{who}: {event['problem']}")
+
+    def _take_note(self, problem: str) -> None:
+        with contextlib.suppress(asyncio.QueueFull):
+            self._problems.put_nowait(problem)
 
 
 def _take(cases: _Cases) -> Iterator[Case]:

@@ -14,7 +14,7 @@ from gazette_platform.consumer.recoverylog import (
     Recorder,
     new_author,
 )
-from gazette_platform.errors import DataError, Fenced, JournalNotFound
+from gazette_platform.errors import DataError, Fenced, GazetteError, JournalNotFound
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 
@@ -202,6 +202,44 @@ async def test_a_barrier_comes_after_what_it_was_told_to_wait_for(client, tmp_pa
             await recorder.barrier(after=[left])
     assert not left.cancelled()  # it is somebody else's
     await service.close()
+
+
+async def test_what_is_recorded_behind_a_gate_is_appended_once_that_has_opened(client, tmp_path):
+    service = client.append_service()
+    played_ = await taken_over(client, tmp_path / "one", 1)
+    recorder = await Recorder.start(client, service, played_, 1)
+    fnode = recorder.create(str(played_.directory / "a"))
+    recorder.write(fnode, 0, b"before")
+    await recorder.barrier()
+    opened = asyncio.get_running_loop().create_future()
+    recorder.write(fnode, 6, b" gate")
+    recorder.gate([opened])
+    recorder.write(fnode, 11, b" behind")
+    hints = asyncio.ensure_future(recorder.build_hints())  # noqa: TID251  awaited below
+    await asyncio.sleep(0.3)
+    assert not hints.done()
+    # Who looks at the log now sees what came before the gate alone.
+    early = await played(client, tmp_path / "early", FsmHints(LOG))
+    assert (early.directory / "a").read_bytes() == b"before gate"
+    opened.set_result(None)
+    late = await played(client, tmp_path / "late", await hints)
+    assert (late.directory / "a").read_bytes() == b"before gate behind"
+
+    # Nothing was recorded behind this one yet: barriers wait for it all the same.
+    failed = asyncio.get_running_loop().create_future()
+    recorder.gate([failed])
+    waiting = asyncio.ensure_future(recorder.barrier())  # noqa: TID251  awaited below
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    recorder.write(fnode, 0, b"LOST")
+    failed.set_exception(DataError("it was not to be"))
+    with pytest.raises(GazetteError, match="it was not to be"):
+        await waiting
+    for _ in "12":
+        with pytest.raises(GazetteError, match="it was not to be"):
+            await recorder.barrier()
+    last = await played(client, tmp_path / "last", FsmHints(LOG))
+    assert (last.directory / "a").read_bytes() == b"before gate behind"
 
 
 async def test_files_go_on_in_another_log(client, tmp_path):

@@ -47,6 +47,7 @@ class Recorder:
         # Held for an operation and for its place among what is appended, which have to be in one order.
         self._lock = threading.Lock()
         self._waiting: list[bytes] = []
+        self._gate: tuple[Dependency, ...] = ()
         self._last: AppendTicket | None = None
         self._error: GazetteError | None = None
 
@@ -159,6 +160,17 @@ class Recorder:
         self._hand_over()
         await self._service.room()
 
+    def gate(self, after: Collection[Dependency]) -> None:
+        """Let what is recorded from now on be appended only once all of these have succeeded.
+
+        If one fails, nothing more is ever appended, and barriers raise. On the thread of the event loop.
+
+        Args:
+            after: as of `barrier`.
+        """
+        self._hand_over()
+        self._gate = (*self._gate, *after)
+
     async def barrier(self, after: Collection[Dependency] = ()) -> None:
         """Wait until all that was recorded before the call is committed.
 
@@ -172,7 +184,7 @@ class Recorder:
         Cancellation: safe; appends go on.
         """
         self._hand_over()
-        last = self._last
+        last, after = self._last, (*self._gate, *after)
         for need in after:
             await (need if isinstance(need, AppendTicket) else asyncio.shield(need))
         try:
@@ -186,7 +198,9 @@ class Recorder:
                     self.log, b"", check_registers=self._options.check_registers
                 )
         except GazetteError as err:
-            raise self._told(err) from err
+            if (fenced := self._fence_in(err)) is not None:
+                raise fenced from err
+            raise
 
     async def build_hints(self) -> FsmHints:
         """Hints of all that was recorded, once it is committed.
@@ -206,12 +220,13 @@ class Recorder:
                 return
             try:
                 ticket = self._service.submit_nowait(
-                    self.log, b"".join(waiting), options=self._options
+                    self.log, b"".join(waiting), after=self._gate, options=self._options
                 )
             except GazetteError as err:
                 self._error = err
                 return
-            self._last = ticket
+            # What comes later is behind this one in the order of the journal.
+            self._last, self._gate = ticket, ()
 
         def on_end() -> None:
             try:
@@ -223,8 +238,8 @@ class Recorder:
 
         ticket.add_done_callback(on_end)
 
-    def _told(self, error: GazetteError) -> GazetteError:
-        """What has ended the recording, in the words of its owner."""
+    def _fence_in(self, error: GazetteError) -> Fenced | None:
+        """That somebody else has the log, if this is why an append failed."""
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, RegisterMismatch):
@@ -234,4 +249,4 @@ class Recorder:
                     "before (stop this one; nothing that it records is appended any more)"
                 )
             cause = cause.__cause__
-        return error
+        return None

@@ -1,0 +1,70 @@
+"""What a store of a shard has to do."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Collection
+
+    from gazette_platform.client import Dependency
+    from gazette_platform.consumer.protocol import Checkpoint
+
+__all__ = ["ShardStore"]
+
+
+class ShardStore(ABC):
+    """State of one shard, and the checkpoint up to which it reflects what was read.
+
+    A store with a recovery log keeps local files, and records each operation on them; it is durable,
+    and fenced, as the log is. A *remote* store has no log: its database keeps state and checkpoint, and
+    it fences by itself. All is called on the event loop's thread, one call at a time:
+
+        restore_checkpoint -> (the application changes state -> start_commit)* -> destroy
+
+    The state changes already while a commit that was started is not done yet; only the next
+    `start_commit` waits for it.
+
+    Source: Gazette's `consumer.Store`.
+    """
+
+    @abstractmethod
+    async def restore_checkpoint(self) -> Checkpoint:
+        """The checkpoint of the last commit; an empty one if there was none.
+
+        Changes of state that were not committed are dropped. A remote store fences: commits of whoever
+        restored before us fail from here on.
+
+        Raises: GazetteError: there is state, and it cannot be read.
+        Cancellation: safe.
+        """
+
+    @abstractmethod
+    def start_commit(
+        self, checkpoint: Checkpoint, after: Collection[Dependency]
+    ) -> asyncio.Future[None]:
+        """Commit all changes of state since the last call, and the checkpoint, at once or not at all.
+
+        Not called before the former commit is done.
+
+        Args:
+            checkpoint: replaces the former one.
+            after: appends, or other futures, each of which has to succeed before anything may become
+                durable. The commit fails if one of them does.
+
+        Returns: done once the commit is durable. It fails with `Fenced` if another process has taken the
+            shard over, and with another `GazetteError` if the commit is not, or may not be, durable.
+        Raises: GazetteError: the commit cannot be started.
+        Cancellation: of the future is none of the caller's business; commits go on.
+        """
+
+    @abstractmethod
+    async def destroy(self) -> None:
+        """Give back what is held, and delete local files. Once, when nobody uses the store any more.
+
+        Changes that were not committed are lost. Never raises: it is told, and goes on.
+
+        Cancellation: files may stay behind.
+        """
