@@ -42,7 +42,9 @@ _LINGER_S = 2.5
 _SETTLE_S = 60.0
 # A case with a step that is repeated so often is heavy, and runs alone.
 _HEAVY_TIMES = 30
-_DEATH_S = 0.5  # sockets of a broker that dies close before it has ended, which is what is to be told
+_DEATH_S = (
+    0.5  # sockets of a broker that dies close before it has ended, which is what is to be told
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
