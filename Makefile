@@ -7,6 +7,7 @@ BIN := .venv/bin
 STAMP := .venv/.gazette-installed
 ROOT ?= .gazette
 PYTEST_ARGS ?=
+TEST_ARGS ?=
 SEED ?= 7
 MINUTES ?= 10
 REPLICATION ?= 3
@@ -48,7 +49,7 @@ types: $(STAMP) ## Check types (mypy, strict)
 # A server that cannot be started fails its tests here; it never skips them.
 test: $(STAMP) ## All tests, with real etcd, metastore, Trino, Spark and Dagster
 	$(PY) tools/check_needs.py
-	PYTEST_ARGS="$(PYTEST_ARGS)" tools/test_all
+	PYTEST_ARGS="$(PYTEST_ARGS)" tools/test_all $(TEST_ARGS)
 
 # As in tools/try_pythons: modules, and a whole broker process with its client and command.
 FAST = -m "not (hive or trino or spark or e2e or slow)" tests/unit tests/property tests/scenario \

@@ -7,7 +7,7 @@ import shutil
 import signal
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from hypothesis import settings
@@ -32,6 +32,13 @@ settings.load_profile(
 
 pytest_plugins = ("gazette_platform.testing.plugin",)
 
+# Where `tools/test_all` looks for tests with these marks.
+_FOLDERS: Final = {
+    "e2e": ("e2e",),
+    "spark": ("e2e", "integration"),
+    "trino": ("e2e", "integration"),
+    "hive": ("e2e", "integration"),
+}
 # Tests with these marks start real programs.
 _SERVER_MARKS = frozenset(
     {"etcd", "s3", "azure", "gcs", "hive", "trino", "spark", "e2e", "browser"}
@@ -55,6 +62,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        for mark, folders in _FOLDERS.items():
+            if item.get_closest_marker(mark) is not None and item.path.parent.name not in folders:
+                raise pytest.UsageError(f"{item.nodeid}: marked {mark}, and not in {folders}")
     if config.getoption("--run-slow"):
         return
     slow = [item for item in items if item.get_closest_marker("slow") is not None]
