@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -51,10 +50,11 @@ from tests.lake_crash.plan import (
 from tests.lake_crash.registrar import CURSOR, Life, LifeReport, live
 
 if TYPE_CHECKING:
+    from tests.lake_crash.forks import Fork, Forks
     from tests.lake_crash.verdict import Account
     from tests.lake_crash.world import World
 
-__all__ = ["Facts", "Player", "context"]
+__all__ = ["Facts", "Player"]
 
 # Of a machine that is several times slower; all end much sooner.
 _LIFE_TIMEOUT_S = 180.0
@@ -67,13 +67,6 @@ _COLUMNS = ("part", "hour")
 _FILE = "file:///"
 # A tick looks at one slice of old fragments: a round over both journals, and once more.
 _QUIET_TICKS = 5
-
-
-def context() -> Any:
-    """Forks registrars from a server that has loaded them."""
-    made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(["tests.lake_crash.preload"])
-    return made
 
 
 @dataclass
@@ -105,7 +98,7 @@ class Player:
 
     Args:
         world: servers.
-        context: forks registrars.
+        forks: makes processes of registrars.
         case: what to play.
         database: of its table; its journals are below that name, too.
         pairs: of calls, of all cases.
@@ -118,7 +111,7 @@ class Player:
     def __init__(
         self,
         world: World,
-        context: Any,
+        forks: Forks,
         case: Case,
         *,
         database: str,
@@ -128,7 +121,7 @@ class Player:
         settle_s: float = 180.0,
         settle_ticks: int = 30,
     ) -> None:
-        self._world, self._context, self._case = world, context, case
+        self._world, self._forks, self._case = world, forks, case
         self._database, self._plant = database, plant
         self._pairs, self._is_aimed = pairs, is_aimed
         self._settle_s, self._settle_ticks = settle_s, settle_ticks
@@ -312,7 +305,7 @@ class Player:
 
     def _begin(
         self, fault: Fault | None, *, ticks: int = 1, quiet: int = 0, role: str = "sensor"
-    ) -> tuple[Any, Path]:
+    ) -> tuple[Fork, Path]:
         self._lives += 1
         folder = self._folder / f"life-{self._lives:03}"
         folder.mkdir()
@@ -332,30 +325,23 @@ class Player:
             plant=self._plant,
             keys={name: key for name, key in os.environ.items() if name.startswith("AWS_")},
         )
-        process = self._context.Process(target=live, args=(life,), name=folder.name)
-        process.start()
-        return process, folder
+        return self._forks.begin(live, life, name=folder.name), folder
 
-    def _end(self, begun: tuple[Any, Path], fault: Fault | None) -> LifeReport | None:
+    def _end(self, begun: tuple[Fork, Path], fault: Fault | None) -> LifeReport | None:
         """Wait until it has ended. Returns: what it says of itself, if it was not killed."""
         process, folder = begun
         trace, is_struck = folder / "trace", False
         if fault is not None and fault.mode == "struck":
             _until(
-                lambda: not process.is_alive() or (trace.exists() and trace.stat().st_size),
+                lambda: process.has_ended() or (trace.exists() and trace.stat().st_size),
                 f"{folder}: a life does not begin",
                 _LIFE_TIMEOUT_S,
             )
-            process.join(fault.at / 1000)
-            is_struck = process.is_alive()
+            is_struck = not process.has_ended(fault.at / 1000)
             process.kill()
-        process.join(_LIFE_TIMEOUT_S)
-        if process.is_alive():
-            process.kill()
-            process.join()
+        code = process.end(_LIFE_TIMEOUT_S)
+        if code is None:
             raise LakeError(f"{folder}: a life did not end in {_LIFE_TIMEOUT_S:.0f} s")
-        code = process.exitcode
-        process.close()
         calls = _calls_of(folder)
         calls += ["! struck"] if is_struck else []
         self._pairs.note(calls)

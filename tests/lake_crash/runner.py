@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tests.lake_crash.engines import ENGINES
+from tests.lake_crash.forks import Forks
 from tests.lake_crash.oracle import expected
 from tests.lake_crash.pairs import Pairs
-from tests.lake_crash.player import Facts, Player, context
+from tests.lake_crash.player import Facts, Player
 from tests.lake_crash.verdict import Verdict, judge_accounts, judge_events, judge_rows
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _play(
     say: Callable[[str], None],
     show: Callable[[str], None],
 ) -> list[Facts]:
-    forks: Any = context()
+    forks = Forks("tests.lake_crash.preload")
     done: list[Facts] = []
 
     def play(case: Case) -> Facts:

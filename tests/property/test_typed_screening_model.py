@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from hypothesis import given, strategies as st
 from typed_logs import (
     ACK,
+    CONT,
     OUT,
     PRODUCERS,
     between,
@@ -100,6 +101,25 @@ class Runs:
         return found.state, rows + found.begin.to_pylist()
 
 
+def waiting_of(log, state, ends):
+    """How many messages wait in each producer's open transaction, by where runs ended: each knows of its own alone."""
+    found = {}
+    for name, one in state.producers.items():
+        span = [
+            message
+            for message in log
+            if message.uuid.producer == name and message.uuid.flags == CONT
+            if one.begin >= 0 and message.begin >= one.begin and message.uuid.clock > 0
+        ]
+        found[name] = 0
+        for begin, end in pairwise(ends):
+            newest = one.last_ack
+            for clock in (m.uuid.clock for m in span if begin <= m.begin < end):
+                found[name] += clock > newest
+                newest = max(newest, clock)
+    return found
+
+
 def check(log, plan, **options):
     """All runs of `plan` over `log`; their rows and state are those of one sequencer. Returns: all states."""
     runs, state, rows = Runs(log, **options), JournalState(), []
@@ -129,6 +149,8 @@ def check(log, plan, **options):
     assert (counts.messages, counts.committed) == (len(log), len(rows))
     assert counts.acks == sum(m.uuid.flags == ACK and m.uuid.clock > 0 for m in log)
     assert counts.waiting == sum(p.waiting for p in state.producers.values())
+    waiting = waiting_of(log, state, [one.offset for one in states])
+    assert {name: one.waiting for name, one in state.producers.items()} == waiting
     assert min(counts.duplicates, counts.taken_back, counts.waiting) >= 0
     return runs, states
 

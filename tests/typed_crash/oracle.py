@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ class ProducerAt(NamedTuple):
     begin: int
     """-1: it has no open transaction."""
     waiting: int
+    """Messages of that."""
+    again: int
+    """How many times some of these were there again. A run knows where an open transaction begins, and no clock of it:
+    what comes again in a later run than before waits as well, until the transaction ends."""
 
 
 class Expected(NamedTuple):
@@ -67,7 +72,7 @@ def expected_of(appended: Sequence[Appended]) -> Expected:
     quarantined: dict[int, Record] = {}
     clocks: dict[int, int] = {}
     acked: dict[bytes, int] = {}
-    spans: dict[bytes, list[Appended]] = {}
+    spans: dict[bytes, _Span] = {}
     for one in _committed(appended, acked, spans):
         message = one.message
         if message.kind in _REASONS:
@@ -86,8 +91,9 @@ def expected_of(appended: Sequence[Appended]) -> Expected:
             clocks[one.begin] = message.clock if message.uuid else 0
     producers = {}
     for producer, last_ack in acked.items():
-        span = spans.get(producer, [])
-        producers[producer] = ProducerAt(last_ack, span[0].begin if span else -1, len(span))
+        span = spans[producer]
+        begin = span.messages[0].begin if span.messages else -1
+        producers[producer] = ProducerAt(last_ack, begin, len(span.messages), span.again)
     return Expected(
         rows=rows,
         clocks=clocks,
@@ -99,8 +105,16 @@ def expected_of(appended: Sequence[Appended]) -> Expected:
     )
 
 
+@dataclass
+class _Span:
+    """A transaction that is open, if there is a message of it."""
+
+    messages: list[Appended] = field(default_factory=list)
+    again: int = 0
+
+
 def _committed(
-    appended: Sequence[Appended], acked: dict[bytes, int], spans: dict[bytes, list[Appended]]
+    appended: Sequence[Appended], acked: dict[bytes, int], spans: dict[bytes, _Span]
 ) -> Iterator[Appended]:
     """Messages as they are committed. Leaves behind what is known of producers: clocks, and open transactions."""
     for one in appended:
@@ -110,19 +124,21 @@ def _committed(
             yield one
             continue
         known = acked.setdefault(who, clock - 1)
-        span = spans.setdefault(who, [])
+        span = spans.setdefault(who, _Span())
         if message.flags == _CONTINUE:
-            if clock > max([known, *(other.message.clock for other in span)]):
-                span.append(one)
+            if clock > max([known, *(other.message.clock for other in span.messages)]):
+                span.messages.append(one)
+            elif clock > known:
+                span.again += 1
         elif clock > known:
             if message.flags == _ACK:
-                yield from (other for other in span if other.message.clock <= clock)
+                yield from (other for other in span.messages if other.message.clock <= clock)
             yield one
             acked[who] = clock
-            span.clear()
+            spans[who] = _Span()
         elif message.flags == _ACK:  # a rollback
             acked[who] = clock
-            span.clear()
+            spans[who] = _Span()
 
 
 def last_of_keys(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import signal
 import threading
 import time
@@ -43,12 +42,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.lake_crash.forks import Fork, Forks
     from tests.lake_crash.plan import Fault
     from tests.typed_crash.oracle import Expected
     from tests.typed_crash.verdict import Found
     from tests.typed_crash.world import World
 
-__all__ = ["Facts", "Player", "context"]
+__all__ = ["Facts", "Player"]
 
 # Of a machine that is several times slower; all end much sooner.
 _LIFE_TIMEOUT_S = 600.0
@@ -61,13 +61,6 @@ _LACKING = 0.3
 _COLUMNS = (("n", "bigint"), ("k", "string"), ("at", "timestamptz"))
 # What a life may fail by: a neighbour that answers wrongly, or another life that was first.
 _EXPECTED = {"TypedFenced", "LakeError", "TransportError", "StoreUnavailable"}
-
-
-def context() -> Any:
-    """Forks lives from a server that has loaded them."""
-    made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(["tests.typed_crash.preload"])
-    return made
 
 
 @dataclass
@@ -103,7 +96,7 @@ class Player:
     def __init__(
         self,
         world: World,
-        forks: Any,
+        forks: Forks,
         case: Case,
         *,
         database: str,
@@ -249,7 +242,7 @@ class Player:
         held: tuple[str, int] | None = None,
         has_engine: bool = False,
         is_all: bool = False,
-    ) -> tuple[Any, Path]:
+    ) -> tuple[Fork, Path]:
         self._lives += 1
         folder = self._folder / f"life-{self._lives:03}"
         folder.mkdir()
@@ -271,9 +264,7 @@ class Player:
             held=held,
             plant=self._plant,
         )
-        process = self._forks.Process(target=live, args=(life,), name=folder.name)
-        process.start()
-        return process, folder
+        return self._forks.begin(live, life, name=folder.name), folder
 
     def _ranges(self, *, is_all: bool) -> dict[str, list[tuple[int, int]]]:
         """Offsets to be backfilled of all journals, or of some, of which there is a row or a record for sure."""
@@ -284,15 +275,11 @@ class Player:
         begin = self._draw.randrange(read[name])
         return {name: [(begin, self._draw.randint(begin + 1, read[name]))]}
 
-    def _end(self, process: Any, folder: Path) -> LifeReport | None:
+    def _end(self, process: Fork, folder: Path) -> LifeReport | None:
         """Wait until it has ended. Returns: what it says of itself, if it was not killed."""
-        process.join(_LIFE_TIMEOUT_S)
-        if process.is_alive():
-            process.kill()
-            process.join()
+        code = process.end(_LIFE_TIMEOUT_S)
+        if code is None:
             raise LakeError(f"{folder}: a life did not end in {_LIFE_TIMEOUT_S:.0f} s")
-        code = process.exitcode
-        process.close()
         calls = _calls_of(folder)
         self._pairs.note(calls)
         self.facts.calls += [*calls, ""]
@@ -316,7 +303,7 @@ class Player:
         held = step.call, step.at
         process, folder = self._begin(what=step.what, is_aimed=False, held=held)
         deadline = time.monotonic() + _HELD_TIMEOUT_S
-        while not (folder / "held").exists() and process.is_alive():
+        while not ((folder / "held").exists() or process.has_ended()):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{folder}: never came to {step.call}")
             time.sleep(_POLL_S)
@@ -330,7 +317,7 @@ class Player:
         """A metastore that is away for a moment while a life runs."""
         process, folder = self._begin(is_aimed=False, held=("metastore alter", 1))
         deadline = time.monotonic() + _HELD_TIMEOUT_S
-        while not (folder / "held").exists() and process.is_alive():
+        while not ((folder / "held").exists() or process.has_ended()):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{folder}: never came to its commit")
             time.sleep(_POLL_S)

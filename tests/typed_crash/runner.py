@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tests.lake_crash.forks import Forks
 from tests.lake_crash.pairs import Pairs
-from tests.typed_crash.player import Player, context
+from tests.typed_crash.player import Player
 from tests.typed_crash.verdict import Verdict, judge
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def run_typed_crash(
         database: of the tables; new in its world.
         plant: a fault of the lives, see `life.Life`.
     """
-    pairs, forks, verdict = Pairs(), context(), Verdict()
+    pairs, forks, verdict = Pairs(), Forks("tests.typed_crash.preload"), Verdict()
     facts: list[Facts] = []
 
     def play(case: Case) -> Facts:

@@ -163,10 +163,10 @@ def _judge_state(
             "acks": (counts.acks, one.acks),
             "rows": (counts.typed, len(one.rows)),
             "quarantined": (counts.quarantined, len(one.quarantined)),
-            "waiting": (counts.waiting, sum(each.waiting for each in one.producers.values())),
+            "waiting": (counts.waiting, sum(at.waiting for at in state.producers.values())),
             "lost bytes": (counts.lost_bytes, 0),
             "offset": (state.offset, one.head),
-            "producers": ({p: tuple(at) for p, at in state.producers.items()}, {p: tuple(at) for p, at in one.producers.items()}),
+            "producers": ({p: (at.last_ack, at.begin) for p, at in state.producers.items()}, {p: (at.last_ack, at.begin) for p, at in one.producers.items()}),
             "rows by the check of completeness": (found.counted[0].get(journal, 0), rows[journal]),
             "quarantined by the check of completeness": (
                 found.counted[1].get(journal, 0),
@@ -177,4 +177,11 @@ def _judge_state(
             f"{of}: {what} {is_said}, not {meant}"
             for what, (is_said, meant) in said.items()
             if is_said != meant
+        ]
+        problems += [
+            f"{of}: of producer {name.hex()} {at.waiting} messages wait, not {meant.waiting}, "
+            f"and no more than {meant.again} of them once more"
+            for name, at in state.producers.items()
+            if (meant := one.producers.get(name)) is not None
+            and not meant.waiting <= at.waiting <= meant.waiting + meant.again
         ]

@@ -4,11 +4,13 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from typed_logs import table_of
 
+from gazette_platform.lake.typed.planning.screening import sequence
 from gazette_platform.lake.typed.planning.state import Counts, JournalState, Producer, TypedState
 from gazette_platform.message import Envelope, Sequencer, UuidParts
-from tests.typed_crash.messages import JournalLog, Writer
-from tests.typed_crash.oracle import last_of_keys
+from tests.typed_crash.messages import PRODUCERS, JournalLog, Message, Writer
+from tests.typed_crash.oracle import ProducerAt, last_of_keys
 from tests.typed_crash.plan import CASES, THEMES, Held, make_case
 from tests.typed_crash.verdict import Found, Verdict, judge
 
@@ -37,7 +39,7 @@ def state_of(expected):
         acks=expected.acks,
         taken_back=expected.messages - committed - expected.acks - waiting,
     )
-    producers = {name: Producer(*one) for name, one in expected.producers.items()}
+    producers = {name: Producer(*one[:3]) for name, one in expected.producers.items()}
     return JournalState(offset=expected.head, producers=producers, counts=counts)
 
 
@@ -120,6 +122,7 @@ CHANGES = {
     "acks": lambda one: counting(one, acks=1, taken_back=-1),
     "rows": lambda one: counting(one, typed=1, quarantined=-1),
     "lost bytes": lambda one: counting(one, lost_bytes=1),
+    "waiting by counts": lambda one: counting(one, taken_back=-1),
 }
 
 
@@ -128,6 +131,71 @@ def test_state_that_is_wrong_is_told(case, what):
     wanted, found, more = case
     state = found.state.with_journals({"a": CHANGES[what](found.state.journals["a"])})
     assert not judged(wanted, found._replace(state=state), **more).is_ok
+
+
+def envelopes_of(log):
+    """Messages as the product's sequencer takes them."""
+    found = []
+    for begin, end, message, _ in log.messages:
+        none = message.uuid is None
+        parts = UuidParts(bytes(6), 0, 0) if none else UuidParts(*message[1:4])
+        found.append(Envelope("", begin, end, parts, message))
+    return found
+
+
+def state_of_runs(log, ends):
+    """What runs of the product come to that end at these offsets."""
+    envelopes = envelopes_of(log)
+
+    def between(begin, end):
+        return table_of([one for one in envelopes if begin <= one.begin < end])
+
+    state = JournalState()
+    for end in ends:
+        found = sequence(state, between(state.offset, end), between, end=end, warn=lambda _: None)
+        state = found.state
+    return state
+
+
+def test_transaction_that_comes_again_in_a_later_run_passes_and_no_other_count_of_it_does():
+    """The smallest such journal: a message of an open transaction, and a run, and the same message."""
+    one = Message("good", PRODUCERS[0], 7, 1, 1, "k1")
+    log = JournalLog()
+    for _ in range(2):
+        log.add([one], has_late=False)
+    wanted = log.expected()
+    assert wanted.producers == {PRODUCERS[0]: ProducerAt(6, 0, 1, 1)}
+    for ends, waiting in (([log.head], 1), ([log.messages[0].end, log.head], 2)):
+        state = state_of_runs(log, ends)
+        assert state.producers == {PRODUCERS[0]: Producer(6, 0, waiting)}
+        assert not judged({"a": wanted}, Found([], [], TypedState({"a": state}), ({}, {}))).problems
+    for waiting in (0, 3):
+        # As if it were a rollback of others, so that it adds up.
+        wrong = replace(
+            state,
+            producers={PRODUCERS[0]: Producer(6, 0, waiting)},
+            counts=Counts(messages=2, taken_back=2 - waiting),
+        )
+        found = Found([], [], TypedState({"a": wrong}), ({}, {}))
+        (told,) = judged({"a": wanted}, found).problems
+        assert f"of producer 010101010101 {waiting} messages wait, not 1" in told
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_state_of_the_product_passes_wherever_runs_end(seed):
+    draw = Random(seed)
+    for log in logs_of(seed, batches=60).values():
+        wanted = log.expected()
+        inner = draw.sample([at.end for at in log.messages], 12)
+        state = state_of_runs(log, sorted({*inner, log.head}))
+        assert (state.counts.committed, state.counts.acks) == (
+            len(wanted.rows) + len(wanted.quarantined),
+            wanted.acks,
+        )
+        state = state.with_rows(len(wanted.rows), len(wanted.quarantined))
+        found = found_of({"a": wanted})._replace(state=TypedState({"a": state}))
+        told = judged({"a": wanted}, found)
+        assert told.is_ok, told.problems
 
 
 def test_journal_that_the_state_does_not_know_or_that_is_none_is_told(case):
@@ -165,10 +233,8 @@ def test_oracle_and_sequencer_agree_though_they_share_nothing(seed):
     for log in logs_of(seed, batches=60).values():
         sequencer = Sequencer(ring_size=1 << 16, warn=lambda _: None)
         committed = []
-        for begin, end, message, _ in log.messages:
-            none = message.uuid is None
-            parts = UuidParts(bytes(6), 0, 0) if none else UuidParts(*message[1:4])
-            sequencer.queue(Envelope("", begin, end, parts, message))
+        for envelope in envelopes_of(log):
+            sequencer.queue(envelope)
             while (used := sequencer.dequeued) is not None:
                 committed += [used.begin] if used.message.kind != "ack" else []
                 sequencer.step()

@@ -270,6 +270,23 @@ def test_message_without_a_clock_drops_no_transaction_whoever_it_says_it_is_of()
     assert found.state.producers == {A: Producer(0, 0, 1)}
 
 
+def test_message_of_an_open_transaction_that_comes_again_waits_in_a_later_run_and_is_a_row_once():
+    """No clock of an open transaction is known to a later run, as it is to none that goes on at a checkpoint."""
+    one, again = table((A, 2, CONT)), table((A, 2, CONT), first=10)
+    first = sequence(JournalState(), one, nothing, end=10).state
+    second = sequence(first, again, nothing, end=20).state
+    assert second.producers == {A: Producer(1, 0, 2)}
+    assert second.counts == Counts(messages=2)
+    ack = table((A, 3, ACK), first=20)
+    last = sequence(second, ack, lambda *_: pa.concat_tables([one, again]), end=30)
+    assert last.begin.to_pylist() == [0]
+    assert last.state.counts == Counts(messages=3, committed=1, taken_back=1, acks=1)
+    # By one run it is known for what it is.
+    once = sequence(JournalState(), pa.concat_tables([one, again, ack]), nothing, end=30)
+    assert once.begin.to_pylist() == [0]
+    assert once.state.counts == Counts(messages=3, committed=1, duplicates=1, acks=1)
+
+
 @pytest.mark.parametrize("gone", [table(first=10), table((A, 2, CONT), first=10)])
 def test_transaction_of_which_a_part_is_gone_is_not_committed(gone):
     before = JournalState(offset=30, producers={A: Producer(1, 10, 2)})

@@ -7,7 +7,7 @@ a few, and one whose answer does not come is closed: what it has begun is then r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, final
 
 from pyiceberg.catalog import MetastoreCatalog
 from pyiceberg.catalog.sql import SqlCatalog
@@ -15,10 +15,10 @@ from sqlalchemy import create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
-from typing_extensions import override
 
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.iceberg_catalog import ANSWER_S, CONNECT_S
+from gazette_platform.ops.bounded_postgres import bounded_connection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
 
 __all__ = ["sql_catalog"]
-
-# Between two looks whether an interrupt has come: psycopg's default.
-_LOOK_S: Final = 0.1
 
 
 def sql_catalog(
@@ -83,7 +80,7 @@ def _engine(catalog: IcebergCatalog, login: CatalogLogin, answer_s: float) -> En
     url = make_url(catalog.uri)
     if not catalog.is_postgres:
         return create_engine(url, poolclass=NullPool)
-    connection = _connection_class(answer_s)
+    connection = bounded_connection(answer_s)
     url = url.set(drivername="postgresql+psycopg", password=login.password or None)
     connect_s = max(1, round(min(CONNECT_S, answer_s)))
     more = {"connect_timeout": str(connect_s), "application_name": "gazette-platform"}
@@ -94,22 +91,3 @@ def _engine(catalog: IcebergCatalog, login: CatalogLogin, answer_s: float) -> En
 
     event.listen(engine, "do_connect", connect)
     return engine
-
-
-def _connection_class(answer_s: float) -> Any:
-    """A connection that is closed once an answer does not come. Raises: ImportError: there is no psycopg."""
-    import psycopg  # noqa: PLC0415  files of SQLite need none
-
-    class Bounded(psycopg.Connection[Any]):
-        @override
-        def wait(self, gen: Any, interval: float = _LOOK_S, timeout: float | None = None) -> Any:
-            limit = answer_s if timeout is None else timeout
-            try:
-                return super().wait(gen, interval, limit)
-            except psycopg.OperationalError:
-                if self.info.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
-                    # The answer may come yet: nothing else can be asked here.
-                    self.close()
-                raise
-
-    return Bounded

@@ -41,7 +41,8 @@ class Producer(NamedTuple):
     begin: int = -1
     """Offset of the first message of its open transaction; -1 if there is none."""
     waiting: int = 0
-    """Messages of that transaction."""
+    """Messages of that transaction. One that comes again in a later run than before counts once more: of an open
+    transaction no clock is known there."""
 
 
 @final
@@ -61,7 +62,7 @@ class Counts:
     """There before: their clock was not above those of their producer."""
     taken_back: int = 0
     """Of transactions that were rolled back, or given up by their producer. If one is open over several
-    runs, messages of it that are there twice count here, too."""
+    runs, messages of it that come again in a later one wait, too, and count here once it has ended."""
     acks: int = 0
     """ACKs, which are no rows."""
     lost_bytes: int = 0
