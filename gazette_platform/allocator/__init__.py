@@ -5,7 +5,7 @@ capacity (what an exiting member gives up). Guarantee: with the keys and the ste
 allocator, so that brokers of both kinds may share a cluster. `solver` says who ought to hold
 what (`flow_network` and `push_relabel` are its data and its search), `converge` which transactions
 lead there without losing a consistent replica, `loop` runs them, `announce` makes a process a
-member, `metrics` counts. Cost: in the number of items that change, and in slices of some milliseconds.
+member, `leaving` hands over what one that leaves holds, `metrics` counts. Cost: in the number of items that change, and in slices of some milliseconds.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     import random
     from concurrent.futures import Executor
 
-    from gazette_platform.broker.auth import Authenticator
     from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.broker.leftovers import Leftovers
     from gazette_platform.broker.membership import Membership
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol import ProcessId
+    from gazette_platform.serving.auth import Authenticator
     from gazette_platform.stores import StoreRegistry
 
 __all__ = ["BrokerContext"]

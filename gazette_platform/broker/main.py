@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from gazette_platform.broker.process.signals import HURRIED_S, Signals, on_loop_error
-from gazette_platform.broker.process.watchdog import Watchdog
 from gazette_platform.broker.serve import Broker
 from gazette_platform.ops.limits import raise_file_limit
 from gazette_platform.ops.memory import settle_memory, tune_malloc
 from gazette_platform.ops.stacks import describe_tasks, describe_threads
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.serving.process.signals import HURRIED_S, Signals, on_loop_error
+from gazette_platform.serving.process.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from gazette_platform.broker.config import BrokerConfig
@@ -42,7 +42,7 @@ async def _run(config: BrokerConfig, watchdog: Watchdog) -> None:
     broker = Broker(config)
     loop.set_exception_handler(lambda loop, context: on_loop_error(broker, loop, context))
     watchdog.describe = lambda: f"{describe_tasks(loop)}\n{describe_threads()}"
-    signals = Signals(broker, watchdog)
+    signals = Signals(broker, watchdog, flag="broker.drain-timeout")
     try:
         await _serve(broker, signals)
     finally:  # threads that hang in a disk or a store would keep the interpreter from ending

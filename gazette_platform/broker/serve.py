@@ -13,29 +13,24 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.allocator import Allocator, announce
+from gazette_platform.allocator import Allocator, announce, leaving
 from gazette_platform.broker.api.service import BrokerService
-from gazette_platform.broker.auth import Authenticator
 from gazette_platform.broker.config import FsyncMode
 from gazette_platform.broker.context import BrokerContext
 from gazette_platform.broker.crash.evictor import Evictor
 from gazette_platform.broker.crash.former import await_former
 from gazette_platform.broker.crash.former_spools import recover_spools, take_homes
-from gazette_platform.broker.crash.hand_over import deadline, say_leaving, wait_handed_over
+from gazette_platform.broker.crash.hand_over import say_leaving, wait_handed_over
 from gazette_platform.broker.crash.noted_heads import held_alone, note_heads
 from gazette_platform.broker.http.gateway import Gateway
-from gazette_platform.broker.http.server import HttpServer
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.resolver import Resolver
 from gazette_platform.broker.journal.storing import still_storing
 from gazette_platform.broker.leftovers import Leftovers
 from gazette_platform.broker.membership import Membership
 from gazette_platform.broker.metrics import BrokerMetrics
-from gazette_platform.broker.process.names import random_id
 from gazette_platform.broker.side_keys import own_member_key
 from gazette_platform.broker.store_guard import StoreGuard
-from gazette_platform.broker.wire.grpc_server import GrpcServer
-from gazette_platform.broker.wire.interface import RpcFailed
 from gazette_platform.broker.wire.peers import Peers
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import EtcdClient
@@ -50,6 +45,11 @@ from gazette_platform.ops.retry import insist
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.ops.threads import run_in
 from gazette_platform.protocol import BrokerSpec, ProcessId
+from gazette_platform.serving.auth import Authenticator
+from gazette_platform.serving.grpc_server import GrpcServer
+from gazette_platform.serving.http_server import HttpServer
+from gazette_platform.serving.interface import RpcFailed
+from gazette_platform.serving.process.names import random_id
 from gazette_platform.stores import StoreRegistry, health_check, open_store
 from gazette_platform.stores.metrics import MeasuredStore
 
@@ -227,7 +227,6 @@ class Broker:
     async def _start_http(self) -> None:
         """Open the HTTP port, and the one for diagnostics if there is to be one."""
         config = self.config
-        has_tls = config.server_cert_file is not None
         tasks = TaskGroup("http", faults=self.faults)
         self._stack.push_async_callback(tasks.close)
         http = HttpServer(
@@ -235,11 +234,12 @@ class Broker:
             port=config.http_port,
             metrics=self._context.metrics,
             is_ready=lambda: self._is_ready,
-            tls=config.server_tls.server_context() if has_tls else None,
+            tls=config.server_tls.server_context() if config.server_cert_file else None,
             tasks=tasks,
             faults=self.faults,
             guard=HostGuard(config.host_names, config.allow_origin),
-            gateway=Gateway(self.service, allow_origin=config.allow_origin, tasks=tasks),
+            flag="broker.http-port",
+            add_routes=Gateway(self.service, allow_origin=config.allow_origin, tasks=tasks).add_to,
             has_diagnostics=not config.debug_private,
         )
         await http.start()
@@ -542,7 +542,7 @@ class Broker:
         await self._within(3 * _GRACE_S, "noting write heads", note())
 
     async def _say_leaving(self) -> None:
-        is_over = deadline(self._context.clock, self._lease, _SAY_S)
+        is_over = leaving.deadline(self._context.clock, self._lease, _SAY_S)
         with contextlib.suppress(EtcdError):
             await insist(self._announcement.set_exiting, is_over=is_over)
 

@@ -12,7 +12,6 @@ from gazette_platform.broker.append.appender import Appender
 from gazette_platform.broker.append.batch import Pending, content_sum
 from gazette_platform.broker.replicate.replicator import Replicator
 from gazette_platform.broker.spool.journal_spool import JournalSpool
-from gazette_platform.broker.wire.interface import RpcFailed
 from gazette_platform.errors import EtcdError
 from gazette_platform.fragment.index import Index
 from gazette_platform.ops.clock import ManualClock
@@ -29,6 +28,7 @@ from gazette_platform.protocol import (
     Route,
     Status,
 )
+from gazette_platform.serving.interface import RpcFailed
 
 
 def spec(*, length=1024, codec=CompressionCodec.NONE, flags=JournalFlag.O_RDWR, flush_s=0):

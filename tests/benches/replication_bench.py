@@ -15,7 +15,6 @@ from gazette_platform.broker.replicate.messages import (
 )
 from gazette_platform.broker.replicate.replicator import Replicator
 from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.fragment.index import Index
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.ops.interrupt import Interrupt
@@ -29,6 +28,7 @@ from gazette_platform.protocol import (
     Route,
     Status,
 )
+from gazette_platform.serving.interface import Code, RpcFailed
 
 NAME = "a/journal"
 OWN, A, B = ProcessId("A", "own-1"), ProcessId("B", "peer-1"), ProcessId("C", "peer-2")

@@ -20,7 +20,7 @@ import sys
 if "serve" in sys.orig_argv:
     import asyncio, logging, os, time
     from gazette_platform.broker.api import listing as list_api
-    from gazette_platform.broker.wire.interface import Code, RpcFailed
+    from gazette_platform.serving.interface import Code, RpcFailed
     from gazette_platform.protocol import Status
 
     apply, kept = list_api.ListApi.apply, []

@@ -11,7 +11,6 @@ import pytest
 
 from gazette_platform.broker.api.admin import AdminApi
 from gazette_platform.broker.side_keys import savepoint_key
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import (
     CallFailed,
@@ -33,6 +32,7 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb
 from gazette_platform.protocol.selectors import LabelSelector
+from gazette_platform.serving.interface import Code, RpcFailed
 
 pytestmark = pytest.mark.etcd
 

@@ -8,7 +8,6 @@ import hashlib
 import grpc
 import pytest
 
-from gazette_platform.broker.wire import grpc_server
 from gazette_platform.errors import AccessDenied
 from gazette_platform.fragment import refresh
 from gazette_platform.protocol import (
@@ -23,6 +22,7 @@ from gazette_platform.protocol import (
     SuspendSpec,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving import grpc_server
 from gazette_platform.testing.local_broker import (
     AppendCall,
     append,

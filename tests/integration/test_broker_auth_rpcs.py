@@ -249,7 +249,7 @@ async def test_fr1_list_fragments_needs_capability_and_selector(client, stub):
 
 # ------------------------------------------------------------------------------------ expiry
 async def test_a_read_ends_in_order_when_its_token_expires(client, stub, monkeypatch):
-    monkeypatch.setattr("gazette_platform.broker.auth.LEEWAY_S", 0.2)
+    monkeypatch.setattr("gazette_platform.serving.auth.LEEWAY_S", 0.2)
     await client.append(A, b"content")
     metadata = bearer(Capability.READ, lifetime_s=1)
     async with asyncio.timeout(10):
@@ -261,7 +261,7 @@ async def test_a_read_ends_in_order_when_its_token_expires(client, stub, monkeyp
 async def test_a_response_on_its_way_when_a_token_expires_is_sent_whole(
     client, broker, monkeypatch
 ):
-    monkeypatch.setattr("gazette_platform.broker.auth.LEEWAY_S", 0.0)
+    monkeypatch.setattr("gazette_platform.serving.auth.LEEWAY_S", 0.0)
     await client.append(A, b"content")
     metadata = dict(bearer(Capability.READ, lifetime_s=1))
     expired, sent = asyncio.Event(), []
@@ -279,7 +279,7 @@ async def test_a_response_on_its_way_when_a_token_expires_is_sent_whole(
 
 
 async def test_a_watch_is_told_when_its_token_expires(client, stub, monkeypatch):
-    monkeypatch.setattr("gazette_platform.broker.auth.LEEWAY_S", 0.2)
+    monkeypatch.setattr("gazette_platform.serving.auth.LEEWAY_S", 0.2)
     metadata = bearer(Capability.LIST, lifetime_s=1)
     async with asyncio.timeout(10):
         watching = stub.List(pb.ListRequest(watch=True), metadata=metadata)
@@ -287,7 +287,7 @@ async def test_a_watch_is_told_when_its_token_expires(client, stub, monkeypatch)
 
 
 async def test_a_tail_of_our_client_outlives_its_tokens(client, broker, monkeypatch):
-    monkeypatch.setattr("gazette_platform.broker.auth.LEEWAY_S", 0.0)
+    monkeypatch.setattr("gazette_platform.serving.auth.LEEWAY_S", 0.0)
     monkeypatch.setattr("gazette_platform.client.auth._LIFETIME_DEFAULT_S", 1)
     config = ClientConfig(address=broker.endpoint, auth_keys=KEY)
     async with AsyncClient(config) as short, short.tail(A, 0) as tail, asyncio.timeout(20):

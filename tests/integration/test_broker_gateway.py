@@ -10,7 +10,6 @@ import hashlib
 import aiohttp
 import pytest
 
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import (
@@ -23,6 +22,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.testing.local_broker import eventually
 
 pytestmark = pytest.mark.etcd

@@ -12,13 +12,13 @@ import pytest
 
 from gazette_platform.broker import serve
 from gazette_platform.broker.crash.noted_heads import note_heads
-from gazette_platform.broker.process.watchdog import Watchdog
-from gazette_platform.broker.wire.grpc_server import GrpcServer
 from gazette_platform.client import Change, Client, ClientConfig
 from gazette_platform.errors import EtcdError, SetupError
 from gazette_platform.fragment.spool import Spool
 from gazette_platform.keyspace import KeySpace
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.serving.grpc_server import GrpcServer
+from gazette_platform.serving.process.watchdog import Watchdog
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.local_broker import LocalBrokers, append, eventually
 

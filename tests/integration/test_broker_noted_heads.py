@@ -19,7 +19,6 @@ from gazette_platform.broker.epoch_store import read_record
 from gazette_platform.broker.journal.spec_writes import write_head, write_suspend
 from gazette_platform.broker.side_keys import own_member_key, own_members_prefix
 from gazette_platform.broker.spool.journal_spool import Draft
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import EtcdError, GazetteError
 from gazette_platform.etcd import Delete, EtcdClient, Put
@@ -35,6 +34,7 @@ from gazette_platform.protocol import (
     SuspendSpec,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.testing.local_broker import (
     AppendCall,
     append,

@@ -10,7 +10,6 @@ import pytest
 from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.replicate import replicator
 from gazette_platform.broker.spool.journal_spool import Draft
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.broker.wire.peer_stream import open_replicate
 from gazette_platform.broker.wire.peers import Peers
 from gazette_platform.ops.clock import SystemClock
@@ -18,6 +17,7 @@ from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, ProcessId
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.testing.fault_proxy import FaultProxies, FaultProxy
 from gazette_platform.testing.local_broker import (
     AppendCall,

@@ -12,8 +12,6 @@ import grpc
 import pytest
 
 from gazette_platform.broker.side_keys import epoch_key
-from gazette_platform.broker.wire import grpc_server
-from gazette_platform.broker.wire.interface import Code, NotTaken
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.etcd import Delete
 from gazette_platform.ops.clock import SystemClock
@@ -26,6 +24,8 @@ from gazette_platform.protocol import (
     LabelSet,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving import grpc_server
+from gazette_platform.serving.interface import Code, NotTaken
 from gazette_platform.testing.local_broker import (
     append,
     eventually,

@@ -105,7 +105,7 @@ async def test_a_server_that_ends_by_itself_ends_the_broker_and_loses_nothing(
     await broker._server._server.stop(None)
     async with asyncio.timeout(10):
         await broker.failed.wait()
-    assert str(broker.failure) == "the gRPC server of this broker has ended by itself"
+    assert str(broker.failure) == "the gRPC server of this process has ended by itself"
     async with asyncio.timeout(30):
         assert await broker.fail() == []
     assert len(list((cluster.fragments / JOURNAL).iterdir())) == 1

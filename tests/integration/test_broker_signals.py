@@ -26,7 +26,7 @@ SIGNALS = 1 << (signal.SIGINT - 1) | 1 << (signal.SIGTERM - 1)
 PROGRAM = textwrap.dedent("""
     import os, sys, threading
     from gazette_platform.broker import main, serve
-    from gazette_platform.broker.process import signals
+    from gazette_platform.serving.process import signals
     from gazette_platform.cli import gazette
     from gazette_platform.fragment.spool import Spool
 

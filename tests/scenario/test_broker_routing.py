@@ -21,7 +21,6 @@ from gazette_platform.broker.api.read import ReadApi
 from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.journal.resolver import Resolver
 from gazette_platform.broker.membership import Membership
-from gazette_platform.broker.wire.interface import Code, NotTaken, RpcFailed
 from gazette_platform.broker.wire.peers import Peers
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.keyspace import (
@@ -47,6 +46,7 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.auth import Capability, Claims
 from gazette_platform.protocol.content import encode_append_content, encode_read_content
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
+from gazette_platform.serving.interface import Code, NotTaken, RpcFailed
 
 PREFIX = "/p"
 JOURNAL = "a/journal"

@@ -22,7 +22,6 @@ from gazette_platform.broker.append.content import (
     pump,
 )
 from gazette_platform.broker.journal.resolver import Resolution
-from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, RpcFailed
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import (
     ZERO_SUM,
@@ -35,6 +34,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.content import encode_append_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.interface import READ_AHEAD_BYTES, Code, RpcFailed
 from gazette_platform.testing.local_broker import eventually
 
 COMMIT = b""

@@ -14,7 +14,6 @@ from gazette_platform.broker.append import appender as module, batch as batches,
 from gazette_platform.broker.append.batch import Outcome, Pending
 from gazette_platform.broker.spool import digester, journal_spool
 from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import EtcdError
 from gazette_platform.fragment.spool import Spool
 from gazette_platform.protocol import (
@@ -27,6 +26,7 @@ from gazette_platform.protocol import (
     LabelSet,
     Status,
 )
+from gazette_platform.serving.interface import Code, RpcFailed
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import pytest
 from appender_bench import Stream, running_bench, span, spec
 
 from gazette_platform.broker.spool import closing, journal_spool
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.protocol import (
     JournalFlag,
     Status,
 )
+from gazette_platform.serving.interface import Code, RpcFailed
 
 
 @pytest.fixture

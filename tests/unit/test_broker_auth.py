@@ -6,7 +6,6 @@ import base64
 
 import pytest
 
-from gazette_platform.broker.auth import Authenticator
 from gazette_platform.client.auth import Authorizer
 from gazette_platform.client.config import ClientConfig
 from gazette_platform.errors import ValidationError
@@ -19,6 +18,7 @@ from gazette_platform.protocol.auth import (
     Forbidden,
     Unauthenticated,
 )
+from gazette_platform.serving.auth import Authenticator
 
 ONE, TWO = (base64.b64encode(secret).decode() for secret in (b"one" * 11, b"two" * 11))
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from gazette_platform.broker.journal.gaps import Gaps
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.fragment.index import Index
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import Fragment
+from gazette_platform.serving.interface import Code, RpcFailed
 
 JOURNAL = "a/journal"
 

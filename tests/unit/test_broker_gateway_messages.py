@@ -14,10 +14,10 @@ from gazette_platform.broker.http.messages import (
     read_headers,
     status_code,
 )
-from gazette_platform.broker.wire.interface import Code, Denied, NotNow, RpcFailed
 from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.protocol import CompressionCodec, Fragment, Status
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.interface import Code, Denied, NotNow, RpcFailed
 
 FRAGMENT = Fragment(
     "a/journal", 1024, 2048, bytes(range(20)), CompressionCodec.GZIP, mod_time=1_500_000_000

@@ -11,9 +11,9 @@ from grpc import aio
 from grpc._cython import cygrpc
 
 from gazette_platform.broker.metrics import BrokerMetrics
-from gazette_platform.broker.wire.grpc_server import GrpcServer, _handled, _Stream
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import SetupError
+from gazette_platform.serving.grpc_server import GrpcServer, _handled, _Stream
+from gazette_platform.serving.interface import Code, RpcFailed
 
 
 def refusal(host, port=0, **options):

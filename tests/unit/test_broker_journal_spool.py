@@ -11,10 +11,10 @@ from replication_bench import A, Bench
 
 from gazette_platform.broker.spool import closing, journal_spool
 from gazette_platform.broker.spool.digester import Digester
-from gazette_platform.broker.wire.interface import RpcFailed
 from gazette_platform.fragment.spool import Spool
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import LabelSet
+from gazette_platform.serving.interface import RpcFailed
 from gazette_platform.testing.local_broker import eventually
 
 

@@ -17,7 +17,6 @@ from gazette_platform.broker.replicate.messages import (
 from gazette_platform.broker.replicate.pipeline import Pipeline
 from gazette_platform.broker.replicate.pipeline_fsm import SyncOutcome
 from gazette_platform.broker.replicate.replica_fsm import Answer
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
     EtcdHeader,
@@ -29,6 +28,7 @@ from gazette_platform.protocol import (
     Status,
 )
 from gazette_platform.protocol.content import encode_replicate_content
+from gazette_platform.serving.interface import Code, RpcFailed
 
 A, B, OWN = ProcessId("A", "peer-1"), ProcessId("B", "peer-2"), ProcessId("C", "own-1")
 ROUTE = Route((A, B, OWN), 2, ("http://a:1", "http://b:1", "http://c:1"))

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from appender_bench import running_bench, span
 
-from gazette_platform.broker.wire.interface import RpcFailed
 from gazette_platform.protocol import LabelSelector, LabelSet, Status
+from gazette_platform.serving.interface import RpcFailed
 
 
 @pytest.fixture

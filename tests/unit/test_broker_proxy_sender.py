@@ -9,7 +9,7 @@ from grpc import aio
 from grpc._cython import cygrpc
 
 from gazette_platform.broker.wire.forwarder import Sender
-from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.serving.interface import Code, RpcFailed
 
 
 class Call:

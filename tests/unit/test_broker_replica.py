@@ -21,7 +21,6 @@ from gazette_platform.broker.journal import healthy, pulses as pulses_module
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.timers import FLUSH_RETRY_S
 from gazette_platform.broker.metrics import BrokerMetrics
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.fragment.spool_home import Owner, SpoolHome, boot_id
@@ -43,6 +42,7 @@ from gazette_platform.protocol import (
     SuspendLevel,
     SuspendSpec,
 )
+from gazette_platform.serving.interface import Code, RpcFailed
 
 JOURNAL = "a/journal"
 

@@ -25,7 +25,6 @@ from gazette_platform.broker.replicate.messages import (
 )
 from gazette_platform.broker.replicate.replica_fsm import Answer
 from gazette_platform.broker.spool.journal_spool import Draft
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.ops.interrupt import Interrupt, Interrupted
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
@@ -40,6 +39,7 @@ from gazette_platform.protocol import (
     Route,
     Status,
 )
+from gazette_platform.serving.interface import Code, RpcFailed
 
 
 @pytest.fixture

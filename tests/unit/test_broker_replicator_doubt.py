@@ -10,10 +10,10 @@ from replication_bench import OWN, THREE, A, B, Bench, Held, Link, settle
 
 from gazette_platform.broker.append.fsm import AppendFSM
 from gazette_platform.broker.replicate import replicator as module
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import EtcdError
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import AppendSuspend, LabelSet, ProcessId, Route
+from gazette_platform.serving.interface import Code, RpcFailed
 
 
 @pytest.fixture

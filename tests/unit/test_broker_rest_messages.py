@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_platform.broker.http.rest_messages import (
+from gazette_platform.errors import ValidationError
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.interface import Code, Denied, RpcFailed
+from gazette_platform.serving.rest_messages import (
     INVALID_ARGUMENT,
     error_line,
     error_of,
     parse_request,
     result_line,
 )
-from gazette_platform.broker.wire.interface import Code, Denied, RpcFailed
-from gazette_platform.errors import ValidationError
-from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 ZERO_HEADER = (
     b'{"processId":{"zone":"","suffix":""},"route":{"members":[],"primary":0,"endpoints":[]},'

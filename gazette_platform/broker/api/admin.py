@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.broker.api.prologue import decode, endpoint_of, find, rules
 from gazette_platform.broker.journal.unstored import ask_others, call_flush
 from gazette_platform.broker.side_keys import savepoint_key, savepoints_prefix
-from gazette_platform.broker.wire.interface import Code, NotNow, RpcFailed
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, Delete, Put
 from gazette_platform.ops.retry import backoff_s
@@ -24,6 +23,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import ALL_CLAIMS, Forbidden
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb
+from gazette_platform.serving.interface import Code, NotNow, RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

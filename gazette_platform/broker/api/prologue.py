@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
-from gazette_platform.broker.wire.interface import Code, NotNow, RpcFailed
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import Header, Status
+from gazette_platform.serving.interface import Code, NotNow, RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,13 +11,13 @@ import contextlib
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.wire.forwarder import PeerCall, PeerFailed, with_header
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.client.route_cache import Condition, pick_endpoint
 from gazette_platform.client.wire import CANNOT_REACH, brief_details
 from gazette_platform.errors import TransportError
 from gazette_platform.protocol import Status
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.interface import Code, RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolution, Resolver
     from gazette_platform.broker.wire.forwarder import PeerMessages
-    from gazette_platform.broker.wire.interface import ContentSource, Send
     from gazette_platform.protocol import Header
+    from gazette_platform.serving.interface import ContentSource, Send
 
 __all__ = ["PrimaryNotReached", "Proxy"]
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.api.prologue import decode, find_readable
 from gazette_platform.broker.journal.known import check_fence, wait_known, wait_synced
-from gazette_platform.broker.wire.interface import Code, NotNow, RpcFailed
 from gazette_platform.codecs import decompress_steps, decompressor
 from gazette_platform.errors import DataError, GazetteError, ObjectNotFound, StoreError
 from gazette_platform.fragment.index import QueryResult
@@ -23,6 +22,7 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.auth import ALL_CLAIMS
 from gazette_platform.protocol.content import encode_read_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.interface import Code, NotNow, RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolution, Resolver
-    from gazette_platform.broker.wire.interface import Send
     from gazette_platform.fragment.completed import LocalFile
     from gazette_platform.protocol.auth import Claims
+    from gazette_platform.serving.interface import Send
 
 __all__ = ["ReadApi"]
 

@@ -32,19 +32,20 @@ from gazette_platform.broker.replicate.replica_fsm import (
     SpoolState,
     Write,
 )
-from gazette_platform.broker.wire.interface import TENURE, Code, RpcFailed
+from gazette_platform.broker.wire.peer_stream import TENURE
 from gazette_platform.ops.interrupt import Interrupt, Interrupted
 from gazette_platform.protocol import Status
 from gazette_platform.protocol.auth import ALL_CLAIMS
+from gazette_platform.serving.interface import Code, RpcFailed
 
 if TYPE_CHECKING:
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolver
     from gazette_platform.broker.replicate.replica_fsm import Effect
     from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
-    from gazette_platform.broker.wire.interface import MessageStream, Metadata
     from gazette_platform.protocol import Header, ProcessId
     from gazette_platform.protocol.auth import Claims
+    from gazette_platform.serving.interface import MessageStream, Metadata
 
 __all__ = ["ReplicateApi"]
 

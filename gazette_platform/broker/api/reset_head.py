@@ -11,10 +11,10 @@ from gazette_platform.broker.append.events import AppendRequest
 from gazette_platform.broker.journal.claims import HoldersAway
 from gazette_platform.broker.journal.pulses import barrier
 from gazette_platform.broker.wire.forwarder import PeerCall, PeerFailed, with_header
-from gazette_platform.broker.wire.interface import Code, NotNow, RpcFailed
 from gazette_platform.protocol import AppendSuspend, Status, validate_journal_request
 from gazette_platform.protocol.auth import ALL_CLAIMS, Capability
 from gazette_platform.protocol.pb import admin_pb2 as pb
+from gazette_platform.serving.interface import Code, NotNow, RpcFailed
 
 if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext

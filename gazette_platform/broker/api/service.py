@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar, final
-
-from google.protobuf.message import DecodeError
+from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.api.admin import AdminApi
 from gazette_platform.broker.api.append import AppendApi
@@ -16,17 +14,18 @@ from gazette_platform.broker.api.proxy import Proxy
 from gazette_platform.broker.api.read import ReadApi
 from gazette_platform.broker.api.replicate import ReplicateApi
 from gazette_platform.broker.api.reset_head import ResetHeadApi
-from gazette_platform.broker.wire.interface import Code, Denied, Kind, NotTaken, Rpc, RpcFailed
-from gazette_platform.errors import EtcdError, GazetteError
 from gazette_platform.protocol import Status
-from gazette_platform.protocol.auth import Capability, Forbidden, Unauthenticated
+from gazette_platform.protocol.auth import Capability
+from gazette_platform.serving.interface import Code, Kind, NotTaken, Rpc, RpcFailed
+from gazette_platform.serving.outcome import before_expiry, failure_of
 
 if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolver
-    from gazette_platform.broker.metrics import Tally
-    from gazette_platform.broker.wire.interface import (
+    from gazette_platform.protocol.auth import Claims
+    from gazette_platform.serving.call_metrics import Tally
+    from gazette_platform.serving.interface import (
         BidiStream,
         ClientStream,
         ContentSource,
@@ -35,12 +34,8 @@ if TYPE_CHECKING:
         Send,
         ServerStream,
     )
-    from gazette_platform.protocol.auth import Claims
 
 __all__ = ["BrokerService"]
-
-T = TypeVar("T")
-
 
 _JOURNAL, _ADMIN = "protocol.Journal", "gazette_platform.Admin"
 
@@ -110,8 +105,8 @@ class BrokerService:
             begun.count += 1
             try:
                 claims = self._auth.authorize(metadata, capability)
-                status, response = await self._before_expiry(
-                    self._limit(claims), method(request, claims)
+                status, response = await before_expiry(
+                    self._auth.limit(claims), method(request, claims)
                 )
             except RpcFailed:
                 self._count_error(name)
@@ -137,7 +132,7 @@ class BrokerService:
                 claims = self._auth.everyone or self._auth.authorize(metadata, capability)
                 serving = method(first, content, claims)
                 if claims.expires_at is not None:
-                    serving = self._before_expiry(self._limit(claims), serving)
+                    serving = before_expiry(self._auth.limit(claims), serving)
                 status, response = await serving
                 if status is Status.OK:
                     self._check_fence()
@@ -163,7 +158,7 @@ class BrokerService:
             begun.count += 1
             try:
                 claims = self._auth.authorize(metadata, capability)
-                await self._before_expiry(self._limit(claims), method(stream, metadata, claims))
+                await before_expiry(self._auth.limit(claims), method(stream, metadata, claims))
             except RpcFailed:
                 self._count_error(name)
                 raise  # and not `from` itself: that cycle would keep what its frames hold
@@ -189,7 +184,7 @@ class BrokerService:
             begun.count += 1
             try:
                 claims = self._auth.authorize(metadata, capability)
-                limit = self._limit(claims)
+                limit = self._auth.limit(claims)
 
                 async def send_whole(raw: bytes) -> None:
                     due_at = limit.when()
@@ -198,7 +193,7 @@ class BrokerService:
                     limit.reschedule(due_at)
 
                 sender = send if claims.expires_at is None else send_whole
-                await self._before_expiry(limit, method(request, sender, claims))
+                await before_expiry(limit, method(request, sender, claims))
             except NotTaken:
                 cancelled.inc()
                 raise
@@ -236,46 +231,9 @@ class BrokerService:
 
         return metrics.tallies.of(metrics.started.labels(name)), end
 
-    def _limit(self, claims: Claims) -> asyncio.Timeout:
-        """A time-out for the moment at which the claims of a caller expire."""
-        return asyncio.timeout(
-            None if claims.expires_at is None else self._auth.remaining_s(claims)
-        )
-
-    @staticmethod
-    async def _before_expiry(limit: asyncio.Timeout, work: Awaitable[T]) -> T:
-        """Await `work` until the claims of its caller expire.
-
-        Raises: RpcFailed: DEADLINE_EXCEEDED: they have expired. Clients then get a new token.
-        """
-        try:
-            async with limit:
-                return await work
-        except TimeoutError as err:
-            if not limit.expired():
-                raise
-            raise RpcFailed(Code.DEADLINE_EXCEEDED, "the call's authorization has expired") from err
-
     def _count_error(self, operation: str) -> None:
         self._metrics.completed.labels(operation, "error").inc()
 
     def _failed(self, operation: str, err: Exception) -> RpcFailed:
-        """What a caller is told of an error. One that is not ours is a fault; it ends only this call."""
         self._count_error(operation)
-        if isinstance(err, Forbidden):
-            return Denied(str(err))
-        if isinstance(err, Unauthenticated):
-            return RpcFailed(Code.UNAUTHENTICATED, str(err))
-        if isinstance(err, DecodeError):
-            return RpcFailed(Code.INTERNAL, f"{operation}: malformed message: {err}")
-        if not isinstance(err, GazetteError):
-            self._faults.report("call", operation, err)
-            kind = type(err).__name__
-            return RpcFailed(
-                Code.INTERNAL,
-                f"{operation}: unforeseen {kind}: {err} (the log of this broker has more)",
-            )
-        # Most troubles of etcd pass by themselves, and clients retry calls that are UNAVAILABLE.
-        passes = isinstance(err, EtcdError) and err.retriable
-        code = Code.UNAVAILABLE if passes else Code.UNKNOWN
-        return RpcFailed(code, str(err))
+        return failure_of(operation, err, self._faults)

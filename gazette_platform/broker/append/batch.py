@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol, assert_never, final
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.epochs import GoOn
 from gazette_platform.broker.replicate import synced
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.protocol import ZERO_SUM, Fragment, LabelSet, Status, SuspendLevel
+from gazette_platform.serving.interface import Code, RpcFailed
 
 if TYPE_CHECKING:
     from collections import deque

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, final
 
 from google.protobuf.message import DecodeError
 
-from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, ContentSource, RpcFailed
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.interrupt import Interrupt, Interrupted
 from gazette_platform.protocol import validate_append_chunk
@@ -28,6 +27,7 @@ from gazette_platform.protocol.content import (
     encode_append_content,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.interface import READ_AHEAD_BYTES, Code, ContentSource, RpcFailed
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -31,10 +31,7 @@ from gazette_platform.broker.http.messages import (
     read_headers,
     status_code,
 )
-from gazette_platform.broker.http.origins import Origins
 from gazette_platform.broker.http.rest import RestGateway
-from gazette_platform.broker.http.sending import ClientGone, caller_metadata, written
-from gazette_platform.broker.wire.interface import Code, NotTaken, RpcFailed
 from gazette_platform.errors import DataError, ValidationError, status_error
 from gazette_platform.protocol import (
     Status,
@@ -44,12 +41,17 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.content import decode_read_content, encode_append_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.http_server import bid_go_on
+from gazette_platform.serving.interface import Code, NotTaken, RpcFailed
+from gazette_platform.serving.origins import Origins
+from gazette_platform.serving.sending import ClientGone, caller_metadata, written
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from gazette_platform.broker.wire.interface import Send, Service
+    from gazette_platform.broker.http.interface import Service
     from gazette_platform.ops.tasks import TaskGroup
+    from gazette_platform.serving.interface import Send
 
 __all__ = ["Gateway"]
 
@@ -72,9 +74,6 @@ class Gateway:
     Args:
         allow_origin: origins whose pages may use it; ``*`` among them: all.
         tasks: owns the keepalive of open event streams.
-
-    Attributes:
-        rest: serves `/v1/` beside.
     """
 
     def __init__(
@@ -82,8 +81,13 @@ class Gateway:
     ) -> None:
         self._service = service
         self._origins = Origins(allow_origin)
-        self.rest = RestGateway(service, origins=self._origins)
+        self._rest = RestGateway(service, origins=self._origins)
         self._tasks = tasks
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Add the routes: ``/v1/``, and any path for journals."""
+        self._rest.add_to(router)
+        router.add_route("*", "/{journal:.*}", self.handle, expect_handler=bid_go_on)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer any request. Cancellation: the client has gone; what it appended is rolled back."""

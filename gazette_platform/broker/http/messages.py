@@ -8,15 +8,15 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from gazette_platform.broker.wire.interface import Code, Denied
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import Fragment, Header, Status, route_text
+from gazette_platform.serving.interface import Code, Denied
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gazette_platform.broker.wire.interface import RpcFailed
     from gazette_platform.protocol.pb import protocol_pb2 as pb
+    from gazette_platform.serving.interface import RpcFailed
 
 __all__ = [
     "CLOSE_ERROR",

@@ -10,12 +10,12 @@ from gazette_platform.broker.epoch_store import delete_record, read_record, writ
 from gazette_platform.broker.epochs import Await, Claim, GoOn
 from gazette_platform.broker.journal.spec_writes import revision_after
 from gazette_platform.broker.side_keys import epoch_key
-from gazette_platform.broker.wire.interface import NotNow
 from gazette_platform.errors import GazetteError
 from gazette_platform.etcd import Compare, Delete, Put
 from gazette_platform.keyspace import assignments_prefix, encode_route, item_key
 from gazette_platform.protocol import SuspendLevel
 from gazette_platform.protocol.request_rules import OFFSET_MAX
+from gazette_platform.serving.interface import NotNow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,9 +8,9 @@ import math
 import sys
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.broker.wire.interface import NotNow, RpcFailed
 from gazette_platform.fragment.index import JUMP_AGE_S
 from gazette_platform.ops.lru import Lru
+from gazette_platform.serving.interface import NotNow, RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -15,7 +15,6 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, final
 
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.ops.retry import backoff_s
 from gazette_platform.protocol import (
     Header,
@@ -27,6 +26,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import ALL_CLAIMS
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.interface import Code, RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

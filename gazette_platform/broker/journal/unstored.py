@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from gazette_platform.broker.journal.storing import Unstored
 from gazette_platform.broker.side_keys import storing_prefix
 from gazette_platform.broker.wire.forwarder import PeerCall, PeerFailed, with_header
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import EtcdError
 from gazette_platform.protocol import Header, Status
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb
+from gazette_platform.serving.interface import Code, RpcFailed
 
 if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext

@@ -9,7 +9,6 @@ from google.protobuf.message import DecodeError
 
 from gazette_platform.broker.replicate.pipeline_fsm import Reply
 from gazette_platform.broker.replicate.replica_fsm import Proposal
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import (
     Fragment,
@@ -21,6 +20,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.content import decode_replicate_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.interface import Code, RpcFailed
 
 if TYPE_CHECKING:
     from gazette_platform.broker.replicate.replica_fsm import Answer

@@ -25,9 +25,9 @@ from gazette_platform.broker.replicate.pipeline_fsm import (
     Settled,
     SyncOutcome,
 )
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import Header
+from gazette_platform.serving.interface import Code, RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

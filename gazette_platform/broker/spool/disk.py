@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.serving.interface import Code, RpcFailed
 
 __all__ = ["DiskFull", "not_kept"]
 

@@ -32,7 +32,6 @@ from gazette_platform.broker.config import FsyncMode
 from gazette_platform.broker.spool.closing import Closing
 from gazette_platform.broker.spool.digester import DISK_RETRY_S, Digester
 from gazette_platform.broker.spool.disk import DiskFull, not_kept
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.fragment.files import FULL
 from gazette_platform.fragment.recovery import RecoveredTenure
 from gazette_platform.fragment.spool import LAG_BYTES_MAX, Spool
@@ -40,6 +39,7 @@ from gazette_platform.ops.disk_pace import SLOW_S, DiskPace
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.threads import run_in
 from gazette_platform.protocol import ZERO_SUM, CompressionCodec, Fragment, LabelSet
+from gazette_platform.serving.interface import Code, RpcFailed
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

@@ -1,5 +1,4 @@
-"""The seam between broker logic and what carries its messages.
+"""Calls to other brokers.
 
-`interface` says what a transport gives to the broker and takes from it, in terms of bytes: logic
-imports no gRPC. `grpc_server` is the transport in use.
+Broker logic imports no gRPC; here, and in `serving`, is what does.
 """

@@ -10,19 +10,19 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
-from gazette_platform.broker.wire.grpc_calls import CALL_ERRORS, message_of, of_call
-from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.serving.grpc_calls import CALL_ERRORS, message_of, of_call
+from gazette_platform.serving.interface import Code, RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from google.protobuf.message import Message
 
-    from gazette_platform.broker.wire.interface import ContentSource
     from gazette_platform.broker.wire.peers import Peers
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol import Header
     from gazette_platform.protocol.auth import Capability
+    from gazette_platform.serving.interface import ContentSource
 
 __all__ = ["PeerCall", "PeerFailed", "PeerMessages", "Sender", "with_header"]
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, Final, Protocol, final
 
 from gazette_platform.broker.wire.forwarder import PeerCall
-from gazette_platform.broker.wire.grpc_calls import GO_CODES, message_of, of_call
-from gazette_platform.broker.wire.interface import TENURE, Code, RpcFailed
 from gazette_platform.protocol.auth import Capability
+from gazette_platform.serving.grpc_calls import GO_CODES, message_of, of_call
+from gazette_platform.serving.interface import Code, RpcFailed
 
 if TYPE_CHECKING:
     from gazette_platform.broker.wire.peers import Peers
     from gazette_platform.protocol import ProcessId
 
-__all__ = ["PeerStream", "open_replicate"]
+__all__ = ["TENURE", "PeerStream", "open_replicate"]
+
+TENURE: Final = "gazette-platform-tenure"
+"""Metadata of Replicate by which brokers of this project tell each other their holding of the journal,
+if that survives their process; else it is empty. Those of Gazette neither send it nor look at it."""
 
 _REPLICATE = "/protocol.Journal/Replicate"
 

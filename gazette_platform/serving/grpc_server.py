@@ -1,4 +1,4 @@
-"""The transport that brokers use: a `grpc.aio` server that moves undecoded bytes."""
+"""The transport of servers: a `grpc.aio` server that moves undecoded bytes."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from grpc import aio
 from grpc._cython import cygrpc  # type: ignore[import-untyped]
 from typing_extensions import override
 
-from gazette_platform.broker.wire.grpc_calls import GO_CODES, GRPC_CODES, caller_left
-from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, Kind, NotTaken, RpcFailed
 from gazette_platform.client.wire import ASK_AGAIN
 from gazette_platform.errors import SetupError, TransportError
 from gazette_platform.ops.keepalive import keepalive_options
+from gazette_platform.serving.grpc_calls import GO_CODES, GRPC_CODES, caller_left
+from gazette_platform.serving.interface import READ_AHEAD_BYTES, Code, Kind, NotTaken, RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
     from pathlib import Path
 
-    from gazette_platform.broker.metrics import CallMetrics, MethodMetrics
-    from gazette_platform.broker.tls import TlsMaterial
-    from gazette_platform.broker.wire.interface import (
+    from gazette_platform.serving.call_metrics import CallMetrics, MethodMetrics
+    from gazette_platform.serving.interface import (
         BidiStream,
         ClientStream,
         Rpc,
         ServerStream,
         Unary,
     )
+    from gazette_platform.serving.tls import TlsMaterial
 
 __all__ = ["GrpcServer"]
 
@@ -46,7 +46,7 @@ _PING_TIMEOUT_S = 30.0
 # Larger flow-control windows and frames than gRPC's defaults: content arrives in large messages, and
 # each frame costs a pass through the library.
 _OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.so_reuseport", 0),  # two brokers on one port must fail, not share it
+    ("grpc.so_reuseport", 0),  # two processes on one port must fail, not share it
     ("grpc.max_send_message_length", -1),
     ("grpc.http2.lookahead_bytes", READ_AHEAD_BYTES),
     ("grpc.http2.bdp_probe", 0),  # it would let a fast client's window grow beyond that
@@ -127,6 +127,7 @@ class GrpcServer:
         calls: counts the calls.
         socket: Unix socket to listen on instead of host and port.
         tls: of the port; None: it is plain text.
+        flags: what the flags of the port begin with, for errors.
 
     Raises: SetupError: it cannot listen there.
     """
@@ -141,6 +142,7 @@ class GrpcServer:
         calls: CallMetrics,
         socket: Path | None = None,
         tls: TlsMaterial | None = None,
+        flags: str = "broker",
     ) -> None:
         options = [
             *_OPTIONS,
@@ -157,7 +159,18 @@ class GrpcServer:
             else:
                 self.port = self._server.add_secure_port(address, _credentials(tls))
         except RuntimeError as err:
-            raise SetupError(f"cannot listen on {address}{_why_not(host, port, socket)}") from err
+            raise SetupError(
+                f"cannot listen on {address}{_why_not(host, port, socket, flags)}"
+            ) from err
+
+    def add_servicer(self, add: Callable[[Any, Any], None], servicer: Any) -> None:
+        """Serve another service too, as generated code has it; before `start`.
+
+        Args:
+            add: generated, as ``add_NGramServicer_to_server``.
+            servicer: with coroutines for its calls.
+        """
+        add(servicer, self._server)
 
     async def start(self) -> None:
         """Begin to accept calls."""
@@ -171,7 +184,7 @@ class GrpcServer:
         # Shielded: a waiter that is cancelled must not cancel gRPC's own wait.
         await asyncio.shield(self._server.wait_for_termination())
         if not self._is_stopping:
-            raise TransportError("the gRPC server of this broker has ended by itself")
+            raise TransportError("the gRPC server of this process has ended by itself")
 
     async def stop(self, *, grace_s: float) -> None:
         """Refuse new calls, give those under way `grace_s` seconds, then cancel them."""
@@ -179,24 +192,24 @@ class GrpcServer:
         await self._server.stop(grace_s)
 
 
-def _why_not(host: str, port: int, path: Path | None) -> str:
+def _why_not(host: str, port: int, path: Path | None, flags: str) -> str:
     """Why we cannot listen, which gRPC does not tell, and what to do about it."""
     if path is not None:
-        return " (is it in use, and its folder there? choose another with --broker.port)"
+        return f" (is it in use, and its folder there? choose another with --{flags}.port)"
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family) as probe:
             probe.bind(address)
     except socket.gaierror as err:
-        return f": {err.strerror} (check the host that --broker.host names)"
+        return f": {err.strerror} (check the host that --{flags}.host names)"
     except OSError as err:
         if err.errno == errno.EADDRNOTAVAIL:
             return (
-                f": {err.strerror} (--broker.host must be an address of this machine; to announce "
-                "another one, use --broker.advertise)"
+                f": {err.strerror} (--{flags}.host must be an address of this machine; to announce "
+                f"another one, use --{flags}.advertise)"
             )
-        return f": {err.strerror} (choose another port with --broker.port)"
-    return " (is it in use? choose another with --broker.port)"
+        return f": {err.strerror} (choose another port with --{flags}.port)"
+    return f" (is it in use? choose another with --{flags}.port)"
 
 
 def _handlers(rpcs: Iterable[Rpc], calls: CallMetrics) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Turns all errors of grpc.aio into `RpcFailed`, so that the rest of the broker knows no others.
+"""Turns all errors of grpc.aio into `RpcFailed`, so that the logic of calls knows no others.
 
 The errors of grpc.aio have no common base. `RpcError` is a status that the other side, or the
 connection, gave. `BaseError` comes of a single operation while the status of its call is not known
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc  # type: ignore[import-untyped]
 from grpc import aio
 
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.client.wire import DROPPED, WRITE_FAILED
 from gazette_platform.ops.interrupt import is_cancelled
+from gazette_platform.serving.interface import Code, RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -72,7 +72,7 @@ async def _failure(call: Any) -> RpcFailed:
         # gRPC gives this in place of the other side's answer, or of what became of the connection.
         return RpcFailed(Code.UNAVAILABLE, "the call ended while it was being sent")
     if code is grpc.StatusCode.CANCELLED:  # by the other side
-        return RpcFailed(Code.UNAVAILABLE, f"the broker {DROPPED}")
+        return RpcFailed(Code.UNAVAILABLE, f"the process {DROPPED}")
     return RpcFailed(_CODES.get(code, Code.UNKNOWN), details)
 
 

@@ -17,17 +17,25 @@ import orjson
 from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 
-from gazette_platform.broker.wire.interface import Code, Denied
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.durations import duration_from_pb
 from gazette_platform.protocol.json_form import duration_jsonpb, escape_html
+from gazette_platform.serving.interface import Code, Denied
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from gazette_platform.broker.wire.interface import RpcFailed
+    from gazette_platform.serving.interface import RpcFailed
 
-__all__ = ["error_line", "error_of", "message_json", "parse_request", "result_line"]
+__all__ = [
+    "INVALID_ARGUMENT",
+    "error_line",
+    "error_of",
+    "message_json",
+    "message_line",
+    "parse_request",
+    "result_line",
+]
 
 M = TypeVar("M", bound="Message")
 
@@ -87,6 +95,10 @@ def message_json(message: Message) -> dict[str, Any]:
 
 def _field_json(message: Message, field: FieldDescriptor) -> Any:
     value = getattr(message, field.name)
+    entry = field.message_type
+    if entry is not None and entry.GetOptions().map_entry:
+        of_value = entry.fields_by_name["value"]
+        return {str(key): _value_json(of_value, value[key]) for key in sorted(value)}
     if field.is_repeated:
         return [_value_json(field, one) for one in value]
     if field.full_name in _POINTERS and not message.HasField(field.name):
@@ -113,6 +125,11 @@ def _value_json(field: FieldDescriptor, value: Any) -> Any:
 def result_line(message: Message) -> bytes:
     """One result of a stream."""
     return _line({"result": message_json(message)})
+
+
+def message_line(message: Message) -> bytes:
+    """The answer to a call that has one."""
+    return _line(message_json(message))
 
 
 def error_of(err: RpcFailed) -> tuple[int, HTTPStatus]:

@@ -10,13 +10,13 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
-from gazette_platform.broker.process.watchdog import aside
+from gazette_platform.serving.process.watchdog import aside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gazette_platform.broker.process.watchdog import Watchdog
     from gazette_platform.ops.faults import Faults
+    from gazette_platform.serving.process.watchdog import Watchdog
 
 __all__ = ["HURRIED_S", "Leaver", "Signals", "on_loop_error"]
 
@@ -29,7 +29,7 @@ HURRIED_S: Final = 10.0
 
 
 class Leaver(Protocol):
-    """What signals ask of a broker."""
+    """What signals ask of a server."""
 
     faults: Faults
 
@@ -45,7 +45,7 @@ class Leaver(Protocol):
 
 @final
 class Signals:
-    """What SIGTERM and SIGINT do: the first asks the broker to leave, the next to do so at once.
+    """What SIGTERM and SIGINT do: the first asks the server to leave, the next to do so at once.
 
     A thread of its own hears them, and arms the watchdog before anything else: the event loop may
     hang, and a thread that hangs in a disk takes no signal at all. Make it in the main thread before
@@ -53,11 +53,15 @@ class Signals:
 
     Attributes:
         stop: set by the first.
-        starting: limits the start of the broker while it is under way; the first ends it.
+        starting: limits the start of the server while it is under way; the first ends it.
+
+    Args:
+        flag: sets the time for leaving.
     """
 
-    def __init__(self, broker: Leaver, watchdog: Watchdog) -> None:
-        self._broker = broker
+    def __init__(self, server: Leaver, watchdog: Watchdog, *, flag: str) -> None:
+        self._server = server
+        self._flag = flag
         self._watchdog = watchdog
         self._loop = asyncio.get_running_loop()
         self.stop = asyncio.Event()
@@ -71,10 +75,10 @@ class Signals:
             self._loop.add_signal_handler(number, pass_on)
 
     def leave(self) -> None:
-        """The broker begins to leave, by a signal or by a failure. May be called by any thread."""
-        limit_s = self._broker.leaves_within_s
+        """The server begins to leave, by a signal or by a failure. May be called by any thread."""
+        limit_s = self._server.leaves_within_s
         if limit_s is not None:
-            self._watchdog.arm(limit_s, "--broker.drain-timeout is long over")
+            self._watchdog.arm(limit_s, f"--{self._flag} is long over")
 
     def _hear(self) -> None:
         signal.sigwait(_NUMBERS)
@@ -84,7 +88,7 @@ class Signals:
         while True:
             signal.sigwait(_NUMBERS)
             self._watchdog.arm(HURRIED_S, "it was told so twice")
-            self._tell(self._broker.hurry)
+            self._tell(self._server.hurry)
             aside(_log.warning, "told to leave again: nothing is waited for any more")
 
     def _tell(self, callback: Callable[[], None]) -> None:
@@ -97,10 +101,10 @@ class Signals:
             self.starting.reschedule(self._loop.time())
 
 
-def on_loop_error(broker: Leaver, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def on_loop_error(server: Leaver, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """A callback, or a task that nobody waits for, has failed. Its owner has lost that one call."""
     error, what = context.get("exception"), str(context.get("message"))
     if error is None or "PollerCompletionQueue" in what:  # the latter is grpc.aio's, and harmless
         loop.default_exception_handler(context)
     else:
-        broker.faults.report("callback", what, error)
+        server.faults.report("callback", what, error)

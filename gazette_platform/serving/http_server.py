@@ -1,4 +1,4 @@
-"""The HTTP ports: the gateway, readiness and metrics."""
+"""The HTTP ports: what a server offers, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from http import HTTPStatus
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Protocol, final
 
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -20,13 +20,11 @@ if TYPE_CHECKING:
 
     from aiohttp.web_protocol import RequestHandler
 
-    from gazette_platform.broker.http.gateway import Gateway
-    from gazette_platform.broker.metrics import BrokerMetrics
     from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.host_guard import HostGuard
     from gazette_platform.ops.tasks import TaskGroup
 
-__all__ = ["HttpServer"]
+__all__ = ["HttpServer", "Metrics", "bid_go_on"]
 
 # Requests under way when the port closes. Tails have ended by then, with their replicas.
 _SHUTDOWN_S = 5.0
@@ -46,6 +44,14 @@ _CONNECTIONS_MAX = 640
 _SWEEP_S = 1.0
 
 
+class Metrics(Protocol):
+    """What Prometheus may ask for."""
+
+    def exposition(self) -> bytes:
+        """All that is counted, in the text form of Prometheus."""
+        ...
+
+
 class _OurFaults(logging.Filter):
     """Logs nothing of what clients do wrong: they are told, and the log is not theirs to fill."""
 
@@ -61,14 +67,15 @@ _server_log.addFilter(_OurFaults())
 
 @final
 class HttpServer:
-    """Serves journals by a `Gateway`, ``/debug/ready`` and ``/debug/metrics``.
+    """Serves what is added to its routes, ``/debug/ready`` and ``/debug/metrics``.
 
     Args:
         flag: names the port in errors.
         tls: None: the port is plain.
-        gateway: None: diagnostics only.
+        add_routes: adds what is served behind the diagnostics, in whose place a wildcard may stand; None:
+            these alone.
         has_diagnostics: whether ``/debug/`` is there.
-        is_ready: whether the broker serves its journals.
+        is_ready: whether the server does what it is for.
         tasks: owns what looks after connections.
         guard: of requests that foreign pages make; None: any is served.
     """
@@ -78,14 +85,14 @@ class HttpServer:
         *,
         host: str,
         port: int,
-        metrics: BrokerMetrics,
+        metrics: Metrics,
         is_ready: Callable[[], bool],
         tasks: TaskGroup,
         faults: Faults,
         guard: HostGuard | None = None,
-        flag: str = "broker.http-port",
+        flag: str,
         tls: ssl.SSLContext | None = None,
-        gateway: Gateway | None = None,
+        add_routes: Callable[[web.UrlDispatcher], None] | None = None,
         has_diagnostics: bool = True,
     ) -> None:
         self._host = host
@@ -103,9 +110,8 @@ class HttpServer:
         if has_diagnostics:
             app.router.add_get("/debug/ready", self._ready)
             app.router.add_get("/debug/metrics", self._exposition)
-        if gateway is not None:
-            gateway.rest.add_to(app.router)
-            app.router.add_route("*", "/{journal:.*}", gateway.handle, expect_handler=_bid_go_on)
+        if add_routes is not None:
+            add_routes(app.router)
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -153,7 +159,7 @@ class HttpServer:
             self._faults.report("call", f"HTTP {request.method}", err)
             if request.transport is None or request.writer.output_size:
                 raise ConnectionAbortedError("the answer broke off") from err
-            text = f"unforeseen {type(err).__name__} (the log of this broker has more)\n"
+            text = f"unforeseen {type(err).__name__} (the log of this process has more)\n"
             return web.Response(status=HTTPStatus.INTERNAL_SERVER_ERROR, text=text)
         finally:
             self._busy.discard(connection)
@@ -205,7 +211,7 @@ class HttpServer:
         )
 
 
-async def _bid_go_on(request: web.Request) -> None:
+async def bid_go_on(request: web.Request) -> None:
     """Tell a client that asks before it sends its body to send it; it may have left by then."""
     if request.version < HttpVersion11:
         return

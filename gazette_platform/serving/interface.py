@@ -1,4 +1,4 @@
-"""What a transport and the broker know of each other."""
+"""What a transport and the logic of calls know of each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from gazette_platform.errors import GazetteError
 
 __all__ = [
     "READ_AHEAD_BYTES",
-    "TENURE",
     "BidiStream",
     "ClientStream",
     "Code",
@@ -27,13 +26,8 @@ __all__ = [
     "RpcFailed",
     "Send",
     "ServerStream",
-    "Service",
     "Unary",
 ]
-
-TENURE: Final = "gazette-platform-tenure"
-"""Metadata of Replicate by which brokers of this project tell each other their holding of the journal,
-if that survives their process; else it is empty. Those of Gazette neither send it nor look at it."""
 
 READ_AHEAD_BYTES = 4 << 20
 """Bytes that a transport may hold of a stream that nobody reads. One message of the largest size
@@ -73,7 +67,7 @@ class RpcFailed(GazetteError):
 class NotNow(RpcFailed):
     """The call cannot be served now, for a reason that passes by itself: the caller is to ask again.
 
-    gRPC carries only a code and a text. So the end of the text tells clients that a broker answered,
+    gRPC carries only a code and a text. So the end of the text tells clients that somebody answered,
     rather than that none was reached.
     """
 
@@ -157,7 +151,7 @@ BidiStream = Callable[[MessageStream, Metadata], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Rpc:
-    """A call of the broker, as a transport makes it. Messages are protobuf's bytes.
+    """A call, as a transport makes it. Messages are protobuf's bytes.
 
     The type of `handler` depends on `kind`. Each may raise RpcFailed, and is cancelled when its
     caller has gone.
@@ -167,22 +161,3 @@ class Rpc:
     name: str
     kind: Kind
     handler: Any
-
-
-class Service(Protocol):
-    """The calls that transports other than gRPC make."""
-
-    @property
-    def append(self) -> ClientStream:
-        """Serves Append."""
-        ...
-
-    @property
-    def read(self) -> ServerStream:
-        """Serves Read."""
-        ...
-
-    @property
-    def list_journals(self) -> ServerStream:
-        """Serves List."""
-        ...

@@ -1,7 +1,8 @@
-"""Who may call this broker: verifies the token of each RPC."""
+"""Who may call this process: verifies the token of each RPC."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, final
 
@@ -38,24 +39,26 @@ class Authenticator:
 
     Args:
         keys: as `KeyRing` takes them; empty: every call is allowed everything.
+        flag: that gave the keys, for errors.
 
     Raises: ValidationError: a key is malformed, or none is left that could sign.
 
     Source: errors and their texts are Gazette's (auth/keyed_auth.go).
     """
 
-    def __init__(self, keys: str, clock: Clock) -> None:
+    def __init__(self, keys: str, clock: Clock, *, flag: str = "broker.auth-keys") -> None:
         self._clock = clock
         try:
             self._keys = KeyRing(keys) if keys.strip() else None
             self.everyone = ALL_CLAIMS if self._keys is None else None
             """What every call is allowed, whatever its token; None: that depends on it."""
         except ValidationError as err:
-            raise err.within("broker.auth-keys") from err
+            raise err.within(flag) from err
         for index in self._keys.short if self._keys is not None else ():
             _log.warning(
-                "broker.auth-keys: key %d is so short that it can be guessed from any token that it "
+                "%s: key %d is so short that it can be guessed from any token that it "
                 "signed (make another with `head -c 32 /dev/urandom | base64`)",
+                flag,
                 index,
             )
         self._verified: Lru[str, tuple[Mapping[str, Any], Claims]] = Lru(_VERIFIED_MAX)
@@ -86,6 +89,10 @@ class Authenticator:
         if claims.expires_at is None:
             return None
         return claims.expires_at + LEEWAY_S - self._clock.now().timestamp()
+
+    def limit(self, claims: Claims) -> asyncio.Timeout:
+        """A time-out, to be entered, for the moment at which the claims of a caller expire."""
+        return asyncio.timeout(self.remaining_s(claims))
 
     def _verify(self, keys: KeyRing, token: str) -> Claims:
         now = self._clock.now().timestamp()

@@ -1,4 +1,4 @@
-"""Certificates of the broker's ports, and those that it shows to peers."""
+"""Certificates of a server's ports, and those that it shows to peers."""
 
 from __future__ import annotations
 

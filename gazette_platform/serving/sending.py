@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from gazette_platform.broker.wire.interface import Code, NotTaken
+from gazette_platform.serving.interface import Code, NotTaken
 
 if TYPE_CHECKING:
     from aiohttp import web

@@ -1,4 +1,4 @@
-"""Names for brokers that were given none."""
+"""Names for servers that were given none."""
 
 from __future__ import annotations
 

@@ -1,0 +1,169 @@
+"""Has other members take over the items of one that leaves, and waits until they have."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gazette_platform.ops.retry import insist
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gazette_platform.allocator.announce import Announcement
+    from gazette_platform.allocator.loop import Allocator
+    from gazette_platform.etcd import Lease
+    from gazette_platform.keyspace import KeySpace
+    from gazette_platform.ops.clock import Clock
+
+__all__ = ["Words", "deadline", "say_leaving", "wait_handed_over"]
+
+_log = logging.getLogger(__name__)
+
+# Seconds between two lines of the log that say what a drain waits for.
+_REPORT_S = 10.0
+
+_POLL_S = 0.1
+
+# Seconds to wait for items that others hand over to us. They come in less than one, unless
+# something holds them up.
+_AWAITED_S = 5.0
+
+# Seconds for our mirror of etcd to show what was written there.
+_MIRROR_S = 15.0
+
+
+class Words(NamedTuple):
+    """How the log calls what is handed over."""
+
+    items: str
+    """As ``journals``."""
+    member: str
+    """As ``broker``."""
+    meanwhile: str
+    """What else is done on the way out, before `leaving`; empty: nothing."""
+    flag: str
+    """That limits the wait."""
+
+
+def deadline(clock: Clock, lease: Lease, timeout_s: float | None) -> Callable[[], bool]:
+    """A function that tells whether `timeout_s` have passed, or our lease has ended with all our keys."""
+    began = clock.monotonic()
+
+    def is_over() -> bool:
+        is_late = timeout_s is not None and clock.monotonic() - began >= timeout_s
+        return is_late or lease.remaining_s <= 0
+
+    return is_over
+
+
+async def say_leaving(
+    space: KeySpace[Any],
+    announcement: Announcement,
+    lease: Lease,
+    *,
+    clock: Clock,
+    timeout_s: float | None,
+) -> None:
+    """Say in etcd that we leave; try as often as it takes.
+
+    We alone may know what others need to go on, such as the registers of a journal without other
+    replicas, and they get it only by taking over while we still serve. A member that is alone in its
+    cluster tries only once.
+
+    Args:
+        space: of the cluster.
+        announcement: ours.
+        lease: ours.
+        clock: tells the time.
+        timeout_s: seconds; None: for as long as we are a member.
+
+    Raises: EtcdError: etcd has failed all that time.
+    Cancellation: leaves open whether it was said.
+    """
+    is_late = deadline(clock, lease, timeout_s)
+
+    def is_over() -> bool:
+        return is_late() or len(space.state.members) == 1
+
+    await insist(announcement.set_exiting, is_over=is_over)
+    # We look at our mirror of etcd to see who can take over, so it has to show that we are leaving.
+    await space.wait_for_revision(announcement.revision, timeout_s=_MIRROR_S)
+
+
+async def wait_handed_over(
+    space: KeySpace[Any],
+    allocator: Allocator,
+    allocating: asyncio.Task[None],
+    lease: Lease,
+    *,
+    clock: Clock,
+    timeout_s: float | None,
+    words: Words,
+    stays_for_others: bool = True,
+) -> None:
+    """Wait until no item is assigned to us, or until nobody can take them and time is up.
+
+    The wait also ends with our lease: nobody takes over from a process that is no member any more, and
+    etcd may be away.
+
+    When all leave at once, the last ones wait for the items of the others to come to them. If they left
+    sooner, nobody would be there to say where those journals end.
+
+    Args:
+        space: of the cluster.
+        allocator: ours.
+        allocating: a task that ends once we are no member any more.
+        lease: ours.
+        clock: tells the time.
+        timeout_s: seconds; None: for ever.
+        words: for the log.
+        stays_for_others: whether we stay, without `timeout_s`, when all members leave: what only we know of
+            our items would be lost.
+
+    Cancellation: safe.
+    """
+    then = f"{words.meanwhile} and leaving" if words.meanwhile else "leaving"
+    began = reported = clock.monotonic()
+    while not allocating.done():
+        status = allocator.drain_status()
+        if status.assigned == 0:
+            return
+        if lease.remaining_s <= 0:
+            _log.error(
+                "the lease of this %s has run out with %d %s assigned to it; %s",
+                words.member,
+                status.assigned,
+                words.items,
+                then,
+            )
+            return
+        now = clock.monotonic()
+        is_awaited = status.is_awaited and now - began < _AWAITED_S
+        is_last = not status.can_complete and not is_awaited
+        is_late = timeout_s is not None and (is_last or now - began > timeout_s)
+        # Of members that all leave, each would wait for the others for ever.
+        is_over = is_last and not stays_for_others and _all_leave(space)
+        # The only member has nobody to wait for.
+        if is_late or is_over or len(space.state.members) == 1:
+            _log.info(
+                "no %s can take over %d %s; %s", words.member, status.assigned, words.items, then
+            )
+            return
+        if now - reported >= _REPORT_S:
+            reported = now
+            _log.warning(
+                "draining: %d %s are still assigned to this %s, and %s",
+                status.assigned,
+                words.items,
+                words.member,
+                "others are taking over"
+                if status.can_complete
+                else f"no other {words.member} has room (start one, or set --{words.flag})",
+            )
+        await asyncio.sleep(_POLL_S)
+
+
+def _all_leave(space: KeySpace[Any]) -> bool:
+    return all(member.spec.exiting for member in space.state.members.values())

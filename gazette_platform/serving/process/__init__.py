@@ -1,0 +1,1 @@
+"""A server as a process: its signals, its end (which does not wait for ever), and its names."""
