@@ -16,7 +16,7 @@ to a gRPC status or to an exit code lives at the edges (``broker.*_api``, ``cli`
     ├── DependencyFailed      an append was not made, because one that it was to follow has failed
     ├── SpoolsAwaited         only brokers that are away hold all that a journal acknowledged
     ├── SavepointError        ├── SavepointExists └── SavepointNotFound
-    ├── Fenced                another process has taken a shard's recovery log over
+    ├── Fenced                another process has taken a shard over
     ├── ApplicationFailed     an application of a consumer does what its contract forbids
     ├── WriterFenced          a writer of epochs comes late: another one has gone on in its name
     ├── LakeError             ├── PartitionConflict ├── SchemaMismatch ├── RollupFenced
@@ -193,7 +193,7 @@ class EtcdTransactionFailed(StatusError):
     """A spec was changed by somebody else since its revision was read."""
 
     status = "ETCD_TRANSACTION_FAILED"
-    advice = "the revision is stale; list the journals again and apply on top of what you find"
+    advice = "the revision is stale; list again, and apply on top of what you find"
 
 
 class NotAllowed(StatusError):
@@ -368,7 +368,7 @@ class TransactionFailed(EtcdError):
 
 
 class StoreError(GazetteError):
-    """A fragment store failed."""
+    """A fragment store failed, or that of a shard."""
 
 
 class ObjectNotFound(StoreError):

@@ -18,6 +18,7 @@ from gazette_platform.client.async_client import AsyncClient
 from gazette_platform.client.config import ClientConfig
 from gazette_platform.client.counts import ClientCounts
 from gazette_platform.client.direct import read_fragment
+from gazette_platform.client.journal_watch import JournalWatch
 from gazette_platform.client.reader import Reader
 from gazette_platform.client.record_writer import RecordWriter
 from gazette_platform.client.records import (
@@ -66,6 +67,7 @@ __all__ = [
     "FragmentQuery",
     "HeadState",
     "JournalListing",
+    "JournalWatch",
     "JsonReader",
     "LineReader",
     "ListSnapshot",

@@ -58,9 +58,16 @@ _APPLIED_S = 60.0
 
 @final
 class Transport:
-    """Chooses the broker of each call, and learns routes from what brokers answer."""
+    """Chooses the broker of each call, and learns routes from what brokers answer.
 
-    def __init__(self, config: ClientConfig, clock: Clock, tasks: TaskGroup) -> None:
+    Args:
+        peer: what is dialed, for errors: processes of other kinds are asked in the same way.
+    """
+
+    def __init__(
+        self, config: ClientConfig, clock: Clock, tasks: TaskGroup, *, peer: str = "broker"
+    ) -> None:
+        self.peer = peer
         self.config = config
         self.clock = clock
         self.tasks = tasks
@@ -126,7 +133,7 @@ class Transport:
             try:
                 header.validate()
             except ValidationError as err:
-                raise DataError(f"validating broker response: Header.{err}") from err
+                raise DataError(f"validating {self.peer} response: Header.{err}") from err
             self._headers[raw] = header
         if journal:
             self.routes.update(strip_meta(journal), header.route)
@@ -150,7 +157,7 @@ class Transport:
 
     def failed(self, err: Exception, wire: Wire, journal: str, what: str) -> TransportError:
         """Translate gRPC's error of a call through `wire`; forgets a route that led nowhere."""
-        error = call_error(err, wire.endpoint, what)
+        error = call_error(err, wire.endpoint, what, peer=self.peer)
         if minds_pings(err):
             self._pool.spare(wire)
         if isinstance(error, PeerUnreached | NotYet):

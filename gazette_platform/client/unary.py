@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gazette_platform.client.transport import Transport
+    from gazette_platform.protocol import LabelSelector
     from gazette_platform.protocol.auth import Capability
 
 __all__ = ["Repeat", "UnaryCall", "UnaryMethod", "ask", "ask_once", "may_repeat"]
@@ -60,8 +61,8 @@ class UnaryCall(Generic[M]):
     """The call, for errors."""
     journal: str = ""
     """Its brokers are asked; empty: any broker."""
-    claim: str = ""
-    """A journal that the token has to be for, although any broker is asked."""
+    claim: LabelSelector | str = ""
+    """What the token has to be for, although any broker is asked: a journal, or a selector."""
     timeout_s: float | None = None
     """Seconds for an attempt; None: as configured."""
 
@@ -112,7 +113,7 @@ async def _answer(transport: Transport, wire: Wire, call: UnaryCall[M]) -> M:
             )
     except CALL_ERRORS as err:
         raise transport.failed(err, wire, call.journal, call.what) from err
-    return decoded(method.response, raw, method.validate)
+    return decoded(method.response, raw, method.validate, peer=transport.peer)
 
 
 def may_repeat(error: GazetteError, repeat: Repeat = Repeat.IF_UNANSWERED) -> bool:

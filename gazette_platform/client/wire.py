@@ -94,13 +94,14 @@ class NotYet(TransportError):
     """The broker cannot answer now, and asks to be asked again."""
 
 
-def call_error(err: Exception, endpoint: str, what: str) -> TransportError:
+def call_error(err: Exception, endpoint: str, what: str, *, peer: str = "broker") -> TransportError:
     """The error of a failed call.
 
     Args:
         err: one of `CALL_ERRORS`.
         endpoint: URL that was dialed.
         what: the call, as in ``append to a/journal``.
+        peer: what was dialed.
 
     Returns: a plain, retriable `TransportError` when the broker was not reached or went away,
     or its status was not received,
@@ -108,16 +109,16 @@ def call_error(err: Exception, endpoint: str, what: str) -> TransportError:
     """
     if not isinstance(err, grpc.aio.AioRpcError):
         return TransportError(
-            f"{what}: the connection to broker {endpoint} broke during the call "
+            f"{what}: the connection to {peer} {endpoint} broke during the call "
             f"({str(err) or type(err).__name__})"
         )
     code, details = err.code(), err.details() or ""
     if code in _UNREACHED and details.startswith(CANNOT_REACH):
-        return PeerUnreached(f"{what}: broker {endpoint} {details}")
+        return PeerUnreached(f"{what}: {peer} {endpoint} {details}")
     if code is grpc.StatusCode.INTERNAL and details == WRITE_FAILED:
         return TransportError(
-            f"{what}: broker {endpoint} ended the call while it was being sent, for a reason that "
-            "was not received (see the broker's log if it does so again)"
+            f"{what}: {peer} {endpoint} ended the call while it was being sent, for a reason that "
+            f"was not received (see the {peer}'s log if it does so again)"
         )
     details = brief_details(details)
     if code in _UNREACHED:
@@ -127,14 +128,14 @@ def call_error(err: Exception, endpoint: str, what: str) -> TransportError:
             said = DROPPED
         elif details.endswith(_ASKED_AGAIN):
             kind, said = NotYet, f"cannot answer now: {details}"
-        return kind(f"{what}: broker {endpoint} {said}")
+        return kind(f"{what}: {peer} {endpoint} {said}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return CallUnanswered(f"{what}: broker {endpoint} did not answer in time")
+        return CallUnanswered(f"{what}: {peer} {endpoint} did not answer in time")
     if code is grpc.StatusCode.UNAUTHENTICATED:
         details += " (check the auth token or keys)"
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        details += " (is it a Gazette broker, or a broker of a version that lacks this call?)"
-    return CallFailed(f"{what}: broker {endpoint}: {details}", code=code.name, details=details)
+        details += f" (is it a Gazette {peer}, or a {peer} of a version that lacks this call?)"
+    return CallFailed(f"{what}: {peer} {endpoint}: {details}", code=code.name, details=details)
 
 
 def minds_pings(err: Exception) -> bool:
@@ -143,13 +144,20 @@ def minds_pings(err: Exception) -> bool:
     return _TOO_MANY_PINGS in details.lower().replace("_", " ")
 
 
-def decoded(message_class: type[M], raw: bytes, validate: Callable[[Any], None] | None = None) -> M:
+def decoded(
+    message_class: type[M],
+    raw: bytes,
+    validate: Callable[[Any], None] | None = None,
+    *,
+    peer: str = "broker",
+) -> M:
     """A response.
 
     Args:
         validate: raises ValidationError if the response breaks a rule. It is not asked about statuses
             that we do not know: their rules are those of a later broker, and the caller is told its
             number.
+        peer: who answered.
 
     Raises: DataError: it cannot be decoded (gRPC would log a traceback, and give None), or is not valid.
     """
@@ -158,7 +166,7 @@ def decoded(message_class: type[M], raw: bytes, validate: Callable[[Any], None] 
         if validate is not None and Status.from_wire(message.status).is_known:  # type: ignore[attr-defined]
             validate(message)
     except (DecodeError, ValidationError) as err:
-        raise DataError(f"validating broker response: {err}") from err
+        raise DataError(f"validating {peer} response: {err}") from err
     return message
 
 

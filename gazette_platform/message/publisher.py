@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
+from gazette_platform.errors import ValidationError
 from gazette_platform.message.registry import framing_of
 from gazette_platform.message.uuid import Flags, MessageClock, build_uuid, new_producer_id
 
@@ -41,6 +42,7 @@ class Publisher(Generic[M]):
     Args:
         service: appends.
         mapping: which journal a message goes to, and its content-type; called before there is a UUID.
+            None: each message is published `to` one.
         clock: tells the time; None: `message_clock` is updated by the caller alone.
         message_clock: of the producer; None: a new one.
         producer: 6 bytes; empty: a new one.
@@ -54,7 +56,7 @@ class Publisher(Generic[M]):
     def __init__(
         self,
         service: AppendService,
-        mapping: Callable[[M], Mapped],
+        mapping: Callable[[M], Mapped] | None,
         clock: Clock | None,
         *,
         message_clock: MessageClock | None = None,
@@ -83,12 +85,15 @@ class Publisher(Generic[M]):
         """
         return await self._publish(message, Flags.OUTSIDE_TXN)
 
-    async def publish_uncommitted(self, message: M) -> AppendTicket:
+    async def publish_uncommitted(self, message: M, *, to: Mapped | None = None) -> AppendTicket:
         """Publish a message that counts once its transaction is acknowledged; by one task at a time.
 
         See `build_acks`. Returns, raises, cancellation: as `publish_committed`.
+
+        Args:
+            to: where it goes, whatever the mapping says.
         """
-        return await self._publish(message, Flags.CONTINUE_TXN)
+        return await self._publish(message, Flags.CONTINUE_TXN, to)
 
     def build_acks(self) -> list[AckIntent]:
         """End the transaction: its acknowledgements, in the order in which journals joined it.
@@ -114,8 +119,12 @@ class Publisher(Generic[M]):
         for ticket in tickets:
             await ticket
 
-    async def _publish(self, message: M, flags: Flags) -> AppendTicket:
-        journal, content_type = self._mapping(message)
+    async def _publish(self, message: M, flags: Flags, to: Mapped | None = None) -> AppendTicket:
+        if to is None:
+            if self._mapping is None:
+                raise ValidationError("this publisher has no mapping: say where the message goes")
+            to = self._mapping(message)
+        journal, content_type = to
         framing: Framing[Any] = self._framing or framing_of(content_type)
         joins = flags == Flags.CONTINUE_TXN and journal not in self._open
         # Made before the message is accepted, which could not be acknowledged if there was none.

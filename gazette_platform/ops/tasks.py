@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
+from gazette_platform.errors import GazetteError
 from gazette_platform.ops.retry import backoff_s
 
 if TYPE_CHECKING:
@@ -120,7 +121,9 @@ class TaskGroup:
         if self._faults is not None and not is_essential:
             self._faults.report("task", f"task {task.get_name()} failed", error)
             return
-        _log.error("task %s failed: %s", task.get_name(), error, exc_info=error)
+        # What we raise says all that there is to know; of anything else one has to know where it arose.
+        trace = None if isinstance(error, GazetteError) else error
+        _log.error("task %s failed: %s", task.get_name(), error, exc_info=trace)
         if self.failure is None:
             self.failure = error
         self.failed.set()

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from gazette_platform.errors import LeaseLost
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
 
@@ -202,3 +203,21 @@ async def test_a_fault_is_contained_and_cancellation_is_not():
     await group.close()
     assert task.cancelled()
     assert faults.reported == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "has_traceback"), [(LeaseLost("it has ended"), False), (KeyError("unforeseen"), True)]
+)
+async def test_only_what_nobody_foresaw_is_logged_with_where_it_arose(error, has_traceback, caplog):
+    group = TaskGroup("consumer")
+
+    async def fails():
+        raise error
+
+    group.spawn(fails(), name="lease", is_essential=True)
+    async with asyncio.timeout(10):
+        await group.failed.wait()
+    (record,) = caplog.records
+    assert "task consumer/lease failed: " in record.getMessage()
+    assert (record.exc_info is not None) == has_traceback
+    await group.close()
