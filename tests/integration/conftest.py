@@ -10,6 +10,7 @@ import uuid
 import pytest
 from catalog_servers import postgres as postgres_server, rest_server
 from lake_servers import lake_servers, spark_session
+from mariadb_server import mariadb as mariadb_server
 from object_servers import s3_server
 from token_gate import token_gate
 from typed_places import places_of
@@ -51,6 +52,14 @@ def start_servers(etcd_server, etcd_prefix, tmp_path):
         yield start
 
 
+@pytest.fixture(scope="module")
+def module_broker(etcd_server, tmp_path_factory):
+    """A broker process that the tests of a module share."""
+    folder, prefix = tmp_path_factory.mktemp("broker"), f"/module-{uuid.uuid4().hex[:8]}"
+    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix=prefix) as server:
+        yield server
+
+
 @pytest.fixture(scope="session")
 def lake_bucket(tmp_path_factory):
     """URL of a store on a live S3 server, and its keys; both empty where there is no Go."""
@@ -90,6 +99,13 @@ def trino(lake_settings):
 def postgres():
     """A live PostgreSQL."""
     with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb():
+    """A live MariaDB."""
+    with mariadb_server() as server:
         yield server
 
 

@@ -154,6 +154,21 @@ def test_hints_move_up_with_what_was_committed():
     assert hints.live_nodes[0] == FnodeSegments(1, (Segment(1234, 1, 100, 0, 4),))
 
 
+def test_a_file_needs_the_log_from_where_it_was_made():
+    files = recording(write_head=100)
+    fnode, _ = files.create("/dir/a")
+    assert files.span_bytes("/dir/a") == 0
+    files.committed(130)
+    files.create("/dir/b")
+    files.committed(200)
+    files.write(fnode, 0, 0)
+    assert (files.span_bytes("/dir/a"), files.span_bytes("/dir/b")) == (100, 70)
+    files.create("/dir/a")
+    assert files.span_bytes("/dir/a") == 0
+    with pytest.raises(ValidationError, match="does not exist"):
+        files.span_bytes("/dir/c")
+
+
 def test_only_one_author_may_append():
     selector = recording().check_registers
     assert str(selector) == "author=16i"
@@ -172,7 +187,10 @@ def test_a_recording_in_another_log_begins_with_a_no_op():
     assert told(frames) == [Op(seq_no=2)]
     assert registers.value_of("author") == "16i"
     assert forked.begin() == (b"", None)
+    assert forked.span_bytes("/dir/a") == len(frame)
     forked.write(1, 0, 0)
+    forked.committed(50)
+    assert forked.span_bytes("/dir/a") == len(frame) + 50
     hints = forked.build_hints()
     hints.validate()
     assert [each.log for each in hints.live_nodes[0].segments] == [LOG, ""]

@@ -100,6 +100,14 @@ class Recorder:
         """Absolute path that is recorded."""
         return self._recording.directory
 
+    def span_bytes(self, path: str) -> int:
+        """How much of the log is needed for a file: from where it was made to what is committed.
+
+        Raises: ValidationError: there is no such file.
+        """
+        with self._lock:
+            return self._recording.span_bytes(path)
+
     # ------------------------------------------------------------------ operations
 
     def create(self, path: str, *, exclusive: bool = False) -> int:

@@ -135,6 +135,18 @@ class Recording:
         """The hints of all that was recorded. They hold once that was committed."""
         return self.fsm.build_hints(self.log)
 
+    def span_bytes(self, path: str) -> int:
+        """How much of the logs is needed for a file: from where it was made to what is known to be committed.
+
+        Raises: ValidationError: there is no such file.
+        """
+        span = 0
+        for segment in self.fsm.live[self._fnode_of(self._file_path(path))].segments():
+            if segment.log == self.log:
+                return span + self.write_head - segment.first_offset
+            span += max(0, segment.last_offset - segment.first_offset)  # of a log that was left
+        return span
+
     # ------------------------------------------------------------------ operations
 
     def create(self, path: str, *, exclusive: bool = False) -> tuple[int, bytes]:

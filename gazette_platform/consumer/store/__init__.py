@@ -1,10 +1,62 @@
 """Where shards keep their state: stores, which commit it together with a checkpoint.
 
-`base` says what every store has to do.
+`base` says what every store has to do. `JSONFileStore` has a file that is recorded in a log: for little
+state. `SQLiteStore` and `RocksDBStore` have a database of their own, recorded likewise. `SQLStore` has
+tables in a database that is there already, `MemoryStore` an object that is gone with the process.
+A commit is durable before any message that follows from it is acknowledged; of two processes that have
+one shard, the one that restored first is fenced.
 """
 
 from __future__ import annotations
 
-from gazette_platform.consumer.store.base import ShardStore
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
-__all__ = ["ShardStore"]
+from gazette_platform.consumer.store.base import ShardStore
+from gazette_platform.consumer.store.json_file import JSONFileStore
+from gazette_platform.consumer.store.memory import Memories, MemoryStore
+from gazette_platform.ops.extras import required
+
+if TYPE_CHECKING:
+    from gazette_platform.consumer.store.rocksdb import RocksDBStore
+    from gazette_platform.consumer.store.sql import SQLStore
+    from gazette_platform.consumer.store.sql_database import (
+        checkpoints_ddl,
+        create_tables,
+        sql_engine,
+    )
+    from gazette_platform.consumer.store.sqlite import SQLiteStore
+
+__all__ = [
+    "JSONFileStore",
+    "Memories",
+    "MemoryStore",
+    "RocksDBStore",
+    "SQLStore",
+    "SQLiteStore",
+    "ShardStore",
+    "checkpoints_ddl",
+    "create_tables",
+    "sql_engine",
+]
+
+# What needs a package of an extra: its module, the package, the extra.
+_SQL: Final = ("sqlalchemy", "sql-store")
+_OF_EXTRAS: Final = {
+    "RocksDBStore": ("rocksdb", "rocksdict", "rocksdb"),
+    "SQLStore": ("sql", *_SQL),
+    "SQLiteStore": ("sqlite", "apsw", "sqlite"),
+    "checkpoints_ddl": ("sql_database", *_SQL),
+    "create_tables": ("sql_database", *_SQL),
+    "sql_engine": ("sql_database", *_SQL),
+}
+
+
+if not TYPE_CHECKING:  # to which any name would be there
+
+    def __getattr__(name: str) -> Any:
+        if name not in _OF_EXTRAS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module, package, extra = _OF_EXTRAS[name]
+        required(package, extra=extra, by="such stores of shards")
+        return getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -1,0 +1,169 @@
+"""State of a shard that is one JSON value, in a file as Gazette's `JSONFileStore` has it.
+
+`state.json` has three lines: the offset of each source, which only the format still asks for; the state;
+the checkpoint. A commit writes all of it to `next.json`, and renames that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
+
+import msgspec
+import orjson
+from typing_extensions import override
+
+from gazette_platform.consumer.protocol import Checkpoint
+from gazette_platform.consumer.store.base import ShardStore
+from gazette_platform.consumer.store.commits import Commits
+from gazette_platform.errors import DataError, StoreError, ValidationError
+from gazette_platform.ops.threads import run_in
+from gazette_platform.protocol import escape_html
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Collection
+
+    from gazette_platform.client import Dependency
+    from gazette_platform.consumer.recoverylog import Recorder
+
+__all__ = ["JSONFileStore"]
+
+_T = TypeVar("_T")
+
+_log = logging.getLogger(__name__)
+
+_STATE: Final = "state.json"
+_NEXT: Final = "next.json"
+_MODE: Final = 0o600
+
+_LINES: Final = 3
+
+_PIECE_BYTES: Final = 1 << 20
+"""Bytes of one write in the log: large for the frame around it, small for what may wait at once."""
+
+
+@final
+class JSONFileStore(ShardStore, Generic[_T]):
+    """State that is one value, of which each commit writes and records all.
+
+    For state of at most some megabytes: the log grows by its size with every commit, though only the
+    last one is ever played. What was committed comes back as JSON has it: of a plain dict, keys are texts
+    and tuples are lists; name a `kind` to have other types.
+
+    Attributes:
+        state: what the application changes. It may be replaced. Another object after each restore.
+    """
+
+    def __init__(self, recorder: Recorder, state: _T, *, kind: Any = None) -> None:
+        """Make a store of the files that a recorder goes on with.
+
+        Args:
+            recorder: of a directory that has nothing but these files.
+            state: what a shard begins with: a dict, a list, a dataclass, a `msgspec.Struct` …, anything
+                that msgspec writes as JSON.
+            kind: type to read it as, such as ``dict[str, Count]``; that of `state` unless it is told.
+
+        Raises: ValidationError: the state cannot be written as JSON, or not be read as that type.
+        """
+        self._recorder = recorder
+        self._directory = Path(recorder.directory)
+        self._decoder: msgspec.json.Decoder[_T]
+        try:
+            self._decoder = msgspec.json.Decoder(type(state) if kind is None else kind)
+            self._initial = msgspec.json.encode(state)
+            self._decoder.decode(self._initial)
+        except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as err:
+            raise ValidationError(
+                f"{recorder.log}: state of type {type(state).__name__} is no JSON ({err}): make it of types "
+                "that msgspec knows, or name a `kind`",
+                path="state",
+            ) from err
+        self.state = state
+        self._commits = Commits(recorder.log)
+        self._disk = ThreadPoolExecutor(1, f"store {recorder.log}")
+
+    @override
+    async def restore_checkpoint(self) -> Checkpoint:
+        path = self._directory / _STATE
+        try:
+            content = await run_in(self._disk, path.read_bytes)
+        except FileNotFoundError:  # nothing was ever committed
+            self.state = self._decoder.decode(self._initial)
+            return Checkpoint()
+        except OSError as err:
+            raise StoreError(f"{path} cannot be read: {err}") from err
+        lines = content.split(b"\n")
+        if len(lines) != _LINES + 1 or lines[-1]:
+            raise DataError(
+                f"{path}: expected {_LINES} lines, of offsets, state and checkpoint, and found "
+                f"{len(lines) - 1} in {len(content)} bytes: is the log that of another store?"
+            )
+        try:
+            checkpoint = Checkpoint.from_json(orjson.loads(lines[2]) or {})
+            self.state = self._decoder.decode(lines[1])
+        except (ValueError, msgspec.MsgspecError) as err:
+            raise DataError(
+                f"{path}: a line cannot be read ({err}): was it written by another version of the "
+                "application?"
+            ) from err
+        return checkpoint
+
+    @override
+    def start_commit(
+        self, checkpoint: Checkpoint, after: Collection[Dependency]
+    ) -> asyncio.Future[None]:
+        content = self._documents(checkpoint)
+        self._recorder.gate(after)
+        return self._commits.start(lambda: self._commit(content))
+
+    def _documents(self, checkpoint: Checkpoint) -> bytes:
+        """The file's content. Raises: ValidationError: the state is no JSON any more."""
+        try:
+            state = msgspec.json.encode(self.state)
+        except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as err:
+            raise ValidationError(
+                f"{self._recorder.log}: the state cannot be written as JSON: {err}", path="state"
+            ) from err
+        offsets = _go_json(dict(sorted(checkpoint.read_through.items())))
+        return b"".join((offsets, state, b"\n", _go_json(checkpoint.json())))
+
+    async def _commit(self, content: bytes) -> None:
+        recorder, path = self._recorder, self._directory / _NEXT
+        try:
+            await run_in(self._disk, _write, path, content)
+            fnode, view = recorder.create(str(path)), memoryview(content)
+            for begin in range(0, len(content), _PIECE_BYTES):
+                await recorder.room()
+                recorder.write(fnode, begin, view[begin : begin + _PIECE_BYTES])
+            await run_in(self._disk, os.replace, path, self._directory / _STATE)
+            recorder.rename(str(path), str(self._directory / _STATE))
+        except OSError as err:
+            raise StoreError(
+                f"{path} cannot be written ({err}): nothing was committed; see to the disk"
+            ) from err
+        await recorder.barrier()
+
+    @override
+    async def destroy(self) -> None:
+        await self._commits.close()
+        try:
+            await run_in(self._disk, shutil.rmtree, self._directory)
+        except OSError as err:
+            _log.warning("%s: files of a store are left behind: %s", self._directory, err)
+        self._disk.shutdown(wait=False)
+
+
+def _go_json(document: Any) -> bytes:
+    return escape_html(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
+
+
+def _write(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _MODE)
+    with open(descriptor, "wb") as file:  # noqa: PTH123  it is open
+        os.fchmod(descriptor, _MODE)  # one that was played may have another
+        file.write(content)

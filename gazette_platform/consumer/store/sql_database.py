@@ -1,0 +1,174 @@
+"""Databases of SQL stores: engines whose calls have deadlines, and the table of checkpoints.
+
+Engines are SQLAlchemy's. Any other than `sql_engine` makes will do, if its calls end by themselves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import (
+    Column,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    create_engine,
+    event,
+    inspect,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import (
+    InterfaceError,
+    OperationalError,
+    SQLAlchemyError,
+    TimeoutError as PoolTimeoutError,
+)
+from sqlalchemy.schema import CreateTable
+
+from gazette_platform.errors import StoreError, StoreUnavailable, ValidationError
+from gazette_platform.ops.bounded_postgres import bounded_connection
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL, Dialect, Engine
+
+__all__ = ["ANSWER_S", "CHECKPOINTS", "checkpoints_ddl", "create_tables", "sql_engine", "sql_error"]
+
+ANSWER_S: Final = 30.0
+"""Seconds within which a database answers, unless told otherwise: as long as a busy one needs for a commit."""
+
+IDLE_S: Final = 600.0
+"""Seconds after which PostgreSQL ends a transaction in which nothing is asked, unless told otherwise.
+
+One waits between messages, and for appends while brokers are away; that of a process which hangs, or whose
+machine is cut off, would hold its locks for ever, and the shard's next owner would wait for them.
+"""
+
+CONNECT_S: Final = 10
+
+# A key of MySQL has a length; and names are compared byte by byte, not as words of a language.
+_NAME: Final = Text().with_variant(mysql.VARCHAR(700, collation="utf8mb4_bin"), "mysql", "mariadb")
+
+CHECKPOINTS: Final = Table(
+    "gazette_checkpoints",
+    MetaData(),
+    Column("shard_fqn", _NAME, primary_key=True, nullable=False),
+    Column("fence", Integer, nullable=False),
+    Column(
+        "checkpoint",
+        LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"),
+        nullable=False,
+    ),
+)
+"""What all shards of a database have committed, as Gazette's `SQLStore` has it."""
+
+
+def sql_engine(
+    url: str | URL,
+    *,
+    answer_s: float = ANSWER_S,
+    idle_s: float = IDLE_S,
+    connections_max: int = 64,
+) -> Engine:
+    """An engine that the stores of a process share. Whoever makes it disposes of it.
+
+    Args:
+        url: of SQLAlchemy; ``postgresql://`` and ``mysql://``, ``mariadb://`` are by psycopg and PyMySQL, if it
+            names no other driver. Of others calls have no deadline.
+        answer_s: seconds to wait for an answer. The connection is closed then, and the call fails. Includes
+            that for locks that others hold.
+        idle_s: see `IDLE_S`; of PostgreSQL only.
+        connections_max: at least one for each shard, and two if their transactions overlap; more wait.
+
+    Raises: ValidationError: not a URL of a database.
+    """
+    pool: dict[str, Any] = {
+        "pool_pre_ping": True,  # a database that was started again has dropped what was connected
+        "pool_size": connections_max,
+        "max_overflow": 0,
+        "pool_timeout": answer_s,
+    }
+    try:
+        parsed = make_url(url)
+        if parsed.drivername in ("postgresql", "postgresql+psycopg"):
+            return _postgres(parsed.set(drivername="postgresql+psycopg"), answer_s, idle_s, pool)
+        if parsed.drivername in ("mysql", "mariadb"):
+            parsed = parsed.set(drivername=f"{parsed.drivername}+pymysql")
+        return create_engine(parsed, connect_args=_arguments(parsed, answer_s), **pool)
+    except SQLAlchemyError as err:
+        raise ValidationError(f"not a URL of a database ({err})", path="url") from err
+
+
+def _arguments(url: URL, answer_s: float) -> dict[str, Any]:
+    """What a driver is told of deadlines. Raises: ValidationError: SQLite without a file."""
+    if url.drivername.endswith("+pymysql"):
+        return {
+            "connect_timeout": min(CONNECT_S, max(1, round(answer_s))),
+            "read_timeout": answer_s,
+            "write_timeout": answer_s,
+            "charset": "utf8mb4",
+        }
+    if url.get_backend_name() != "sqlite":
+        return {}
+    if url.database in (None, "", ":memory:"):
+        raise ValidationError(
+            "expected a file of SQLite: what is in memory no other owner of the shard sees (or take a "
+            "MemoryStore)",
+            path="url",
+        )
+    return {"timeout": answer_s}
+
+
+def _postgres(url: URL, answer_s: float, idle_s: float, pool: dict[str, Any]) -> Engine:
+    # The server is to give up as well what we have given up: a statement must not go on with its locks.
+    options = {
+        "statement_timeout": round(answer_s * 1000),
+        "idle_in_transaction_session_timeout": round(idle_s * 1000),
+    }
+    given = url.query.get("options", ())
+    named = [given] if isinstance(given, str) else list(given)
+    more = {
+        "connect_timeout": str(min(CONNECT_S, max(1, round(answer_s)))),
+        "application_name": "gazette-platform",
+        "options": " ".join([*(f"-c {name}={value}" for name, value in options.items()), *named]),
+    }
+    engine = create_engine(url.update_query_dict(more), **pool)
+    connection = bounded_connection(answer_s)
+
+    def connect(_dialect: Any, _record: Any, arguments: Any, named: Any) -> Any:
+        return connection.connect(*arguments, **named)
+
+    event.listen(engine, "do_connect", connect)
+    return engine
+
+
+def checkpoints_ddl(dialect: Dialect) -> str:
+    """The statement that makes the table of checkpoints, for those who make tables by themselves."""
+    return str(CreateTable(CHECKPOINTS, if_not_exists=True).compile(dialect=dialect)).strip()
+
+
+def create_tables(engine: Engine) -> None:
+    """Make the table of checkpoints, if there is none. Blocks: call it before the event loop runs, or in a thread.
+
+    Raises: StoreError: it cannot be made.
+    """
+    try:
+        with engine.begin() as connection:
+            connection.execute(CreateTable(CHECKPOINTS, if_not_exists=True))
+    except SQLAlchemyError as err:
+        try:
+            if inspect(engine).has_table(CHECKPOINTS.name):
+                return  # somebody else has made it at the same time
+        except SQLAlchemyError:
+            pass  # the first error says more
+        raise sql_error(f"the table {CHECKPOINTS.name} cannot be made", err) from err
+
+
+def sql_error(what: str, error: SQLAlchemyError) -> StoreError:
+    """What a database said, without the statement and its values."""
+    said = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+    may_pass = isinstance(error, OperationalError | InterfaceError | PoolTimeoutError)
+    kind = StoreUnavailable if may_pass else StoreError
+    return kind(f"{what}: {type(error).__name__}: {said}")
