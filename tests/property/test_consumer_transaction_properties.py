@@ -120,7 +120,7 @@ class Shard(RuleBasedStateMachine):
         assert not self.consumed[-1] or self.now < self.open_since + longest_s
         assert self.machine.may_publish
         if defers and self.consumed[-1]:
-            self.machine.consumed(deferred=True)
+            self.machine.consumed(0, deferred=True)
             return
         for journal in outputs:
             self.published[journal].append((self.transaction, False))

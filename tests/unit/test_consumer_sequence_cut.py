@@ -59,7 +59,7 @@ class Primary:
                 case Action.BEGIN:
                     self.machine.begin(self.now, TransactionLimits(min_s=0.0, max_s=1.0))
                 case Action.CONSUME if count == self.cut_after and self.by_deferring:
-                    self.machine.consumed(deferred=True)
+                    self.machine.consumed(0, deferred=True)
                 case Action.CONSUME:
                     self.consumed.append(self.sequencer.dequeued.message)
                     self.sequencer.step()

@@ -204,7 +204,7 @@ def test_deferred_message_is_the_first_of_the_next_transaction():
     driver = Driver()
     driver.consume()
     assert driver.decide(has_message=True) is Action.CONSUME
-    driver.machine.consumed(deferred=True)
+    driver.machine.consumed(0, deferred=True)
     assert driver.decide(has_message=True, has_entry=True) is Action.WAIT  # the shortest time
     driver.pass_s(1)
     assert driver.decide(has_message=True, has_entry=True, has_pending=True) is Action.COMMIT
@@ -216,7 +216,7 @@ def test_first_message_cannot_be_deferred():
     driver = Driver()
     driver.machine.begin(driver.now, LIMITS)
     with pytest.raises(ApplicationFailed, match="deferred the first message"):
-        driver.machine.consumed(deferred=True)
+        driver.machine.consumed(0, deferred=True)
 
 
 def test_closed_queue_ends_without_a_commit_if_nothing_was_consumed():

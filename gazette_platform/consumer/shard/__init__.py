@@ -1,11 +1,13 @@
 """The decisions of a shard's life, without the store, journals and etcd that they are about.
 
-Nouns: replica (`replicas`), transaction and barrier (`transaction`), progress (`progress`), resolution
+Nouns: replica (`replicas`), transaction and barrier (`transaction`), messages that are about to be
+consumed (`backlog`), progress (`progress`), resolution
 (`resolving`). Whoever drives them tells what has happened, and does what they say.
 """
 
 from __future__ import annotations
 
+from gazette_platform.consumer.shard.backlog import Backlog, count_as_unused
 from gazette_platform.consumer.shard.progress import Progress
 from gazette_platform.consumer.shard.replicas import (
     HeldReplica,
@@ -37,6 +39,7 @@ __all__ = [
     "MISSING_ID",
     "STOPPED_TEXT",
     "Action",
+    "Backlog",
     "CompletedTransaction",
     "HeldReplica",
     "LocalStep",
@@ -48,6 +51,7 @@ __all__ = [
     "TransactionTimes",
     "Transactions",
     "check_proxy_header",
+    "count_as_unused",
     "failed_status",
     "first_status",
     "local_step",

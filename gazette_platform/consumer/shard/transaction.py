@@ -22,7 +22,8 @@ ACKs are awaited while sequences are pending that began since the last checkpoin
 and the longest time has not passed. Reading stops when that has passed, or a message is deferred.
 
     BEGIN    let the application begin, then `begin`
-    CONSUME  let it consume the message, then `consumed`; step the sequencer unless it was deferred
+    CONSUME  let it consume the message, then `consumed`; step the sequencer unless it was deferred.
+             Or let it consume a batch: all that is got by doing CONSUME and TAKE while time stands still
     TICK     `tick`
     TAKE     queue an entry at the sequencer, then `took`
     WAIT     until an entry comes (if `may_take`), `wakes_at`, or the barrier goes down
@@ -264,16 +265,16 @@ class Transactions:
         assert self._preparing is None
         self._open = _Open(limits, TransactionTimes(self._before, now_s))
 
-    def consumed(self, *, deferred: bool = False) -> None:
-        """The application has consumed a message, or left it to the next transaction.
+    def consumed(self, count: int = 1, *, deferred: bool = False) -> None:
+        """The application has consumed messages, and left one behind them to the next transaction or not.
 
         Raises: ApplicationFailed: it defers the first one, which the next transaction would do as well.
         """
         txn = self._open
         assert txn is not None
         assert txn.may_read
+        txn.consumed += count
         if not deferred:
-            txn.consumed += 1
             return
         if not txn.consumed:
             raise ApplicationFailed(

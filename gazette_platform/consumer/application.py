@@ -1,0 +1,287 @@
+"""What users write: an application, which consumes messages, keeps state and publishes.
+
+    class Counts(Application[MemoryStore, dict]):
+        def new_store(self, shard, recorder):
+            return MemoryStore(Counter())
+
+        def consume(self, txn, envelope):
+            txn.store.state[envelope.message.get("word")] += 1
+
+One object serves all shards of a process. Callbacks of one shard never run at the same time, those of
+several shards do. They may come again for the same message, after a failure: only what a transaction
+commits, in its store and by its publisher, is there once. What a callback raises fails the shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, final
+
+from gazette_platform.consumer.shard import Progress
+from gazette_platform.consumer.store import ShardStore
+from gazette_platform.errors import ValidationError
+from gazette_platform.message import JsonFraming, ProtoFraming, framing_of_labels
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+    from aiohttp.web import UrlDispatcher
+
+    from gazette_platform.client import AppendService, AsyncClient
+    from gazette_platform.consumer.cluster import ShardAssignment
+    from gazette_platform.consumer.options import Option
+    from gazette_platform.consumer.protocol import Checkpoint, ShardSpec
+    from gazette_platform.consumer.publisher import TransactionPublisher
+    from gazette_platform.consumer.recoverylog import FsmHints, Recorder
+    from gazette_platform.consumer.service import ConsumerPeers, ShardResolver
+    from gazette_platform.message import Envelope, ReplayRange
+    from gazette_platform.message.framing import Unframing
+    from gazette_platform.ops.faults import Faults
+    from gazette_platform.ops.tasks import TaskGroup
+    from gazette_platform.protocol import JournalSpec
+    from gazette_platform.serving.auth import Authenticator
+
+__all__ = [
+    "Application",
+    "DeferToNextTransaction",
+    "MessageBatches",
+    "ServingProcess",
+    "Shard",
+    "Transaction",
+]
+
+StoreT = TypeVar("StoreT", bound=ShardStore)
+MessageT = TypeVar("MessageT")
+M_co = TypeVar("M_co", covariant=True)
+
+
+class DeferToNextTransaction(Exception):
+    """Raised by an application: the message is for the next transaction, which begins with it.
+
+    This transaction reads no more. The first message of a transaction cannot be deferred.
+
+    Args:
+        consumed: of a batch, how many of its messages were consumed before.
+    """
+
+    def __init__(self, consumed: int = 0) -> None:
+        self.consumed = consumed
+        super().__init__(f"deferred to the next transaction, behind {consumed} messages of a batch")
+
+
+class ServingProcess(Protocol):
+    """The process that an application serves from, as `Application.init` gets it."""
+
+    client: AsyncClient
+    """Of brokers; it never gives up."""
+    resolver: ShardResolver
+    """Who serves a shard, and its store if we do."""
+    peers: ConsumerPeers
+    """Calls of other processes, which answer in our place."""
+    auth: Authenticator
+    """Says what a caller may do, by its token."""
+    tasks: TaskGroup
+    """Owns what runs as long as the process does."""
+    faults: Faults
+    """Told of errors that nobody foresaw, and that end a call only."""
+    stopping: asyncio.Event
+    """Set once it leaves: calls that take long should end."""
+
+    def add_servicer(self, add: Callable[[Any, Any], None], servicer: Any) -> None:
+        """Serve a gRPC service; see `ConsumerProcess`."""
+        ...
+
+    def add_pages(self, add: Callable[[UrlDispatcher], None]) -> None:
+        """Serve pages; see `ConsumerProcess`."""
+        ...
+
+
+class MessageBatches(Protocol[M_co]):
+    """Batches of envelopes: a reader of messages, or an asynchronous generator."""
+
+    def __aiter__(self) -> AsyncIterator[list[Envelope[Any]]]:
+        """Itself."""
+        ...
+
+    async def aclose(self) -> None:
+        """End it."""
+        ...
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Shard:
+    """A shard that is assigned to this process, as applications see it."""
+
+    id: str
+    fqn: str
+    """Its key in etcd, which no other shard has: under this name remote stores keep checkpoints."""
+    spec: ShardSpec
+    """As of now: it changes while the shard runs."""
+    assignment: ShardAssignment
+    client: AsyncClient
+    """Reads, lists and appends. An append by itself is at least once, and no commit waits for it."""
+    appends: AppendService
+    """Of this shard: a transaction commits only after all that was accepted before its end is appended."""
+    progress: Progress = field(default_factory=Progress)
+    recovered_hints: FsmHints | None = None
+    """Of the files that were recovered, before the store was opened; None without a log."""
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the shard is not assigned to this process any more."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Transaction(Generic[StoreT]):
+    """What is consumed, changed and published at once, or not at all."""
+
+    shard: Shard
+    store: StoreT
+    publisher: TransactionPublisher
+
+
+class Application(ABC, Generic[StoreT, MessageT]):
+    """See the module. Override `new_store`, and `consume` or `consume_batch`.
+
+    Callbacks that may be awaited are plain functions or coroutine functions.
+
+    Attributes:
+        message_type: what messages are decoded into: `dict`, a type that msgspec knows (its own
+            structures, dataclasses and others), or a class of protobuf. Each field needs a default, as an
+            ACK may have none of them.
+        uuid_field: name of the field with the UUID, in messages of `message_type`; "": the framing's own.
+        options: of its own, for its program; `configure` gets their values.
+    """
+
+    message_type: ClassVar[type[Any]] = dict
+    uuid_field: ClassVar[str] = ""
+    options: ClassVar[tuple[Option, ...]] = ()
+
+    def configure(self, values: Mapping[str, Any]) -> None:
+        """Take the values of `options`, by their names; its program calls it before all else.
+
+        Raises: ValidationError: one is out of range; the program ends with that text.
+        """
+
+    @abstractmethod
+    def new_store(self, shard: Shard, recorder: Recorder | None) -> StoreT | Awaitable[StoreT]:
+        """Open the store of a shard.
+
+        Args:
+            recorder: of the files in its `directory`, which were recovered; None: the shard has no log,
+                and the state lives elsewhere.
+        """
+
+    def init(self, process: ServingProcess) -> Awaitable[None] | None:  # noqa: ARG002  to be overridden
+        """The process starts, and is no member of its group yet: add services and pages to it."""
+        return None
+
+    def framing(self, journal: JournalSpec) -> Unframing[MessageT]:
+        """How messages of a source are decoded: by its label `content-type`, into `message_type`.
+
+        Raises: ValidationError: the journal has no framing, or not one for `message_type`.
+        """
+        found = framing_of_labels(journal.labels)
+        kind = self.message_type
+        options: dict[str, Any] = {"uuid_field": self.uuid_field} if self.uuid_field else {}
+        if isinstance(found, JsonFraming):
+            if kind is not dict or options:
+                return JsonFraming(message_type=None if kind is dict else kind, **options)
+        elif isinstance(found, ProtoFraming) and kind is not dict:
+            return ProtoFraming(message_type=kind, **options)
+        return found
+
+    def consume(
+        self, txn: Transaction[StoreT], envelope: Envelope[MessageT]
+    ) -> Awaitable[None] | None:
+        """Consume one message, which is committed.
+
+        ACKs come as well, behind what they commit: their flags are `Flags.ACK_TXN`, and their content
+        means nothing.
+
+        Raises: DeferToNextTransaction: not in this transaction.
+        """
+        raise NotImplementedError
+
+    def consume_batch(
+        self, txn: Transaction[StoreT], envelopes: Sequence[Envelope[MessageT]]
+    ) -> Awaitable[None] | None:
+        """Consume messages, which are committed, in their order; the same as `consume` of each.
+
+        Faster, as it is called once for up to about a thousand messages, and used instead of `consume`
+        where it is overridden. A transaction does not end within a batch, unless by deferring.
+
+        Raises: DeferToNextTransaction: some are not for this transaction.
+        """
+        raise NotImplementedError
+
+    def finalize(self, txn: Transaction[StoreT]) -> Awaitable[None] | None:  # noqa: ARG002  to be overridden
+        """End the transaction: bring to the store what is cached, publish what is left to be."""
+        return None
+
+    def begin(self, txn: Transaction[StoreT]) -> Awaitable[None] | None:  # noqa: ARG002  to be overridden
+        """A transaction begins, with a message that it consumes next. May wait, as for a turn."""
+        return None
+
+    def finished(self, txn: Transaction[StoreT], commit: asyncio.Future[None]) -> None:
+        """A transaction that was begun ended, once for each `begin` that returned. Must not wait.
+
+        Args:
+            commit: of the store, which may be under way; if the transaction was given up, it has failed
+                or was cancelled.
+        """
+
+    def read(
+        self,
+        shard: Shard,  # noqa: ARG002  to be overridden
+        store: StoreT,  # noqa: ARG002
+        checkpoint: Checkpoint,  # noqa: ARG002
+    ) -> MessageBatches[MessageT] | None:
+        """Messages to sequence, if they are not to be read from the shard's sources.
+
+        When they end, the transaction is committed, a checkpoint restored, and this called again.
+
+        Returns: batches in the order of their journals; None: the sources are read.
+        """
+        return None
+
+    def replay(
+        self,
+        shard: Shard,  # noqa: ARG002  to be overridden
+        store: StoreT,  # noqa: ARG002
+        wanted: ReplayRange,  # noqa: ARG002
+    ) -> MessageBatches[MessageT] | None:
+        """A part of a journal again: exactly the messages that `read` gave of it.
+
+        Returns: batches that end where the range does; None: it is read from the journal.
+        """
+        return None
+
+    def read_through(
+        self,
+        shard: Shard,  # noqa: ARG002  to be overridden
+        store: StoreT,  # noqa: ARG002
+        offsets: Mapping[str, int],
+    ) -> Mapping[str, int]:
+        """What somebody has to wait for who wants all before `offsets` to be consumed.
+
+        Override it with `read`, if the offsets that others know are not those of the messages.
+        """
+        return offsets
+
+
+def takes_batches(application: Application[Any, Any]) -> bool:
+    """Whether it is `consume_batch` that an application overrides.
+
+    Raises: ValidationError: it consumes nothing.
+    """
+    kind = type(application)
+    if kind.consume_batch is not Application.consume_batch:
+        return True
+    if kind.consume is Application.consume:
+        raise ValidationError(
+            f"{kind.__name__} consumes nothing: override `consume` or `consume_batch`"
+        )
+    return False

@@ -1,0 +1,83 @@
+"""What applications publish with: messages of the transaction that is under way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+
+from gazette_platform.message import Mapped, MessageClock, Publisher
+from gazette_platform.ops.lru import Lru
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gazette_platform.client import AppendService, AppendTicket, AsyncClient
+    from gazette_platform.message import AckIntent
+    from gazette_platform.ops.clock import Clock
+
+__all__ = ["TransactionPublisher"]
+
+M = TypeVar("M")
+
+_KNOWN_JOURNALS: Final = 1024
+
+
+@final
+class TransactionPublisher:
+    """Publishes messages that count once the transaction is committed and acknowledged.
+
+    One producer for the whole life of a primary. By one task at a time, the one that consumes.
+
+    Args:
+        client: asks what content-type a journal has.
+        appends: of the shard; its order is that of the journal, ACKs among it.
+        clock: tells the time.
+    """
+
+    def __init__(self, client: AsyncClient, appends: AppendService, clock: Clock) -> None:
+        self._client = client
+        self._clock = clock
+        self._message_clock = MessageClock()
+        # It goes with the time at the begin of each transaction, and not within one.
+        self._publisher: Publisher[Any] = Publisher(
+            appends, None, None, message_clock=self._message_clock
+        )
+        self._known: Lru[str, Mapped] = Lru(_KNOWN_JOURNALS)
+
+    @property
+    def producer(self) -> bytes:
+        """As in the UUIDs of its messages."""
+        return self._publisher.producer
+
+    async def publish(self, to: str | Callable[[M], Mapped], message: M) -> AppendTicket:
+        """Publish a message. It gets its UUID here.
+
+        Args:
+            to: a journal, or a mapping, which chooses one.
+            message: in a form that the journal's framing knows.
+
+        Returns: of its append, which nobody has to wait for: the commit does.
+
+        Raises:
+            JournalNotFound: there is no such journal.
+            ValidationError: the message cannot be mapped, stamped or written.
+            GazetteError: an append of the journal failed before.
+
+        Cancellation: safe; the message is accepted or not.
+        """
+        if not isinstance(to, str):
+            mapped = to(message)
+        elif (known := self._known.get(to)) is not None:
+            mapped = known
+        else:
+            labels = (await self._client.get(to)).spec.labels
+            mapped = Mapped(to, labels.value_of("content-type"))
+            self._known.put(to, mapped)
+        return await self._publisher.publish_uncommitted(message, to=mapped)
+
+    def begin(self) -> None:
+        """A transaction begins: raise the clock to the time of now."""
+        self._message_clock.update(int(self._clock.unix_s() * 1e6) * 1000)
+
+    def build_acks(self) -> list[AckIntent]:
+        """End the transaction; see `Publisher.build_acks`."""
+        return self._publisher.build_acks()

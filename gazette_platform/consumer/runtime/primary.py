@@ -1,0 +1,178 @@
+"""The primary's work: takes the log over, opens the store, and makes transactions."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar, final
+
+from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus
+from gazette_platform.consumer.publisher import TransactionPublisher
+from gazette_platform.consumer.recoverylog import Recorder
+from gazette_platform.consumer.runtime.recovery import discard
+from gazette_platform.consumer.runtime.run import Run
+from gazette_platform.consumer.runtime.steps import done, step
+from gazette_platform.consumer.store import ShardStore
+from gazette_platform.errors import EtcdError, ValidationError
+
+if TYPE_CHECKING:
+    from gazette_platform.client import AppendService
+    from gazette_platform.consumer.application import Application, Shard
+    from gazette_platform.consumer.protocol import Checkpoint
+    from gazette_platform.consumer.runtime.host import ReplicaSettings, ShardHost
+    from gazette_platform.consumer.runtime.recovery import Recovery
+    from gazette_platform.consumer.runtime.standing import Standing
+    from gazette_platform.message import SequencerCounts
+    from gazette_platform.ops.clock import Clock
+
+__all__ = ["Primary"]
+
+StoreT = TypeVar("StoreT", bound=ShardStore)
+M = TypeVar("M")
+
+_log = logging.getLogger(__name__)
+
+
+@final
+class Primary(Generic[StoreT, M]):
+    """What a replica in slot 0 does, once.
+
+    Attributes:
+        store: None until the application has opened it.
+
+    Args:
+        shard: which one.
+        application: consumes.
+        host: keeps hints, and is told the status.
+        standing: is told of readiness and progress.
+        recovery: plays the log; None: there is none.
+        log: the recovery log, as of when the replica was made.
+        log_appends: appends to it alone, so that no room is waited for which only a commit makes.
+        settings: how to run.
+        clock: tells the time.
+        counts: is to count what becomes of messages.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        application: Application[StoreT, M],
+        host: ShardHost,
+        standing: Standing,
+        *,
+        recovery: Recovery | None,
+        log: str,
+        log_appends: AppendService,
+        settings: ReplicaSettings,
+        clock: Clock,
+        counts: SequencerCounts | None = None,
+    ) -> None:
+        self.store: StoreT | None = None
+        self._shard = shard
+        self._application = application
+        self._host = host
+        self._recovery = recovery
+        self._log = log
+        self._log_appends = log_appends
+        self._standing = standing
+        self._settings = settings
+        self._clock = clock
+        self._counts = counts
+        self._recorder: Recorder | None = None
+        self._run: Run[StoreT, M] | None = None
+        self._hints_at = 0.0
+
+    async def work(self) -> None:
+        """Consume for ever.
+
+        Raises: StepFailed: the replica has failed. Cancellation: the open transaction is given up.
+        """
+        with step("completeRecovery"):
+            store, checkpoint = await self._open()
+            self._standing.ready(checkpoint)
+            await self._host.set_status(ReplicaStatus(ReplicaCode.PRIMARY))
+        self._hints_at = self._clock.monotonic() + self._settings.hints_interval_s
+        shard = self._shard
+        publisher = TransactionPublisher(shard.client, shard.appends, self._clock)
+        with step("runTransactions"):
+            while True:
+                self._run = Run(
+                    shard,
+                    self._application,
+                    store,
+                    publisher=publisher,
+                    checkpoint=checkpoint,
+                    standing=self._standing,
+                    between=self._keep_hints,
+                    clock=self._clock,
+                    batch_size=self._settings.batch_size,
+                    counts=self._counts,
+                )
+                await self._run.run()
+                with step("store.RestoreCheckpoint"):
+                    checkpoint = await store.restore_checkpoint()
+                self._standing.ready(checkpoint)
+
+    def abandon(self) -> None:
+        """Let no append wait any longer for a commit; when it is not at work any more."""
+        if self._run is not None:
+            self._run.abandon()
+
+    async def _open(self) -> tuple[StoreT, Checkpoint]:
+        """The store, and where it goes on."""
+        shard = self._shard
+        if self._recovery is not None:
+            await self._take_over(self._recovery)
+        try:
+            with step("app.NewStore"):
+                store = await done(self._application.new_store(shard, self._recorder))
+        except BaseException:
+            if self._recorder is not None:
+                await discard(Path(self._recorder.directory))
+            raise
+        self.store = store
+        with step("store.RestoreCheckpoint"):
+            checkpoint = await store.restore_checkpoint()
+        # Only now: what cannot be opened must not take the place of hints that are good.
+        hints = shard.recovered_hints
+        if hints is not None and hints.log == self._log:
+            with step("storeRecoveredHints"):
+                await self._host.put_backup_hints(hints)
+        return store, checkpoint
+
+    async def _take_over(self, recovery: Recovery) -> None:
+        played, author = await recovery.take_over()
+        try:
+            self._shard.recovered_hints = played.fsm.build_hints(played.log)
+            with step("Recorder.start"):
+                self._recorder = await Recorder.start(
+                    self._shard.client, self._log_appends, played, author, log=self._log
+                )
+        except BaseException:
+            await discard(played.directory)
+            raise
+
+    async def _keep_hints(self) -> None:
+        """Have the host keep hints, if it is time."""
+        now_s = self._clock.monotonic()
+        if self._recorder is None or now_s < self._hints_at:
+            return
+        with step("storeRecordedHints"):
+            hints = await self._recorder.build_hints()
+            try:
+                hints.validate()
+            except ValidationError as err:
+                # The files came from another log, and nothing of them was written to this one yet.
+                _log.info("shard %s: hints are kept later: %s", self._shard.id, err)
+                return
+            self._hints_at = now_s + self._settings.hints_interval_s
+            try:
+                await self._host.put_hints(hints)
+            except EtcdError as err:
+                if not err.retriable:
+                    raise
+                _log.warning(
+                    "shard %s: its hints are not kept now, but with a later transaction: %s",
+                    self._shard.id,
+                    err,
+                )

@@ -1,0 +1,316 @@
+"""A primary's run: transactions from a checkpoint on, until there is nothing more to read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
+
+from gazette_platform.consumer.application import (
+    Application,
+    DeferToNextTransaction,
+    Shard,
+    Transaction,
+    takes_batches,
+)
+from gazette_platform.consumer.protocol import Checkpoint
+from gazette_platform.consumer.runtime.barrier import Barrier, check_commit
+from gazette_platform.consumer.runtime.inlet import Inlet
+from gazette_platform.consumer.runtime.sources import Sources
+from gazette_platform.consumer.runtime.steps import done, step
+from gazette_platform.consumer.shard import Action, Backlog, TransactionLimits, Transactions
+from gazette_platform.consumer.store import ShardStore
+from gazette_platform.errors import ApplicationFailed, DataError
+from gazette_platform.message import Envelope, Sequencer
+from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.ops.turns import Turns
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from gazette_platform.consumer.application import MessageBatches
+    from gazette_platform.consumer.publisher import TransactionPublisher
+    from gazette_platform.consumer.runtime.standing import Standing
+    from gazette_platform.message import ReplayRange, SequencerCounts
+    from gazette_platform.ops.clock import Clock
+
+__all__ = ["Run"]
+
+StoreT = TypeVar("StoreT", bound=ShardStore)
+M = TypeVar("M")
+
+_log = logging.getLogger(__name__)
+
+# Entries that are sequenced before anything else is looked at.
+_TAKE_MAX: Final = 1024
+
+# Seconds for which messages are consumed one by one before others of the event loop have a turn.
+_SLICE_S: Final = 0.01
+
+
+@final
+class Run(Generic[StoreT, M]):
+    """Does what `Transactions` decides. To be run once; `abandon` it when it is not to go on.
+
+    Args:
+        shard: which one.
+        application: consumes.
+        store: of the shard; it has just given `checkpoint`.
+        publisher: of the primary.
+        checkpoint: where to go on.
+        standing: is told of transactions that are done.
+        between: awaited between two transactions.
+        clock: tells the time.
+        batch_size: about how many messages to consume at a time.
+        counts: is to count what becomes of messages.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        application: Application[StoreT, M],
+        store: StoreT,
+        *,
+        publisher: TransactionPublisher,
+        checkpoint: Checkpoint,
+        standing: Standing,
+        between: Callable[[], Awaitable[None]],
+        clock: Clock,
+        batch_size: int,
+        counts: SequencerCounts | None = None,
+    ) -> None:
+        spec = shard.spec
+        self._shard = shard
+        self._application = application
+        self._store = store
+        self._publisher = publisher
+        self._checkpoint = checkpoint
+        self._standing = standing
+        self._between = between
+        self._clock = clock
+        self._takes_batches = takes_batches(application)
+        self._wake = asyncio.Event()
+        self._inlet: Inlet[M] = Inlet(spec.queue_size, self._wake.set)
+        self._sources = Sources(shard, application, store, self._inlet)
+        self._sequencer: Sequencer[M] = Sequencer(
+            ring_size=spec.ring_size,
+            checkpoint=checkpoint.read,
+            warn=lambda text: _log.warning("shard %s: %s", shard.id, text),
+            counts=counts,
+        )
+        self._backlog = Backlog(self._sequencer, size=batch_size)
+        self._machine = Transactions(
+            clock.monotonic(),
+            checkpoint.read_through,
+            [intent.journal for intent in checkpoint.ack_intents],
+        )
+        self._barrier = Barrier(self._machine, clock, self._wake.set)
+        self._txn: Transaction[StoreT] | None = None
+        self._replay: MessageBatches[M] | None = None
+        self._replayed_to = 0
+
+    async def run(self) -> None:
+        """Make transactions until nothing more is to be read, which is seldom.
+
+        Raises: StepFailed: anything went wrong; the open transaction is given up.
+        Cancellation: gives the open transaction up; a commit that was started goes on.
+        """
+        tasks = TaskGroup(f"shard {self._shard.id}")
+        turns = Turns()
+        try:
+            self._barrier.append_again(tasks, self._shard.client, self._checkpoint.ack_intents)
+            self._sources.start(tasks, self._checkpoint)
+            while await self._act():
+                await turns.take()
+        except BaseException as err:
+            self._give_up(err)
+            if isinstance(err, Exception):
+                # If the commit failed first, appends behind it failed for that reason.
+                self._barrier.check()
+            raise
+        finally:
+            if self._replay is not None:
+                await self._replay.aclose()
+            await tasks.close()
+
+    def abandon(self) -> None:
+        """Let no append wait any longer for a commit whose end nobody tells."""
+        self._barrier.abandon()
+
+    # ------------------------------------------------------------------ one step
+
+    async def _act(self) -> bool:
+        """Do what is next. Returns: whether there may be more to do."""
+        self._wake.clear()
+        self._standing_of(self._barrier.settled())
+        while self._sequencer.replay is not None and not self._backlog.has_message:
+            await self._read_again(self._sequencer.replay)
+        action = self._machine.decide(
+            self._clock.monotonic(),
+            has_message=self._backlog.has_message,
+            has_entry=self._inlet.has_entry,
+            has_pending=self._sequencer.has_pending,
+            is_closed=self._inlet.is_closed,
+        )
+        match action:
+            case Action.BEGIN:
+                await self._begin()
+            case Action.CONSUME:
+                await self._consume()
+            case Action.TICK:
+                self._machine.tick(self._clock.monotonic())
+            case Action.TAKE:
+                self._take()
+            case Action.WAIT:
+                await self._wait()
+            case Action.COMMIT:
+                await self._commit()
+                await self._between()
+            case Action.FINISH:
+                return False
+        return True
+
+    def _standing_of(self, completed: Iterator[Any]) -> None:
+        for each in completed:
+            self._standing.completed(each)
+
+    def _take(self) -> None:
+        """Sequence what was read, up to what commits something."""
+        with step("readMessage"):
+            self._inlet.check()
+        entries, sequencer = self._inlet.entries, self._sequencer
+        for _ in range(min(_TAKE_MAX, len(entries))):
+            envelope = entries.popleft()
+            outcome = sequencer.queue(envelope)
+            self._standing.completed(self._machine.took(outcome, envelope.journal, envelope.end))
+            if sequencer.dequeued is not None or sequencer.replay is not None:
+                break
+        self._inlet.made_room()
+
+    async def _read_again(self, wanted: ReplayRange) -> None:
+        """Offer the next batch of a replay to the sequencer, or end it."""
+        with step("replay"):
+            if self._replay is None:
+                self._replay = await self._sources.replay(wanted)
+                self._replayed_to = wanted.begin
+            batch: list[Envelope[M]] | None = await anext(aiter(self._replay), None)
+            if batch is not None:
+                self._backlog.offer(batch)
+                self._replayed_to = batch[-1].end
+                return
+            if self._replayed_to != wanted.end:
+                raise DataError(
+                    f"{wanted.journal}: reading a transaction again, from offset {wanted.begin} to "
+                    f"{wanted.end}, ended at {self._replayed_to}"
+                )
+            replay, self._replay = self._replay, None
+            await replay.aclose()
+            self._sequencer.end_replay()
+
+    async def _wait(self) -> None:
+        """Until something is new, or a timer is due."""
+        wakes_at, timer = self._machine.wakes_at, None
+        if wakes_at is not None:
+            delay_s = max(0.0, wakes_at - self._clock.monotonic())
+            timer = asyncio.get_running_loop().call_later(delay_s, self._wake.set)
+        try:
+            await self._wake.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    # ------------------------------------------------------------------ a transaction
+
+    async def _begin(self) -> None:
+        txn = Transaction(self._shard, self._store, self._publisher)
+        with step("app.BeginTxn"):
+            await done(self._application.begin(txn))
+        self._txn = txn
+        self._publisher.begin()
+        self._machine.begin(self._clock.monotonic(), TransactionLimits.of(self._shard.spec))
+
+    async def _consume(self) -> None:
+        # As if each was taken when it is its turn, for no time passes meanwhile.
+        self._backlog.gather(self._inlet.entries)
+        self._inlet.made_room()
+        assert self._txn is not None
+        with step("app.ConsumeMessage"):
+            if self._takes_batches:
+                used = await self._consume_batch(self._txn)
+            else:
+                used = await self._consume_each(self._txn)
+        messages = self._backlog.messages
+        self._standing.counts.read_bytes += sum(each.end - each.begin for each in messages[:used])
+        self._backlog.used(used)
+
+    async def _consume_batch(self, txn: Transaction[StoreT]) -> int:
+        messages = self._backlog.messages
+        count = len(messages)
+        try:
+            await done(self._application.consume_batch(txn, messages))
+        except DeferToNextTransaction as deferral:
+            if not 0 <= deferral.consumed < count:
+                raise ApplicationFailed(
+                    f"the application deferred a message of a batch of {count}, and says that it "
+                    f"consumed {deferral.consumed} before"
+                ) from deferral
+            self._machine.consumed(deferral.consumed, deferred=True)
+            return deferral.consumed
+        self._machine.consumed(count)
+        return count
+
+    async def _consume_each(self, txn: Transaction[StoreT]) -> int:
+        machine, consume, now = self._machine, self._application.consume, self._clock.monotonic
+        ends_at, used = now() + _SLICE_S, 0
+        for envelope in self._backlog.messages:
+            try:
+                result = consume(txn, envelope)
+                if result is not None:
+                    await result
+            except DeferToNextTransaction:
+                machine.consumed(0, deferred=True)
+                break
+            machine.consumed()
+            used += 1
+            now_s, wakes_at = now(), machine.wakes_at
+            if now_s >= ends_at or (wakes_at is not None and now_s >= wakes_at):
+                break
+        return used
+
+    async def _commit(self) -> None:
+        txn, machine = self._txn, self._machine
+        assert txn is not None
+        machine.preparing(self._clock.monotonic())
+        with step("txnStartCommit"):
+            with step("app.FinalizeTxn"):
+                await done(self._application.finalize(txn))
+            # From here on nothing waits: whatever is published later comes behind these ACKs.
+            intents = tuple(self._publisher.build_acks())
+            checkpoint = Checkpoint(self._backlog.checkpoint(), intents)
+            with step("store.StartCommit"):
+                commit = self._store.start_commit(checkpoint, self._shard.appends.pending())
+            check_commit(commit)
+            self._barrier.raise_up(commit, self._shard.appends, intents)
+        machine.prepared(
+            self._clock.monotonic(),
+            checkpoint.read_through,
+            [intent.journal for intent in intents],
+        )
+        self._txn = None
+        with step("app.FinishedTxn"):
+            self._application.finished(txn, commit)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Tell the application that the open transaction is not committed."""
+        txn, self._txn = self._txn, None
+        if txn is None:
+            return
+        commit: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if isinstance(error, Exception):
+            commit.set_exception(error)
+            commit.exception()  # looked at: nobody else has to
+        else:
+            commit.cancel()
+        with contextlib.suppress(Exception):  # the error that counts is on its way
+            self._application.finished(txn, commit)

@@ -1,0 +1,432 @@
+"""Replicas of shards at a real broker: their life, transactions, and hand-offs."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+from shard_bench import (
+    IN,
+    IN2,
+    LOG,
+    OUT,
+    OUT2,
+    Bench,
+    Host,
+    Numbered,
+    NumberedInBatches,
+    RemoteStore,
+    assigned,
+    journal,
+    make_journals,
+    spec_of,
+)
+
+from gazette_platform.client import AsyncClient, Change, ClientConfig
+from gazette_platform.consumer.application import DeferToNextTransaction
+from gazette_platform.consumer.protocol import ShardSource
+from gazette_platform.consumer.recoverylog import CONTENT_TYPE, FsmHints
+from gazette_platform.errors import (
+    EtcdError,
+    Fenced,
+    ShardStopped,
+    TransactionFailed,
+    ValidationError,
+)
+from gazette_platform.message import read_uncommitted
+from gazette_platform.testing.local_broker import eventually
+
+pytestmark = pytest.mark.etcd
+
+
+@pytest.fixture
+async def bench(local_brokers, tmp_path):
+    broker = await local_brokers.start()
+    async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+        await make_journals(client)
+        bench = Bench(client, tmp_path / "replicas")
+        yield bench
+        await bench.close()
+
+
+async def through(replica, offsets):
+    async with asyncio.timeout(30):
+        return await replica.wait_through(offsets)
+
+
+@pytest.mark.parametrize("log", [True, False])
+@pytest.mark.parametrize("kind", [Numbered, NumberedInBatches])
+async def test_a_shard_goes_on_where_it_was(bench, kind, log):
+    application, spec = kind(), spec_of(log=log)
+    first = bench.replica(application, spec)
+    store = await through(first, await bench.publish(1, 2, 3))
+    assert store.state == {"all": 3, "k": 3}
+    assert (await first.host.reached("PRIMARY")).errors == ()
+    expected = ["BACKFILL", "STANDBY", "PRIMARY"] if log else ["STANDBY", "PRIMARY"]
+    assert sorted(first.host.told) == sorted(expected)
+    assert first.shard.recovered_hints == (FsmHints(LOG) if log else None)
+    # The end of the ACK is where to read its results.
+    assert set(first.progress.publish_at) == {OUT}
+    assert first.progress.publish_at[OUT] == await bench.client.write_head(OUT)
+    assert first.counts.read_messages == 3
+    assert ("async", "60-acknowledging") in first.counts.phases_s
+    await first.stop()
+    assert store.is_destroyed
+    assert not log or not store.directory.exists()
+    assert first.has_ended
+    with pytest.raises(ShardStopped):
+        await first.wait_through()
+
+    second = bench.replica(application, spec)
+    store = await through(second, await bench.publish(4, 5))
+    assert store.state == {"all": 5, "k": 5}
+    assert application.seen == [1, 2, 3, 4, 5]
+    assert [each["number"] for each in await bench.output()] == [1, 2, 3, 4, 5]
+    if log:
+        # The hints of what was recovered are a backup now; those of an empty log are one as well.
+        newest, oldest = bench.desk.backups
+        assert newest.live_nodes
+        assert oldest == FsmHints(LOG)
+
+
+async def test_a_transaction_that_began_before_a_restart_is_consumed_whole(bench):
+    application = Numbered()
+    publisher = bench.publisher()
+    first = bench.replica(application)
+    await publisher.publish_uncommitted({"id": 1, "key": "a"})
+    ticket = await publisher.publish_uncommitted({"id": 2, "key": "a"})
+    await ticket
+    store = await through(first, await bench.publish(10))
+    assert store.state == {"all": 1, "k": 1}
+    assert first.progress.read_through[IN] > (await ticket)[1]
+    await first.stop()
+
+    second = bench.replica(application)
+    await publisher.publish_uncommitted({"id": 3, "key": "a"})
+    await publisher.append_acks(publisher.build_acks())
+    store = await through(second, await bench.publish(11))
+    assert store.state == {"all": 5, "k": 2, "a": 3}
+    assert application.seen == [10, 1, 2, 3, 11]
+
+
+async def test_spans_beyond_the_ring_are_read_again(bench):
+    application = NumberedInBatches()
+    replica = bench.replica(application, spec_of(ring_buffer_size=4))
+    publisher = bench.publisher()
+    for each in range(50):
+        await publisher.publish_uncommitted({"id": each, "key": "a"})
+    await publisher.append_acks(publisher.build_acks())
+    await through(replica, await bench.publish(50))
+    assert application.seen == [*range(51)]
+
+
+async def test_a_warm_standby_is_promoted(bench):
+    application = Numbered()
+    first = bench.replica(application)
+    await through(first, await bench.publish(1, 2))
+    standby = bench.replica(application, slot=1)
+    await standby.host.reached("STANDBY")
+    assert not standby.is_ready
+    await through(first, await bench.publish(3))
+    with pytest.raises(ValidationError, match="no promotion"):
+        standby.promote(spec_of(), assigned(1, 99))
+    standby.promote(spec_of(), assigned(0, 99))
+    assert standby.held.create_revision == 99
+    store = await through(standby, await bench.publish(4))
+    assert store.state == {"all": 4, "k": 4}
+    # The former primary learns that it is one no more.
+    status = await first.host.reached("FAILED")
+    assert isinstance(first.error, Fenced)
+    assert status.errors[0].startswith("runTransactions: ")
+    assert "another process has taken the log over" in status.errors[0]
+    assert [each["number"] for each in await bench.output()] == [1, 2, 3, 4]
+
+
+async def test_a_standby_may_be_packed_into_a_lower_slot(bench):
+    standby = bench.replica(Numbered(), slot=2)
+    await standby.host.reached("STANDBY")
+    standby.promote(spec_of(), assigned(1, 50))
+    assert standby.assignment.slot == 1
+    await asyncio.sleep(0.1)
+    assert standby.host.told == ["BACKFILL", "STANDBY"]
+
+
+async def test_a_zombie_with_a_remote_store_is_fenced(bench):
+    application, spec = Numbered(), spec_of(log=False)
+    first = bench.replica(application, spec)
+    await through(first, await bench.publish(1))
+    second = bench.replica(application, spec)
+    store = await through(second, await bench.publish(2))
+    await first.host.reached("FAILED")
+    assert isinstance(first.error, Fenced)
+    assert store.state == {"all": 2, "k": 2}
+    assert [each["number"] for each in await bench.output()] == [1, 2]
+
+
+class _Deferring(Numbered):
+    """Defers every third message, once."""
+
+    def __init__(self):
+        super().__init__()
+        self.deferred = set()
+        self.transactions = []
+
+    def begin(self, txn):
+        self.transactions.append([])
+
+    async def consume(self, txn, envelope):
+        number = envelope.message["id"]
+        if number % 3 == 0 and number not in self.deferred:
+            self.deferred.add(number)
+            raise DeferToNextTransaction
+        self.transactions[-1].append(number)
+        await super().consume(txn, envelope)
+
+
+class _DeferringBatches(_Deferring):
+    async def consume_batch(self, txn, envelopes):
+        for index, envelope in enumerate(envelopes):
+            try:
+                await _Deferring.consume(self, txn, envelope)
+            except DeferToNextTransaction as err:
+                raise DeferToNextTransaction(index) from err
+
+
+@pytest.mark.parametrize("kind", [_Deferring, _DeferringBatches])
+async def test_deferred_messages_are_of_the_next_transaction(bench, kind):
+    application = kind()
+    ends = await bench.publish(*range(1, 9))
+    replica = bench.replica(application)
+    store = await through(replica, ends)
+    assert store.state["all"] == 8
+    assert application.transactions == [[1, 2], [3, 4, 5], [6, 7, 8]]
+    assert [each["id"] for each in await bench.output()] == [*range(1, 9)]
+
+
+async def test_a_restart_behind_a_deferred_message_begins_with_it(bench):
+    application = _DeferringBatches()
+    ends = await bench.publish(*range(1, 9))
+    first = bench.replica(application)
+    await eventually(lambda: first.progress.publish_at)
+    await first.stop()
+    again = Numbered()
+    second = bench.replica(again)
+    store = await through(second, ends)
+    assert store.state["all"] == 8
+    assert [each["number"] for each in await bench.output()] == [*range(1, 9)]
+
+
+async def test_acks_of_a_restored_checkpoint_are_appended_again(bench, caplog):
+    application = Numbered()
+    await bench.client.apply([Change(journal("out/gone"))])
+
+    class Publishing(Numbered):
+        async def consume(self, txn, envelope):
+            await super().consume(txn, envelope)
+            await txn.publisher.publish("out/gone", {"id": 0})
+
+    first = bench.replica(Publishing(application.remote), spec_of(log=False))
+    await through(first, await bench.publish(1))
+    await first.stop()
+    head = await bench.client.write_head(OUT)
+    await bench.client.apply([Change(None, delete="out/gone", revision=-1)])
+    second = bench.replica(application, spec_of(log=False))
+    await through(second, {})
+    await eventually(lambda: OUT in second.progress.publish_at)
+    assert second.progress.publish_at == {OUT: await bench.client.write_head(OUT)}
+    assert second.progress.publish_at[OUT] > head
+    assert "out/gone: JOURNAL_NOT_FOUND" in caplog.text
+    assert [each["number"] for each in await bench.output()] == [1]
+    await through(second, await bench.publish(2))
+    assert [each["number"] for each in await bench.output()] == [1, 2]
+
+
+async def test_a_slow_commit_makes_the_next_transaction_larger(bench):
+    """Its ACKs come before what the next one publishes, to any journal, and after its commit."""
+    released = asyncio.Event()
+
+    class Slow(RemoteStore):
+        async def commit(self, state, checkpoint, after):
+            await released.wait()
+            await super().commit(state, checkpoint, after)
+
+    class Publishing(Numbered):
+        def new_store(self, shard, recorder):
+            return Slow(self.remote)
+
+        async def consume(self, txn, envelope):
+            self.events.append(envelope.message["id"])
+            for self.to in (OUT, OUT2):
+                await super().consume(txn, envelope)
+
+        def finished(self, txn, commit):
+            self.events.append("finished")
+            commit.add_done_callback(lambda _: self.events.append("committed"))
+
+    application = Publishing()
+    replica = bench.replica(application, spec_of(log=False))
+    await through(replica, {})
+    await bench.publish(1)
+    await eventually(lambda: "finished" in application.events)
+    ends = await bench.publish(2, 3, 4, 5)
+    await eventually(lambda: 5 in application.events)
+    assert await bench.client.write_head(OUT) > 0
+    assert await bench.output() == []  # not committed yet
+    released.set()
+    await through(replica, ends)
+    assert application.events[:2] == [1, "finished"]
+    assert application.events.index("committed") > application.events.index(5)
+    assert replica.counts.transactions == 2
+    for name in (OUT, OUT2):
+        assert [each["id"] for each in await bench.output(name)] == [1, 2, 3, 4, 5]
+    text = b"".join([bytes(piece) async for piece in bench.client.read(OUT)]).decode()
+    kinds = [line[line.index('"UUID":"') + 27 :][:4] for line in text.splitlines()]
+    assert [kind[-1] for kind in kinds] == ["1", "2", "1", "1", "1", "1", "2"]
+
+
+async def test_hints_are_kept_between_transactions(bench):
+    host = Host(bench.desk)
+    replica = bench.replica(Numbered(), host=host, settings={"hints_interval_s": 0.0})
+    await through(replica, await bench.publish(1))
+    await through(replica, await bench.publish(2))
+    assert bench.desk.primary.log == LOG
+    kept = bench.desk.primary
+    host.put_error = EtcdError("etcd does not answer")
+    await through(replica, await bench.publish(3))
+    await through(replica, await bench.publish(4))
+    assert bench.desk.primary is kept
+    host.put_error = TransactionFailed("the assignment is gone")
+    await bench.publish(5)
+    status = await host.reached("FAILED")
+    assert status.errors == ("runTransactions: storeRecordedHints: the assignment is gone",)
+    await replica.stop()
+    # Played from its hints, and from the log behind them, the store is as it was.
+    again = bench.replica(Numbered())
+    store = await through(again, await bench.publish(6))
+    assert store.state == {"all": 6, "k": 6}
+
+
+async def test_an_application_may_read_by_itself(bench):
+    """When its messages end, the transaction is committed, and reading begins anew."""
+    begun = []
+
+    class Reading(Numbered):
+        async def messages(self, begin):
+            reader = await read_to_head(bench.client, begin)
+            async for batch in reader:
+                yield batch
+
+        def read(self, shard, store, checkpoint):
+            begin = checkpoint.read_through.get(IN, 0)
+            begun.append(begin)
+            return self.messages(begin)
+
+    async def read_to_head(client, begin):
+        head = await client.write_head(IN)
+        while head <= begin:
+            await asyncio.sleep(0.01)
+            head = await client.write_head(IN)
+        return await read_uncommitted(client, IN, begin, end_offset=head)
+
+    first = await bench.publish(1, 2)
+    replica = bench.replica(Reading(), spec_of(log=False))
+    await through(replica, first)
+    store = await through(replica, await bench.publish(3))
+    assert store.state == {"all": 3, "k": 3}
+    assert begun[:2] == [0, first[IN]]
+
+    # It would have to give again what the ring has dropped.
+    publisher = bench.publisher()
+    for each in range(5):
+        await publisher.publish_uncommitted({"id": each, "key": "a"})
+    replica.update(spec_of(log=False, ring_buffer_size=2), replica.assignment)
+    await through(replica, await bench.publish(9))
+    await publisher.append_acks(publisher.build_acks())
+    status = await replica.host.reached("FAILED")
+    assert "override `replay` as well as `read`" in status.errors[0]
+
+
+async def test_duplicates_move_progress_while_nothing_is_to_be_consumed(bench):
+    replica = bench.replica(Numbered(), spec_of(log=False))
+    await through(replica, await bench.publish(1))
+    line = bytes(await bench.client.read(IN).read())
+    end = (await bench.client.append(IN, line)).end
+    await through(replica, {IN: end, "in/other": 10**9})
+    assert replica.counts.transactions == 1
+
+
+async def test_min_offset_is_where_a_source_begins(bench):
+    ends = await bench.publish(1, 2)
+    spec = dataclasses.replace(spec_of(log=False), sources=(ShardSource(IN, ends[IN]),))
+    application = Numbered()
+    replica = bench.replica(application, spec)
+    await through(replica, await bench.publish(3))
+    assert application.seen == [3]
+
+
+async def test_batches_and_single_messages_give_the_same(bench):
+    publisher, other = bench.publisher(), bench.publisher(IN2)
+    for each in range(300):
+        await (publisher if each % 3 else other).publish_uncommitted(
+            {"id": each, "key": str(each % 7)}
+        )
+        if each % 11 == 0:
+            await publisher.append_acks(publisher.build_acks())
+            await other.append_acks(other.build_acks())
+    await publisher.append_acks(publisher.build_acks())
+    await other.append_acks(other.build_acks())
+    ends = {name: await bench.client.write_head(name) for name in (IN, IN2)}
+    states = []
+    for application in (Numbered(), NumberedInBatches()):
+        application.to = OUT if not states else OUT2
+        replica = bench.replica(application, spec_of(IN, IN2, log=False))
+        states.append((await through(replica, ends)).state)
+        await replica.stop()
+    assert states[0] == states[1]
+    assert states[0]["all"] == 300
+    assert max(NumberedInBatches.sizes) > 50
+
+    def by_key(messages):
+        found = {}
+        for each in messages:
+            found.setdefault((each["key"], each["id"] % 3 == 0), []).append(each["id"])
+        return found
+
+    assert by_key(await bench.output(OUT)) == by_key(await bench.output(OUT2))
+
+
+async def test_a_shard_goes_on_in_another_log_than_its_hints_are_of(bench):
+    """As after its spec was changed: what is recorded from now on is in the log of the spec."""
+    other = "elsewhere/shard-000"
+    await bench.client.apply([Change(journal(other, CONTENT_TYPE))])
+    application = Numbered()
+    spec = dataclasses.replace(spec_of(), recovery_log_prefix="elsewhere")
+    first = bench.replica(application, spec, settings={"hints_interval_s": 0.0})
+    await through(first, await bench.publish(1))
+    assert bench.desk.primary.log == other
+    await first.stop()
+    backups = bench.desk.backups
+
+    second = bench.replica(application, settings={"hints_interval_s": 0.0})
+    await through(second, await bench.publish(2))
+    assert bench.desk.primary.log == other  # nothing of the files was in the new log yet
+    store = await through(second, await bench.publish(3))
+    await eventually(lambda: bench.desk.primary.log == LOG)
+    assert store.state == {"all": 3, "k": 3}
+    assert bench.desk.backups == backups  # which are good for the other log alone
+    await second.stop()
+    third = bench.replica(application)
+    store = await through(third, await bench.publish(4))
+    assert store.state == {"all": 4, "k": 4}
+
+
+async def test_who_reads_by_itself_says_what_offsets_mean(bench):
+    class Translating(Numbered):
+        def read_through(self, shard, store, offsets):
+            return {IN: offsets["of-others"] * 2}
+
+    replica = bench.replica(Translating(), spec_of(log=False))
+    ends = await bench.publish(1, 2)
+    store = await through(replica, {"of-others": ends[IN] // 2})
+    assert store.state["all"] == 2

@@ -1,0 +1,256 @@
+"""Replicas of shards at a real broker that fail, or are stopped whatever hangs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from shard_bench import (
+    IN,
+    IN2,
+    Bench,
+    Host,
+    Numbered,
+    RemoteStore,
+    journal,
+    make_journals,
+    spec_of,
+)
+
+from gazette_platform.client import AsyncClient, Change, ClientConfig
+from gazette_platform.consumer.application import Application, DeferToNextTransaction
+from gazette_platform.consumer.recoverylog import FsmHints
+from gazette_platform.errors import (
+    EtcdError,
+    GazetteError,
+    ShardStopped,
+    ValidationError,
+)
+from gazette_platform.testing.local_broker import eventually
+
+pytestmark = pytest.mark.etcd
+
+
+@pytest.fixture
+async def bench(local_brokers, tmp_path):
+    broker = await local_brokers.start()
+    async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+        await make_journals(client)
+        bench = Bench(client, tmp_path / "replicas")
+        yield bench
+        await bench.close()
+
+
+async def through(replica, offsets):
+    async with asyncio.timeout(30):
+        return await replica.wait_through(offsets)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (DeferToNextTransaction(), "the application deferred the first message"),
+        (DeferToNextTransaction(7), "says that it consumed 7 before"),
+        (KeyError("word"), "runTransactions: app.ConsumeMessage: KeyError: 'word'"),
+    ],
+)
+async def test_a_batch_that_fails_fails_the_shard(bench, error, text):
+    finished = []
+
+    class Failing(Numbered):
+        async def consume_batch(self, txn, envelopes):
+            raise error
+
+        def finished(self, txn, commit):
+            finished.append(commit)
+
+    replica = bench.replica(Failing(), spec_of(log=False))
+    await bench.publish(1)
+    status = await replica.host.reached("FAILED")
+    assert text in status.errors[0]
+    [commit] = finished
+    assert isinstance(commit.exception(), GazetteError)
+    assert replica.is_ready
+    assert (await replica.wait_through()).state == {}
+    with pytest.raises(ShardStopped):
+        await replica.wait_through({IN: 10**9})
+
+
+async def failed(bench, application, spec=None, **options):
+    replica = bench.replica(application, spec, **options)
+    return (await replica.host.reached("FAILED")).errors
+
+
+async def test_failures_are_told_in_chained_texts(bench):
+    class Broken(Numbered):
+        at = ""
+
+        def fail(self, at):
+            if self.at == at:
+                raise ValueError(f"no {at}" + "!" * 3000)
+
+        def new_store(self, shard, recorder):
+            self.fail("store")
+            store, outer = RemoteStore(self.remote), self
+            if recorder is not None:
+                store = super().new_store(shard, recorder)
+
+            class Store(type(store)):
+                async def restore_checkpoint(self):
+                    outer.fail("restore")
+                    return await super().restore_checkpoint()
+
+                def start_commit(self, checkpoint, after):
+                    outer.fail("start")
+                    return super().start_commit(checkpoint, after)
+
+                async def commit(self, state, checkpoint, after):
+                    outer.fail("commit")
+                    await super().commit(state, checkpoint, after)
+
+            store.__class__ = Store
+            return store
+
+        def framing(self, journal):
+            self.fail("message")
+            return super().framing(journal)
+
+        def begin(self, txn):
+            self.fail("begin")
+
+        async def finalize(self, txn):
+            self.fail("finalize")
+
+    await bench.publish(1)
+    spec = spec_of(log=False)
+    for at, text in {
+        "store": "completeRecovery: app.NewStore: ValueError: no store!",
+        "restore": "completeRecovery: store.RestoreCheckpoint: ValueError: no restore!",
+        "message": "runTransactions: readMessage: app.NewMessage: ValueError: no message!",
+        "begin": "runTransactions: app.BeginTxn: ValueError: no begin!",
+        "finalize": "runTransactions: txnStartCommit: app.FinalizeTxn: ValueError: no finalize!",
+        "start": "runTransactions: txnStartCommit: store.StartCommit: ValueError: no start!",
+        "commit": "runTransactions: store.StartCommit: ValueError: no commit!",
+    }.items():
+        application = Broken()
+        application.at = at
+        [error] = await failed(bench, application, spec)
+        assert error.startswith(text)
+        assert len(error) == 2048 + len(" ...[truncated]")
+        assert error.endswith("! ...[truncated]")
+
+    broken = Broken()
+    broken.at = "store"
+    await failed(bench, broken)
+    assert [*bench.directory.iterdir()] == []  # files that no store will delete
+    assert bench.desk.backups == [None, None]
+
+
+async def test_journals_that_are_missing_or_wrong_fail_the_shard(bench):
+    [error] = await failed(bench, Numbered(), spec_of("in/none", log=False))
+    assert error == (
+        "runTransactions: readMessage: fetching journal spec: named journal does not exist (in/none)"
+    )
+    await bench.client.apply([Change(journal("in/unframed", ""))])
+    [error] = await failed(bench, Numbered(), spec_of("in/unframed", log=False))
+    assert error.startswith("runTransactions: readMessage: app.NewMessage: must have one label")
+    await bench.client.append(IN2, b"no JSON\n")
+    [error] = await failed(bench, Numbered(), spec_of(IN2, log=False))
+    assert error.startswith(f"runTransactions: readMessage: {IN2}: the message at offset 0: ")
+
+    bench.desk.primary = FsmHints("recovery/none")
+    errors = await failed(bench, Numbered(), slot=1)
+    text = "beginRecovery: fetching log spec: named journal does not exist (recovery/none)"
+    assert errors == (text,)
+    replica = bench.replica(Numbered())
+    await eventually(lambda: len(replica.host.status.errors) == 2)
+    assert sorted(replica.host.status.errors) == [text, f"completeRecovery: {text}"]
+    assert replica.has_ended
+    bench.desk.primary = FsmHints(IN)
+    [error] = await failed(bench, Numbered(), slot=1)
+    assert error.startswith(
+        "beginRecovery: expected label content-type value application/x-gazette-recoverylog "
+        "(got application/x-ndjson"
+    )
+
+
+async def test_a_commit_that_fails_takes_what_was_published_with_it(bench):
+    class Store(RemoteStore):
+        async def commit(self, state, checkpoint, after):
+            await super().commit(state, checkpoint, after)
+            raise OSError("the disk is gone")
+
+    class Publishing(Numbered):
+        def new_store(self, shard, recorder):
+            return Store(self.remote)
+
+    replica = bench.replica(Publishing(), spec_of(log=False))
+    await bench.publish(1)
+    status = await replica.host.reached("FAILED")
+    assert status.errors == ("runTransactions: store.StartCommit: OSError: the disk is gone",)
+    await replica.stop()
+    assert await bench.output() == []
+
+
+async def test_stopping_ends_within_its_deadline_whatever_hangs(bench, caplog):
+    class Hanging(RemoteStore):
+        async def commit(self, state, checkpoint, after):
+            await asyncio.get_running_loop().create_future()
+
+    class Publishing(Numbered):
+        def new_store(self, shard, recorder):
+            return Hanging(self.remote)
+
+    application = Publishing()
+    replica = bench.replica(application, spec_of(log=False))
+    await bench.publish(1)
+    await eventually(lambda: replica.counts.read_bytes)
+    await bench.publish(2)  # which is published behind an ACK that waits
+    await eventually(lambda: application.seen == [1, 2])
+    assert replica.shard.appends.buffered_bytes
+    began = asyncio.get_running_loop().time()
+    with replica.use():
+        await replica.stop(timeout_s=0.5)
+    assert asyncio.get_running_loop().time() - began < 10
+    assert "1 still use its store" in caplog.text
+    assert replica.shard.appends.buffered_bytes == 0
+    assert replica.shard.stopping.is_set()
+    await replica.stop()
+    assert replica.host.status.code.name == "PRIMARY"
+
+
+async def test_a_store_that_is_not_destroyed_in_time_is_given_up(bench, caplog):
+    class Sticky(RemoteStore):
+        async def destroy(self):
+            await asyncio.get_running_loop().create_future()
+
+    class Holding(Numbered):
+        def new_store(self, shard, recorder):
+            return Sticky(self.remote)
+
+    replica = bench.replica(Holding(), spec_of(log=False))
+    await through(replica, {})
+    assert (replica.fqn, replica.spec) == ("/items/shard-000", spec_of(log=False))
+    async with asyncio.timeout(10):
+        await replica.stop(timeout_s=0.1)
+    assert "not all of it ended within 0.1 s" in caplog.text
+
+
+async def test_an_application_that_consumes_nothing_is_refused(bench):
+    class Idle(Application):
+        def new_store(self, shard, recorder):
+            return None
+
+    with pytest.raises(ValidationError, match="Idle consumes nothing"):
+        bench.replica(Idle())
+
+
+async def test_a_failure_that_cannot_be_told_is_logged(bench, caplog):
+    class Deaf(Host):
+        async def set_status(self, status):
+            raise EtcdError("etcd is gone")
+
+    replica = bench.replica(Numbered(), spec_of(log=False), host=Deaf(bench.desk))
+    await eventually(lambda: replica.has_ended)
+    await eventually(lambda: "its failure is not told: etcd is gone" in caplog.text)
+    assert isinstance(replica.error, EtcdError)

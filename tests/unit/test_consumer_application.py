@@ -1,0 +1,135 @@
+"""What applications are asked for: how messages are decoded, and what they publish with."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from shard_bench import NDJSON, journal
+
+from gazette_platform.consumer.application import Application
+from gazette_platform.consumer.publisher import TransactionPublisher
+from gazette_platform.errors import ValidationError
+from gazette_platform.message import (
+    JsonFraming,
+    Mapped,
+    MessageDecoder,
+    ProtoFraming,
+    Publisher,
+    frame_fixed,
+)
+from gazette_platform.ops.clock import ManualClock
+from gazette_platform.protocol import JournalSpec, LabelSet
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+
+UUID = "83fc2f95-cc5f-11e9-8000-070203040506"
+
+
+class _Base(Application[Any, Any]):
+    def new_store(self, shard, recorder):
+        raise AssertionError("nobody opens it")
+
+
+def decoded(application, content_type, content):
+    spec = journal("a/b", content_type)
+    decoder = MessageDecoder(spec.name, application.framing(spec))
+    decoder.feed(0, content)
+    [envelope] = decoder.take()
+    return envelope
+
+
+def test_messages_are_dictionaries_unless_told_otherwise():
+    found = decoded(_Base(), NDJSON, b'{"UUID":"%s","a":1}\n' % UUID.encode())
+    assert found.message == {"UUID": UUID, "a": 1}
+    assert found.uuid.producer.hex() == "070203040506"
+    assert decoded(_Base(), "text/csv", b"%s,x\n" % UUID.encode()).message == [UUID, "x"]
+
+
+def test_messages_have_the_type_that_is_told():
+    @dataclasses.dataclass
+    class Click:
+        UUID: str = ""
+        a: int = 0
+
+    class Typed(_Base):
+        message_type = Click
+
+    assert decoded(Typed(), NDJSON, b'{"UUID":"%s","a":1}\n' % UUID.encode()).message == Click(
+        UUID, 1
+    )
+
+    class OwnField(_Base):
+        uuid_field = "meta.id"
+
+    found = decoded(OwnField(), NDJSON, b'{"meta":{"id":"%s"}}\n' % UUID.encode())
+    assert found.uuid.clock
+
+    class Proto(_Base):
+        message_type = pb.Label
+        uuid_field = "value"
+
+    with pytest.raises(Exception, match="UUID"):
+        decoded(
+            Proto(),
+            "application/x-protobuf-fixed",
+            frame_fixed(pb.Label(name="n", value="v").SerializeToString()),
+        )
+    framing = Proto().framing(journal("a/b", "application/x-protobuf-fixed"))
+    assert isinstance(framing, ProtoFraming)
+    assert isinstance(Typed().framing(journal("a/b", NDJSON)), JsonFraming)
+
+
+def test_a_journal_without_framing_is_refused():
+    with pytest.raises(ValidationError, match="must have one label content-type"):
+        _Base().framing(JournalSpec("a/b", labels=LabelSet()))
+
+
+class _Appends:
+    """Takes what is appended."""
+
+    def __init__(self):
+        self.appended = []
+
+    async def room(self):
+        pass
+
+    def submit_nowait(self, journal, content):
+        self.appended.append((journal, content))
+
+
+class _Brokers:
+    """Tells what journals there are."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def get(self, name):
+        self.asked.append(name)
+
+        class Listing:
+            spec = journal(name)
+
+        return Listing
+
+
+async def test_messages_go_to_a_journal_or_where_a_mapping_says():
+    brokers, appends = _Brokers(), _Appends()
+    publisher = TransactionPublisher(brokers, appends, ManualClock())
+    publisher.begin()
+    await publisher.publish("out/one", {"n": 1})
+    await publisher.publish("out/one", {"n": 2})
+    await publisher.publish(lambda message: Mapped(f"out/{message['n']}", NDJSON), {"n": 3})
+    assert brokers.asked == ["out/one"]
+    assert [name for name, _ in appends.appended] == ["out/one", "out/one", "out/3"]
+    assert [each.journal for each in publisher.build_acks()] == ["out/one", "out/3"]
+    assert publisher.build_acks() == []
+    assert len(publisher.producer) == 6
+
+
+async def test_a_publisher_without_mapping_is_told_where_messages_go():
+    publisher = Publisher(_Appends(), None, None)
+    with pytest.raises(ValidationError, match="say where the message goes"):
+        await publisher.publish_uncommitted({})
+    await publisher.publish_uncommitted({}, to=Mapped("out/one", NDJSON))
+    assert [each.journal for each in publisher.build_acks()] == ["out/one"]

@@ -1,0 +1,59 @@
+"""The bounded queue of what a shard has read."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gazette_platform.consumer.runtime.inlet import Inlet
+from gazette_platform.message import NO_UUID, Envelope
+from gazette_platform.ops.tasks import TaskGroup
+
+
+def batch(*numbers):
+    return [Envelope("a/b", number, number + 1, NO_UUID, number) for number in numbers]
+
+
+async def test_readers_wait_while_it_is_full_and_go_on_once_half_of_it_was_taken():
+    woken, tasks = [], TaskGroup("readers")
+    inlet = Inlet(4, lambda: woken.append(1))
+    await inlet.put(batch(1, 2, 3))
+    await inlet.put(batch(4, 5, 6))  # one batch more than its size
+    waiting = [tasks.spawn(inlet.put(batch(number))) for number in (7, 8)]
+    await asyncio.sleep(0)
+    assert len(inlet.entries) == 6
+    assert len(woken) == 2
+    for _ in range(3):
+        inlet.entries.popleft()
+    inlet.made_room()
+    await asyncio.sleep(0)
+    assert len(inlet.entries) == 3
+    inlet.entries.popleft()
+    inlet.made_room()
+    await asyncio.gather(*waiting)
+    assert [each.message for each in inlet.entries] == [5, 6, 7, 8]
+    assert len(woken) == 4
+
+
+async def test_what_was_read_before_an_error_is_taken_first():
+    inlet = Inlet(4, lambda: None)
+    assert not inlet.has_entry
+    await inlet.put(batch(1))
+    inlet.fail(OSError("first"))
+    inlet.fail(OSError("second"))
+    inlet.check()
+    inlet.entries.popleft()
+    assert inlet.has_entry
+    with pytest.raises(OSError, match="first"):
+        inlet.check()
+
+
+async def test_it_is_closed_once_all_was_taken():
+    inlet = Inlet(4, lambda: None)
+    await inlet.put(batch(1))
+    inlet.close()
+    assert not inlet.is_closed
+    inlet.entries.popleft()
+    assert inlet.is_closed
+    inlet.check()

@@ -1,0 +1,295 @@
+"""A primary's run, of messages that are given: where transactions end, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from typing import Any
+
+import pytest
+from shard_bench import IN, assigned, journal, spec_of
+
+from gazette_platform.consumer.application import Application, DeferToNextTransaction, Shard
+from gazette_platform.consumer.protocol import Checkpoint
+from gazette_platform.consumer.runtime.run import Run
+from gazette_platform.consumer.runtime.standing import Standing
+from gazette_platform.consumer.runtime.steps import StepFailed
+from gazette_platform.errors import GazetteError
+from gazette_platform.message import Envelope, Flags, UuidParts
+from gazette_platform.ops.clock import ManualClock, SystemClock
+
+PRODUCER = b"\1\2\3\4\5\6"
+
+
+def message(number, flags=Flags.OUTSIDE_TXN):
+    uuid = UuidParts(PRODUCER, number << 4, int(flags))
+    return Envelope(IN, number * 10, number * 10 + 10, uuid, number)
+
+
+SPAN = [*(message(each, Flags.CONTINUE_TXN) for each in (1, 2, 3, 4)), message(5, Flags.ACK_TXN)]
+
+
+class Store:
+    """Commits at once, unless it is told otherwise."""
+
+    def __init__(self):
+        self.checkpoints = []
+
+    def start_commit(self, checkpoint, after):
+        self.checkpoints.append(checkpoint)
+        ended = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(ended.set_result, None)
+        return ended
+
+
+class Appends:
+    def pending(self):
+        return frozenset()
+
+
+class Publisher:
+    def begin(self):
+        pass
+
+    def build_acks(self):
+        return []
+
+
+class Consuming(Application[Any, int]):
+    """Notes what it consumes, by transaction; each message takes `seconds`."""
+
+    def __init__(self, *batches, seconds=0.0, replayed=None):
+        self.batches = batches
+        self.seconds = seconds
+        self.replayed = replayed
+        self.transactions = []
+        self.ended = []
+        self.clock = ManualClock()
+
+    def new_store(self, shard, recorder):
+        raise AssertionError("nobody opens it")
+
+    async def _give(self, batches):
+        for each in batches:
+            yield [*each]
+
+    def read(self, shard, store, checkpoint):
+        return self._give(self.batches)
+
+    def replay(self, shard, store, wanted):
+        return self._give(
+            [[e for e in batch if wanted.begin <= e.begin < wanted.end] for batch in self.replayed]
+        )
+
+    def begin(self, txn):
+        self.transactions.append([])
+
+    def consume(self, txn, envelope):
+        self.transactions[-1].append(envelope.message)
+        if self.seconds:
+            self.clock.advance(self.seconds)
+
+    def finished(self, txn, commit):
+        self.ended.append(commit)
+
+
+def a_run(application, store=None, **spec):
+    shard = Shard("shard-000", "f", spec_of(log=False, **spec), assigned(), None, Appends())
+
+    async def between():
+        pass
+
+    return Run(
+        shard,
+        application,
+        store or Store(),
+        publisher=Publisher(),
+        checkpoint=Checkpoint(),
+        standing=Standing(shard),
+        between=between,
+        clock=application.clock,
+        batch_size=100,
+    )
+
+
+async def test_the_longest_time_ends_a_transaction_within_a_sequence():
+    application, store = Consuming(SPAN, seconds=0.6), Store()
+    await a_run(application, store).run()
+    assert application.transactions == [[1, 2], [3, 4], [5]]
+    found = [(each.read_through, each.read.producers[0][2:]) for each in store.checkpoints]
+    # Up to the ACK, which is to come again: the rest begins at 3, and at 5, and then there is none.
+    assert found == [({IN: 50}, (47, 30)), ({IN: 50}, (79, -1)), ({IN: 60}, (80, -1))]
+    assert all(commit.done() for commit in application.ended)
+
+
+async def test_others_have_their_turn_between_messages_that_take_long():
+    class Slow(Consuming):
+        def consume(self, txn, envelope):
+            super().consume(txn, envelope)
+            time.sleep(0.004)
+
+    application = Slow([message(each) for each in range(1, 21)])
+    application.clock = SystemClock()
+    turns = set()
+
+    async def other():
+        while True:
+            turns.add(sum(map(len, application.transactions)))
+            await asyncio.sleep(0)
+
+    task = asyncio.get_running_loop().create_task(other())
+    await a_run(application).run()
+    task.cancel()
+    assert application.transactions == [[*range(1, 21)]]
+    # The timer for the shortest time, of none, is due behind the first one.
+    assert turns - {0, 1, 20}
+
+
+async def test_a_replay_that_ends_early_is_an_error():
+    lost = [SPAN[:2]]
+    application = Consuming(SPAN, replayed=lost)
+    with pytest.raises(
+        StepFailed, match="replay: in/one: reading a transaction again, from offset 10 "
+    ):
+        await a_run(application, ring_buffer_size=2).run()
+    whole = Consuming(SPAN, replayed=[SPAN[:1], SPAN[1:]])
+    await a_run(whole, ring_buffer_size=2).run()
+    assert whole.transactions == [[1, 2, 3, 4, 5]]
+
+
+async def test_a_begin_that_fails_is_matched_by_no_finish():
+    class Failing(Consuming):
+        def begin(self, txn):
+            raise ValueError("no turn")
+
+    application = Failing([message(1)])
+    with pytest.raises(StepFailed, match=r"app\.BeginTxn: ValueError: no turn"):
+        await a_run(application).run()
+    assert application.ended == []
+
+
+async def test_a_transaction_that_is_given_up_is_told_so():
+    consuming = asyncio.Event()
+
+    class Waiting(Consuming):
+        async def consume(self, txn, envelope):
+            consuming.set()
+            await asyncio.get_running_loop().create_future()
+
+    application = Waiting([message(1)])
+    task = asyncio.get_running_loop().create_task(a_run(application).run())
+    await consuming.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    [commit] = application.ended
+    assert commit.cancelled()
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled", "raises"])
+async def test_a_commit_that_cannot_be_started_fails_at_once(how):
+    class Failing(Store):
+        def start_commit(self, checkpoint, after):
+            if how == "raises":
+                raise OSError("disk")
+            ended = asyncio.get_running_loop().create_future()
+            if how == "cancelled":
+                ended.cancel()
+            else:
+                ended.set_exception(OSError("disk"))
+            return ended
+
+    application = Consuming([message(1)])
+    with pytest.raises(GazetteError) as caught:
+        await a_run(application, Failing()).run()
+    expected = "ApplicationFailed" if how == "cancelled" else "OSError: disk"
+    text = str(caught.value)
+    assert text.startswith("txnStartCommit: store.StartCommit: ")
+    assert expected in text or "the store cancelled its commit" in text
+    assert isinstance(application.ended[0].exception(), StepFailed)
+
+
+async def test_what_an_application_fails_to_read_ends_the_run_behind_what_it_has_read():
+    class Failing(Consuming):
+        async def _give(self, batches):
+            yield [message(1)]
+            raise OSError("line is down")
+
+    application, store = Failing(), Store()
+    with pytest.raises(StepFailed, match="readMessage: OSError: line is down"):
+        await a_run(application, store).run()
+    assert application.transactions == [[1]]
+
+
+async def test_a_source_that_ends_is_an_error():
+    class Pieces:
+        journal, offset = IN, 0
+
+        async def __anext__(self):
+            raise StopAsyncIteration
+
+        async def aclose(self):
+            pass
+
+    class Client:
+        async def get(self, name):
+            class Listing:
+                spec = journal(name)
+
+            return Listing
+
+        def read(self, name, begin, **options):
+            assert (name, begin, options["block"]) == (IN, 0, True)
+            return Pieces()
+
+    class Reading(Consuming):
+        def read(self, shard, store, checkpoint):
+            return None
+
+    run = a_run(Reading())
+    run._shard.client = Client()
+    with pytest.raises(StepFailed, match="readMessage: in/one: the client was closed"):
+        await run.run()
+
+
+async def test_a_commit_that_fails_later_fails_the_run(caplog):
+    class Failing(Store):
+        def start_commit(self, checkpoint, after):
+            ended = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_later(0.01, ended.set_exception, OSError("disk"))
+            return ended
+
+    class Impatient(Consuming):
+        async def _give(self, batches):
+            yield [message(1)]
+            await committing.wait()
+            yield [message(2)]
+
+        def finished(self, txn, commit):
+            committing.set()
+
+        def consume(self, txn, envelope):
+            super().consume(txn, envelope)
+            if envelope.message == 2:
+                raise ValueError("two")
+
+    with pytest.raises(StepFailed, match=r"store\.StartCommit: OSError: disk"):
+        await a_run(Consuming([message(1)]), Failing()).run()
+    # Whoever is gone by then is not missed.
+    committing, both = asyncio.Event(), Impatient()
+    with pytest.raises(StepFailed, match="ValueError: two"):
+        await a_run(both, Failing()).run()
+    assert both.transactions == [[1], [2]]
+    await asyncio.sleep(0.05)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+async def test_what_is_deferred_first_is_an_error():
+    class Deferring(Consuming):
+        def consume(self, txn, envelope):
+            raise DeferToNextTransaction
+
+    with pytest.raises(StepFailed, match="deferred the first message of a transaction"):
+        await a_run(Deferring([message(1)])).run()
