@@ -367,3 +367,79 @@ class Admin(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class ConsumerAdminStub(object):
+    """What processes of a consumer group ask of each other: beside `consumer.Shard` on the same port.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.HttpEndpoint = channel.unary_unary(
+                '/gazette_platform.ConsumerAdmin/HttpEndpoint',
+                request_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.HttpEndpointRequest.SerializeToString,
+                response_deserializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.HttpEndpointResponse.FromString,
+                _registered_method=True)
+
+
+class ConsumerAdminServicer(object):
+    """What processes of a consumer group ask of each other: beside `consumer.Shard` on the same port.
+    """
+
+    def HttpEndpoint(self, request, context):
+        """Where this process serves HTTP, which has a port of its own that etcd does not tell. Needs READ.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ConsumerAdminServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'HttpEndpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.HttpEndpoint,
+                    request_deserializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.HttpEndpointRequest.FromString,
+                    response_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.HttpEndpointResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'gazette_platform.ConsumerAdmin', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('gazette_platform.ConsumerAdmin', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class ConsumerAdmin(object):
+    """What processes of a consumer group ask of each other: beside `consumer.Shard` on the same port.
+    """
+
+    @staticmethod
+    def HttpEndpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gazette_platform.ConsumerAdmin/HttpEndpoint',
+            gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.HttpEndpointRequest.SerializeToString,
+            gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.HttpEndpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -1,0 +1,148 @@
+"""What a replica keeps in etcd: its status, and hints of its shard."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, final
+
+from gazette_platform.consumer.cluster import STATUS_RETRY_S, write_status
+from gazette_platform.consumer.protocol import ShardStatus
+from gazette_platform.consumer.recoverylog import FsmHints
+from gazette_platform.consumer.service.hints import put_primary_hints, rotate_hints
+from gazette_platform.errors import EtcdError, ShardStopped, status_error
+from gazette_platform.ops.retry import backoff_s
+from gazette_platform.protocol.auth import ALL_CLAIMS
+from gazette_platform.protocol.pb import consumer_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from gazette_platform.consumer.cluster import ShardAssignment
+    from gazette_platform.consumer.protocol import ReplicaStatus, ShardSpec
+    from gazette_platform.consumer.service.shard_api import ShardApi
+
+__all__ = ["EtcdShardHost"]
+
+# For our own write to come back by the watch, after which it is looked at again.
+_VIEW_TIMEOUT_S: Final = 10.0
+
+
+@final
+class EtcdShardHost:
+    """Keeps what is in etcd about one replica of this process, while its assignment is there.
+
+    What fails as etcd does not answer, or as somebody else wrote, is tried again, after the pauses of
+    Gazette's consumers.
+
+    Args:
+        api: of this process; hints are fetched by it, as an application may have its own.
+        assignment: of the replica.
+    """
+
+    def __init__(self, api: ShardApi, assignment: ShardAssignment) -> None:
+        self._api = api
+        self._etcd = api.etcd
+        self._space = api.resolver.space
+        self._held = assignment
+
+    def promoted(self, assignment: ShardAssignment) -> None:
+        """The replica goes on under another assignment, of a lower slot."""
+        self._held = assignment
+
+    async def set_status(self, status: ReplicaStatus) -> None:
+        """Fold a status into that of the assignment, and wait until our own view has it.
+
+        A status that the assignment has already, or that is behind it, is not written.
+
+        Raises: ShardStopped: the assignment is gone. EtcdError: not retriable.
+        Cancellation: leaves open whether it was written.
+        """
+
+        async def attempt() -> bool:
+            assignment, _ = self._present()
+            known = assignment.status
+            if known.code >= status.code and set(status.errors) <= set(known.errors):
+                return True  # an attempt whose outcome was not known may have done it
+            write = write_status(assignment, status)
+            result = await self._etcd.txn(write.compares, write.operations)
+            if result.succeeded:
+                revision = result.header.revision
+                await self._space.wait_for_revision(revision, timeout_s=_VIEW_TIMEOUT_S)
+            return result.succeeded
+
+        await self._insist(attempt)
+
+    async def fetch_hints(self) -> tuple[FsmHints | None, ...]:
+        """Hints of the shard: the primary's, then backups, newest first; None where there are none.
+
+        Raises: ShardStopped: the assignment is gone. DataError: a value cannot be played, or is of
+            another log. EtcdError: not retriable.
+        Cancellation: safe.
+        """
+        found: list[FsmHints | None] = []
+
+        async def attempt() -> bool:
+            self._present()
+            request = pb.GetHintsRequest(shard=self._held.shard)
+            response = await self._api.get_hints(request, ALL_CLAIMS)
+            status = ShardStatus.from_wire(response.status)
+            if status is not ShardStatus.OK:
+                raise status_error(status.name, journal=self._held.shard)
+            found[:] = map(_hints_of, (response.primary_hints, *response.backup_hints))
+            return True
+
+        await self._insist(attempt)
+        return tuple(found)
+
+    async def put_hints(self, hints: FsmHints) -> None:
+        """Keep hints of the recorder that is at work, by one attempt: others follow.
+
+        Raises: ShardStopped: the assignment is gone. EtcdError: retriable if etcd does not answer now.
+        Cancellation: leaves open whether they were written.
+        """
+        assignment, spec = self._present()
+        if not await put_primary_hints(self._etcd, spec, assignment, hints):
+            raise ShardStopped("its assignment is gone", journal=spec.id)
+
+    async def put_backup_hints(self, hints: FsmHints) -> None:
+        """Keep hints of a recovery that succeeded, before older ones.
+
+        If etcd did not answer whether it has done so, they may be kept twice.
+
+        Raises: ShardStopped: the assignment is gone. EtcdError: not retriable.
+        Cancellation: leaves open whether they were written.
+        """
+
+        async def attempt() -> bool:
+            assignment, spec = self._present()
+            return await rotate_hints(self._etcd, spec, assignment, hints)
+
+        await self._insist(attempt)
+
+    def _present(self) -> tuple[ShardAssignment, ShardSpec]:
+        """The assignment and the shard, as of now. Raises: ShardStopped: one of them is gone."""
+        state, held = self._space.state, self._held
+        item, found = (
+            state.items.get(held.shard),
+            state.assignment_of(held.shard, held.process_id),
+        )
+        if item is None or found is None or found.create_revision != held.create_revision:
+            raise ShardStopped("its assignment is gone", journal=held.shard)
+        return found, item.spec
+
+    async def _insist(self, attempt: Callable[[], Awaitable[bool]]) -> None:
+        """Do it until it is done. What it raises, but that etcd did not answer, ends it."""
+        failures = 0
+        while True:
+            try:
+                if await attempt():
+                    return
+            except EtcdError as err:
+                if not err.retriable:
+                    raise
+            await asyncio.sleep(backoff_s(failures, STATUS_RETRY_S))
+            failures += 1
+
+
+def _hints_of(message: pb.GetHintsResponse.ResponseHints) -> FsmHints | None:
+    return FsmHints.from_pb(message.hints) if message.HasField("hints") else None

@@ -1,0 +1,114 @@
+"""Hints of shards in etcd: read all at once, written under guards.
+
+A value may have been written by any consumer, so each is checked before anybody plays it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gazette_platform.consumer.cluster import (
+    backup_hint_keys,
+    primary_hint_key,
+    rotate_backup_hints,
+    write_primary_hints,
+)
+from gazette_platform.consumer.recoverylog import Fsm, FsmHints, pick_hints
+from gazette_platform.errors import DataError, ValidationError
+from gazette_platform.etcd import Get
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gazette_platform.consumer.cluster import ShardAssignment
+    from gazette_platform.consumer.protocol import ShardSpec
+    from gazette_platform.etcd import EtcdClient, KeyValue
+
+__all__ = ["StoredHints", "fetch_hints", "put_primary_hints", "rotate_hints"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredHints:
+    """What etcd holds of one shard, as of one revision."""
+
+    primary: FsmHints | None = None
+    """None: there is no value; likewise below."""
+    backups: tuple[FsmHints | None, ...] = ()
+    """One for each backup that the spec asks for, newest first."""
+
+    @property
+    def slots(self) -> tuple[FsmHints | None, ...]:
+        """All of them, in the order in which they are to be tried."""
+        return (self.primary, *self.backups)
+
+    def pick(self, log: str) -> FsmHints:
+        """The hints to play, for a shard of that log; see `pick_hints`."""
+        return pick_hints(self.slots, log)
+
+
+async def fetch_hints(etcd: EtcdClient, spec: ShardSpec) -> StoredHints:
+    """Read all hints of a shard in one transaction; a shard without a log has none.
+
+    Raises: EtcdError. DataError: a value cannot be decoded, cannot be played, or is of another log; the
+        error names its key.
+    Cancellation: safe.
+    """
+    if not spec.recovery_log_prefix:
+        return StoredHints()
+    primary, *backups = await _read(etcd, (primary_hint_key(spec), *backup_hint_keys(spec)))
+    return StoredHints(_checked(primary, spec), tuple(_checked(each, spec) for each in backups))
+
+
+async def put_primary_hints(
+    etcd: EtcdClient, spec: ShardSpec, assignment: ShardAssignment, hints: FsmHints
+) -> bool:
+    """Keep the hints of the recorder that is at work.
+
+    Returns: False: the assignment is not there any more, and nothing was written.
+    Raises: EtcdError: `retriable` tells whether that passes; the next hints then make up for these.
+    Cancellation: leaves open whether it was written.
+    """
+    write = write_primary_hints(spec, assignment, hints.to_json())
+    return (await etcd.txn(write.compares, write.operations)).succeeded
+
+
+async def rotate_hints(
+    etcd: EtcdClient, spec: ShardSpec, assignment: ShardAssignment, hints: FsmHints
+) -> bool:
+    """Keep the hints of a recovery as the newest backup, and move the older ones on.
+
+    Values are moved as they are. Whoever calls this does so again until it held, after the pauses of
+    `STATUS_RETRY_S`, for as long as the shard is assigned.
+
+    Returns: whether it held; False: the assignment is not there any more, or somebody else wrote.
+    Raises: EtcdError. Cancellation: leaves open whether it was written.
+    """
+    keys = backup_hint_keys(spec)
+    if not keys:
+        return True
+    present = await _read(etcd, keys)
+    write = rotate_backup_hints(spec, assignment, hints.to_json(), present)
+    return (await etcd.txn(write.compares, write.operations)).succeeded
+
+
+async def _read(etcd: EtcdClient, keys: Sequence[str]) -> list[KeyValue | None]:
+    result = await etcd.txn([], [Get(key) for key in keys])
+    return [read.kvs[0] if read.kvs else None for read in result.reads]
+
+
+def _checked(found: KeyValue | None, spec: ShardSpec) -> FsmHints | None:
+    if found is None:
+        return None
+    try:
+        hints = FsmHints.from_bytes(found.value)
+        Fsm(hints)
+    except (DataError, ValidationError) as err:
+        raise DataError(f"{found.key}: {err}") from err
+    if hints.log != spec.recovery_log:
+        raise DataError(
+            f"{found.key}: the hints are of recovery log {hints.log}, and that of shard {spec.id} is "
+            f"{spec.recovery_log} (was its prefix changed? Then write hints of the new log, or delete "
+            "the key)"
+        )
+    return hints

@@ -1,0 +1,143 @@
+"""What replicas keep in a real etcd: statuses that are folded, and hints, while they are assigned."""
+
+import asyncio
+
+import pytest
+from shard_group import FAILED, IDLE, PRIMARY, STANDBY, ShardGroup, shard
+
+from gazette_platform.consumer.cluster import encode_replica_status
+from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus
+from gazette_platform.consumer.recoverylog import FnodeSegments, FsmHints, Segment
+from gazette_platform.consumer.service import EtcdShardHost
+from gazette_platform.errors import DataError, ShardStopped
+from gazette_platform.etcd import Delete, EtcdClient
+from gazette_platform.ops.tasks import TaskGroup
+
+pytestmark = pytest.mark.etcd
+
+SHARD = "shard-000"
+BACKFILL = ReplicaStatus(ReplicaCode.BACKFILL)
+
+
+def hints(author, log=f"logs/{SHARD}"):
+    return FsmHints(log, (FnodeSegments(1, (Segment(author, 1, last_seq_no=2),)),))
+
+
+@pytest.fixture
+async def group(etcd, etcd_server, etcd_prefix):
+    found = ShardGroup(etcd, etcd_server.endpoint, etcd_prefix)
+    yield found
+    await found.stop()
+    await etcd.delete(f"{etcd_prefix}-hints", prefix=True)
+
+
+@pytest.fixture
+async def ours(group):
+    process = await group.start("ours")
+    prefix = f"{group.prefix}-hints"
+    spec = shard(SHARD, recovery_log_prefix="logs", hint_prefix=prefix, hint_backups=2)
+    await group.put_shard(spec)
+    return process
+
+
+def assignment(process):
+    return process.space.state.assignment_of(SHARD, process.id)
+
+
+async def host(group, process, slot=0):
+    await group.assign(SHARD, process, slot)
+    return EtcdShardHost(process.api, assignment(process))
+
+
+async def test_status_is_folded_and_known_here_at_once(group, ours):
+    replica = await host(group, ours)
+    for status, expected in (
+        (BACKFILL, BACKFILL),
+        (STANDBY, STANDBY),
+        (BACKFILL, STANDBY),  # it never goes back
+        (PRIMARY, PRIMARY),
+        (FAILED, FAILED),
+        (FAILED, FAILED),  # as after an attempt whose outcome was not known
+        (PRIMARY, FAILED),
+    ):
+        await replica.set_status(status)
+        assert assignment(ours).status == expected
+    await replica.set_status(ReplicaStatus(ReplicaCode.FAILED, ("another",)))
+    assert assignment(ours).status.errors == ("some error", "another")
+
+
+async def test_status_is_tried_again_when_somebody_else_wrote(group, ours):
+    replica = await host(group, ours)
+    await ours.tasks.close()  # our view stands still
+    await group.etcd.put(assignment(ours).key, encode_replica_status(STANDBY))
+    setting = group.tasks.spawn(replica.set_status(PRIMARY))
+    await asyncio.sleep(0.12)  # in which it fails
+    assert not setting.done()
+    ours.tasks = TaskGroup("again")
+    ours.tasks.spawn(ours.space.watch())
+    await setting
+    assert assignment(ours).status == PRIMARY
+
+
+async def test_nothing_is_told_under_an_assignment_that_is_gone(group, ours):
+    replica = await host(group, ours)
+    key = assignment(ours).key
+    await group.txn(Delete(key))
+    for call in (
+        replica.set_status(PRIMARY),
+        replica.fetch_hints(),
+        replica.put_hints(hints(1)),
+        replica.put_backup_hints(hints(1)),
+    ):
+        with pytest.raises(ShardStopped, match=f"{SHARD}: SHARD_STOPPED: its assignment is gone"):
+            await call
+    await group.assign(SHARD, ours)  # another one, of which it is not told
+    with pytest.raises(ShardStopped):
+        await replica.set_status(PRIMARY)
+    assert assignment(ours).status == IDLE
+    # It is, if the replica is promoted.
+    replica.promoted(assignment(ours))
+    await replica.set_status(PRIMARY)
+    assert assignment(ours).status == PRIMARY
+
+
+async def test_assignment_that_went_before_we_know_of_it_guards_hints(group, ours):
+    replica = await host(group, ours)
+    await ours.tasks.close()
+    await group.etcd.delete(assignment(ours).key)
+    with pytest.raises(ShardStopped):
+        await replica.put_hints(hints(1))
+    assert await group.etcd.get(f"{group.prefix}-hints/{SHARD}.primary") is None
+
+
+async def test_hints_come_back_as_they_were_kept(group, ours):
+    replica = await host(group, ours)
+    assert await replica.fetch_hints() == (None, None, None)
+    await replica.put_hints(hints(1))
+    await replica.put_backup_hints(hints(2))
+    await replica.put_backup_hints(hints(3))
+    assert await replica.fetch_hints() == (hints(1), hints(3), hints(2))
+    await replica.put_hints(hints(4, "logs/other"))
+    with pytest.raises(DataError, match="are of recovery log logs/other"):
+        await replica.fetch_hints()
+
+
+async def test_it_outlasts_an_etcd_that_does_not_answer(own_etcd_server, etcd_prefix):
+    async with EtcdClient([own_etcd_server.endpoint]) as etcd:
+        group = ShardGroup(etcd, own_etcd_server.endpoint, etcd_prefix)
+        try:
+            ours = await group.start("ours")
+            await group.put_shard(shard(SHARD))
+            replica = await host(group, ours)
+            own_etcd_server.kill()
+            setting = group.tasks.spawn(replica.set_status(PRIMARY))
+            fetching = group.tasks.spawn(replica.fetch_hints())
+            await asyncio.sleep(0.3)
+            assert not setting.done()
+            own_etcd_server.start()
+            async with asyncio.timeout(30):
+                await setting
+                assert await fetching == (None,)
+            assert assignment(ours).status == PRIMARY
+        finally:
+            await group.stop()
