@@ -1,10 +1,10 @@
-"""Options of every `gazctl journals` command: which brokers to talk to, and how to log."""
+"""Options of commands of `gazctl`: which brokers to talk to, and how to log."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal, TypeVar
+from typing import Annotated, BinaryIO, Final, Literal, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -19,10 +19,23 @@ from gazette_platform.errors import ValidationError
 
 __all__ = [
     "CONNECTION_VARIABLES",
+    "CONSUMER_VARIABLES",
     "UNIX_TIME_MAX",
+    "BrokerAddress",
+    "BrokerAuthKeys",
+    "BrokerAuthToken",
+    "BrokerCacheSize",
+    "BrokerCacheTtl",
+    "BrokerCertFile",
+    "BrokerCertKeyFile",
+    "BrokerTrustedCaFile",
     "CommonOptionsGroup",
     "Connection",
+    "LogFormat",
+    "LogLevel",
     "Selector",
+    "Zone",
+    "config_of",
     "connect",
     "connected",
     "matching",
@@ -48,6 +61,13 @@ CONNECTION_VARIABLES = {
 }
 """Environment variables of the options, for INI files."""
 
+CONSUMER_VARIABLES = {
+    option.replace("broker.", "consumer."): variable.replace("BROKER_", "CONSUMER_")
+    for option, variable in CONNECTION_VARIABLES.items()
+    if option.startswith("broker.")
+}
+"""Those of commands that ask consumers as well."""
+
 
 class CommonOptionsGroup(TyperGroup):
     """A group whose own options may also be given after the name of the command.
@@ -58,7 +78,8 @@ class CommonOptionsGroup(TyperGroup):
     @override
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Move the group's options to the front, and parse."""
-        names = {f"--{name}" for name in CONNECTION_VARIABLES}
+        known = {option for param in self.params for option in param.opts}
+        names = known & {f"--{name}" for name in (*CONNECTION_VARIABLES, *CONSUMER_VARIABLES)}
         front: list[str] = []
         back: list[str] = []
         rest = iter(args)
@@ -83,98 +104,143 @@ class Connection:
     client: ClientConfig
     has_route_cache: bool
     """A route cache was asked for: then fragments are read from their stores too."""
+    consumer: ClientConfig | None = None
+    """Of commands that ask consumers as well."""
+
+
+Zone = Annotated[str, typer.Option("--zone", envvar="ZONE", help="Zone of this process.")]
+LogLevel = Annotated[
+    str,
+    typer.Option(
+        "--log.level", envvar="LOG_LEVEL", help="trace, debug, info, warn, error or fatal."
+    ),
+]
+LogFormat = Annotated[
+    str, typer.Option("--log.format", envvar="LOG_FORMAT", help="json, text or color.")
+]
+BrokerAddress = Annotated[
+    str,
+    typer.Option(
+        "--broker.address",
+        envvar="BROKER_ADDRESS",
+        help="Endpoint URL of any broker; or of several, with commas, to try in turn.",
+    ),
+]
+BrokerCertFile = Annotated[
+    str,
+    typer.Option("--broker.cert-file", envvar="BROKER_CERT_FILE", help="PEM client certificate."),
+]
+BrokerCertKeyFile = Annotated[
+    str,
+    typer.Option("--broker.cert-key-file", envvar="BROKER_CERT_KEY_FILE", help="PEM key of it."),
+]
+BrokerTrustedCaFile = Annotated[
+    str,
+    typer.Option(
+        "--broker.trusted-ca-file",
+        envvar="BROKER_TRUSTED_CA_FILE",
+        help="PEM roots to trust instead of the system's.",
+    ),
+]
+BrokerAuthKeys = Annotated[
+    str,
+    typer.Option(
+        "--broker.auth-keys",
+        envvar="BROKER_AUTH_KEYS",
+        help="Base64 keys; the first one signs our calls.",
+        show_default=False,
+    ),
+]
+BrokerAuthToken = Annotated[
+    str,
+    typer.Option(
+        "--broker.auth-token",
+        envvar="BROKER_AUTH_TOKEN",
+        help="Bearer token to send instead of signing.",
+        show_default=False,
+    ),
+]
+BrokerCacheSize = Annotated[
+    int,
+    typer.Option(
+        "--broker.cache.size",
+        envvar="BROKER_CACHE_SIZE",
+        min=0,
+        help="Journals whose brokers are dialed directly; 0 lets brokers proxy.",
+    ),
+]
+BrokerCacheTtl = Annotated[
+    str,
+    typer.Option(
+        "--broker.cache.ttl",
+        envvar="BROKER_CACHE_TTL",
+        help="How long a route is believed, as in 1m30s.",
+    ),
+]
 
 
 def connect(
     ctx: typer.Context,
     *,
-    zone: Annotated[
-        str, typer.Option("--zone", envvar="ZONE", help="Zone of this process.")
-    ] = "local",
-    log_level: Annotated[
-        str,
-        typer.Option(
-            "--log.level", envvar="LOG_LEVEL", help="trace, debug, info, warn, error or fatal."
-        ),
-    ] = "warn",
-    log_format: Annotated[
-        str, typer.Option("--log.format", envvar="LOG_FORMAT", help="json, text or color.")
-    ] = "text",
-    address: Annotated[
-        str,
-        typer.Option(
-            "--broker.address",
-            envvar="BROKER_ADDRESS",
-            help="Endpoint URL of any broker; or of several, with commas, to try in turn.",
-        ),
-    ] = "http://localhost:8080",
-    cert_file: Annotated[
-        str,
-        typer.Option(
-            "--broker.cert-file", envvar="BROKER_CERT_FILE", help="PEM client certificate."
-        ),
-    ] = "",
-    cert_key_file: Annotated[
-        str,
-        typer.Option(
-            "--broker.cert-key-file", envvar="BROKER_CERT_KEY_FILE", help="PEM key of it."
-        ),
-    ] = "",
-    trusted_ca_file: Annotated[
-        str,
-        typer.Option(
-            "--broker.trusted-ca-file",
-            envvar="BROKER_TRUSTED_CA_FILE",
-            help="PEM roots to trust instead of the system's.",
-        ),
-    ] = "",
-    auth_keys: Annotated[
-        str,
-        typer.Option(
-            "--broker.auth-keys",
-            envvar="BROKER_AUTH_KEYS",
-            help="Base64 keys; the first one signs our calls.",
-            show_default=False,
-        ),
-    ] = "",
-    auth_token: Annotated[
-        str,
-        typer.Option(
-            "--broker.auth-token",
-            envvar="BROKER_AUTH_TOKEN",
-            help="Bearer token to send instead of signing.",
-            show_default=False,
-        ),
-    ] = "",
-    cache_size: Annotated[
-        int,
-        typer.Option(
-            "--broker.cache.size",
-            envvar="BROKER_CACHE_SIZE",
-            min=0,
-            help="Journals whose brokers are dialed directly; 0 lets brokers proxy.",
-        ),
-    ] = 0,
-    cache_ttl: Annotated[
-        str,
-        typer.Option(
-            "--broker.cache.ttl",
-            envvar="BROKER_CACHE_TTL",
-            help="How long a route is believed, as in 1m30s.",
-        ),
-    ] = "1m",
+    zone: Zone = "local",
+    log_level: LogLevel = "warn",
+    log_format: LogFormat = "text",
+    address: BrokerAddress = "http://localhost:8080",
+    cert_file: BrokerCertFile = "",
+    cert_key_file: BrokerCertKeyFile = "",
+    trusted_ca_file: BrokerTrustedCaFile = "",
+    auth_keys: BrokerAuthKeys = "",
+    auth_token: BrokerAuthToken = "",
+    cache_size: BrokerCacheSize = 0,
+    cache_ttl: BrokerCacheTtl = "1m",
 ) -> None:
     """List, apply, read and append to journals, and keep their fragments."""
     set_up_logging(log_level, log_format)
-    _check_files(cert_file, cert_key_file, trusted_ca_file)
+    config = config_of(
+        "broker",
+        address=address,
+        zone=zone,
+        cert_file=cert_file,
+        cert_key_file=cert_key_file,
+        trusted_ca_file=trusted_ca_file,
+        auth_keys=auth_keys,
+        auth_token=auth_token,
+        cache_size=cache_size,
+        cache_ttl=cache_ttl,
+    )
+    ctx.obj = Connection(client=config, has_route_cache=cache_size > 0)
+
+
+# Options whose field has another name.
+_OPTIONS: Final = {"route_cache_size": "cache.size", "route_cache_ttl_s": "cache.ttl"}
+
+
+def config_of(
+    group: str,
+    *,
+    address: str,
+    zone: str,
+    cert_file: str,
+    cert_key_file: str,
+    trusted_ca_file: str,
+    auth_keys: str,
+    auth_token: str,
+    cache_size: int,
+    cache_ttl: str,
+) -> ClientConfig:
+    """The config that the options of a group told, which is ``broker`` or ``consumer``.
+
+    Raises: ValidationError: names the option.
+    """
+    _check_files(group, cert_file, cert_key_file, trusted_ca_file)
     if not auth_token.isprintable() or not auth_token.isascii():
         raise ValidationError(
             "has characters that no header may have, such as a line break; give the bare token",
-            path="--broker.auth-token",
+            path=f"--{group}.auth-token",
         )
-    ttl_s = seconds_of(cache_ttl, "--broker.cache.ttl")
+    ttl_s = seconds_of(cache_ttl, f"--{group}.cache.ttl")
     try:
-        config = ClientConfig(
+        return ClientConfig(
             address=address,
             zone=zone,
             route_cache_size=cache_size,
@@ -186,17 +252,16 @@ def connect(
             auth_token=auth_token,
         )
     except ValidationError as err:
-        option = err.path.replace("_", "-")  # of the field that holds it
-        raise ValidationError(err.message, path=f"--broker.{option}") from err
-    ctx.obj = Connection(client=config, has_route_cache=cache_size > 0)
+        option = _OPTIONS.get(err.path, err.path.replace("_", "-"))
+        raise ValidationError(err.message, path=f"--{group}.{option}") from err
 
 
-def _check_files(cert_file: str, cert_key_file: str, trusted_ca_file: str) -> None:
+def _check_files(group: str, cert_file: str, cert_key_file: str, trusted_ca_file: str) -> None:
     """Raises: ValidationError: a file is missing, or a certificate without its key."""
     files = {
-        "--broker.cert-file": cert_file,
-        "--broker.cert-key-file": cert_key_file,
-        "--broker.trusted-ca-file": trusted_ca_file,
+        f"--{group}.cert-file": cert_file,
+        f"--{group}.cert-key-file": cert_key_file,
+        f"--{group}.trusted-ca-file": trusted_ca_file,
     }
     for option, file in files.items():
         if file:
@@ -204,7 +269,8 @@ def _check_files(cert_file: str, cert_key_file: str, trusted_ca_file: str) -> No
                 pass
     if bool(cert_file) != bool(cert_key_file):
         raise ValidationError(
-            "go together; give both, or neither", path="--broker.cert-file, --broker.cert-key-file"
+            "go together; give both, or neither",
+            path=f"--{group}.cert-file, --{group}.cert-key-file",
         )
 
 

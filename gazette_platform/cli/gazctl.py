@@ -1,4 +1,4 @@
-"""`gazctl`: the command line of journals."""
+"""`gazctl`: the command line of journals and shards."""
 
 import gc
 import sys
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from gazette_platform.cli.connection import CONNECTION_VARIABLES
+from gazette_platform.cli.connection import CONNECTION_VARIABLES, CONSUMER_VARIABLES
 from gazette_platform.cli.errors import EXIT_FAILED, run
 from gazette_platform.cli.gazctl_root import EPILOG, new_app
 from gazette_platform.cli.ini import apply_ini
@@ -37,7 +37,7 @@ def _app_for(args: list[str]) -> typer.Typer:
 def main(argv: list[str] | None = None) -> int:
     """Run `gazctl`; returns its exit code, or ends the process when it is the program itself."""
     try:
-        apply_ini("gazctl.ini", CONNECTION_VARIABLES)
+        apply_ini("gazctl.ini", CONNECTION_VARIABLES | CONSUMER_VARIABLES)
     except GazetteError as err:
         print(f"gazctl: error: {err}", file=sys.stderr)
         code = EXIT_FAILED

@@ -16,10 +16,12 @@ from gazette_platform.cli import (
     gazctl_lake,
     gazctl_lake_typed,
     gazctl_savepoints,
+    gazctl_shards,
     gazctl_sql,
 )
 from gazette_platform.cli.connection import CommonOptionsGroup, connect
 from gazette_platform.cli.gazctl_root import EPILOG, new_app
+from gazette_platform.cli.shards_connection import connect_shards
 
 __all__ = ["app"]
 
@@ -46,6 +48,21 @@ journals.command("flush")(gazctl_journals_upkeep.flush)
 journals.command("suspend")(gazctl_journals_upkeep.suspend)
 journals.command("store-health")(gazctl_journals_upkeep.store_health)
 app.add_typer(journals, name="journals")
+shards = typer.Typer(
+    cls=CommonOptionsGroup,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="List, apply and unassign shards of consumers, and keep their recovery logs.",
+    epilog=EPILOG,
+)
+shards.callback()(connect_shards)
+shards.command("list")(gazctl_shards.list_shards)
+shards.command("apply")(gazctl_shards.apply)
+shards.command("edit")(gazctl_shards.edit)
+shards.command("prune")(gazctl_shards.prune)
+shards.command("recover")(gazctl_shards.recover)
+shards.command("unassign")(gazctl_shards.unassign)
+app.add_typer(shards, name="shards")
 savepoints = typer.Typer(
     cls=CommonOptionsGroup,
     no_args_is_help=True,

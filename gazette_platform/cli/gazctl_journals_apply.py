@@ -1,25 +1,19 @@
 """`gazctl journals apply` and `edit`: specs that are changed."""
 
-import os
-import shlex
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gazette_platform.cli.aftermath import aftermath, check_stores
-from gazette_platform.cli.connection import connected, matching, opened
-from gazette_platform.cli.errors import one_line
+from gazette_platform.cli.connection import connected, matching
+from gazette_platform.cli.editing import edit_until_taken, read_specs
 from gazette_platform.cli.gazctl_journals_list import spec_tree
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
 from gazette_platform.client import AsyncClient, Change
 from gazette_platform.client.listing import apply_request
-from gazette_platform.errors import EtcdTransactionFailed, GazetteError, SetupError, ValidationError
+from gazette_platform.errors import EtcdTransactionFailed, ValidationError
 from gazette_platform.protocol import LabelSelector, message_text, validate_apply_request
 
 __all__ = ["apply", "edit"]
@@ -66,7 +60,7 @@ def apply(
 
     gazctl journals list -o yaml | sed 's/replication: 1/replication: 2/' | gazctl journals apply
     """
-    changes = _parse(_read_specs(specs), specs)
+    changes = _parse(read_specs(specs), specs)
     if dry_run:
         print_text(message_text(apply_request(changes)), end="")
         return
@@ -109,16 +103,6 @@ async def _stale(client: AsyncClient, changes: Sequence[Change]) -> str:
 
 
 _STALE_MAX = 3
-
-
-def _read_specs(specs: str) -> bytes:
-    if specs == "-":
-        return sys.stdin.buffer.read()
-    with opened(specs, "--specs") as file:
-        try:
-            return file.read()
-        except OSError as err:
-            raise ValidationError(f"cannot read {specs}: {err.strerror}", path="--specs") from err
 
 
 def _parse(document: bytes, name: str) -> list[Change]:
@@ -171,68 +155,13 @@ def edit(
     EDITOR=nano gazctl journals edit flights/
     """
     selection = Selection.of(names, selector)
+
+    def take(edited: str) -> None:
+        _apply(ctx, _parse(edited.encode(), "edited specs"), max_txn_size, force=force)
+
     original = connected(ctx, lambda client: _tree_of(client, selection))
-    header, text = _EDIT_HEADER, original
-    while True:
-        try:
-            edited = _strip_header(_edited(header + text))
-        except GazetteError:
-            if text != original:
-                _keep(text)
-            raise
-        if not edited.strip() or edited == original:
-            note("edit cancelled: nothing was changed")
-            return
-        try:
-            changes = _parse(edited.encode(), "edited specs")
-            _apply(ctx, changes, max_txn_size, force=force)
-        except GazetteError as err:
-            if edited == text:
-                # Closing the editor without a change gives up on the error.
-                _keep(edited)
-                raise
-            header, text = f"{_EDIT_HEADER}#\N{WARNING SIGN} {one_line(str(err))}\n", edited
-        else:
-            return
-
-
-_EDIT_HEADER = (
-    "#\N{GEAR} Edit the specs, save, and leave the editor to apply them.\n"
-    "#\N{GEAR} Lines like these are ignored; an unchanged or empty file cancels.\n"
-)
+    edit_until_taken(original, take, group="journals")
 
 
 async def _tree_of(client: AsyncClient, selection: Selection) -> str:
     return spec_tree(await matching(client, selection))
-
-
-def _keep(edited: str) -> None:
-    """Leave what was edited where its author finds it."""
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="gazctl-edit-", suffix=".yaml", encoding="utf-8", delete=False
-    ) as file:
-        file.write(edited)
-    note(f"what was edited is in {file.name} (mend it; `gazctl journals apply --specs` takes it)")
-
-
-def _strip_header(text: str) -> str:
-    lines = text.splitlines(keepends=True)
-    return "".join(
-        each for each in lines if not each.startswith(("#\N{GEAR}", "#\N{WARNING SIGN}"))
-    )
-
-
-def _edited(text: str) -> str:
-    """`text` as the user leaves it in the editor."""
-    editor = os.environ.get("GAZ_EDITOR") or os.environ.get("EDITOR") or "vi"
-    with tempfile.TemporaryDirectory(prefix="gazctl-edit-") as folder:
-        file = Path(folder) / "journals.yaml"
-        file.write_text(text, encoding="utf-8")
-        try:
-            # The user's own command, which may have arguments.
-            subprocess.run([*shlex.split(editor), str(file)], check=True)  # noqa: S603
-        except FileNotFoundError as err:
-            raise SetupError(f"editor {editor} was not found (set EDITOR to yours)") from err
-        except subprocess.CalledProcessError as err:
-            raise SetupError(f"editor {editor} failed with exit code {err.returncode}") from err
-        return file.read_text(encoding="utf-8")

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, final
 
+from gazette_platform.cli.removing import FragmentRemover
 from gazette_platform.cli.store_time import StoreTime
 from gazette_platform.errors import (
     CallFailed,
     GazetteError,
-    ObjectNotFound,
     SavepointError,
     SavepointNotFound,
     StoreError,
@@ -22,9 +22,7 @@ from gazette_platform.errors import (
 )
 from gazette_platform.fragment.refresh import fragment_of
 from gazette_platform.fragment.retention import Kept, PruneRule, StoredFragment, plan_prune
-from gazette_platform.ops.retry import insist
 from gazette_platform.protocol import SuspendLevel
-from gazette_platform.stores import open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
@@ -34,16 +32,12 @@ if TYPE_CHECKING:
     from gazette_platform.fragment.retention import PrunePlan
     from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol import Fragment
-    from gazette_platform.stores import FragmentStore
 
 __all__ = ["Pruner", "Pruning"]
 
 # As many as Gazette's pruning of recovery logs has under way.
 _REMOVALS_MAX: Final = 32
-_REMOVE_TIMEOUT_S: Final = 60.0
 _LIST_TIMEOUT_S: Final = 300.0
-# Seconds for which one removal is tried again.
-_INSIST_S: Final = 10.0
 # Of one journal: a store that refused so many refuses the rest, too.
 _FAILURES_MAX: Final = 10
 # Savepoints that somebody makes while we work are respected after so many seconds.
@@ -98,15 +92,13 @@ class Pruner:
         self.result = Pruning()
         self._client = client
         self._clock = clock
-        self._file_root = file_root
         self._rule = rule
-        self._dry_run = dry_run
         self._time = StoreTime(clock, tell)
         self._savepoints = None if ignore_savepoints else _Savepoints(client, clock)
         self._tell = tell
         self._on_planned = on_planned
         self._on_removed = on_removed
-        self._stores: dict[str, FragmentStore] = {}
+        self._remover = FragmentRemover(clock, file_root=file_root, dry_run=dry_run)
 
     async def prune(self, journals: Iterable[JournalListing]) -> Pruning:
         """Prune all of them. Cancellation: what is removed stays so; the rest stays."""
@@ -149,7 +141,7 @@ class Pruner:
         plan = plan_prune(
             stored,
             rule,
-            now_s=await self._time.now_s(self._stores[url] for url in _urls_of(stored)),
+            now_s=await self._time.now_s(self._remover.store(url) for url in _urls_of(stored)),
             local=[each.fragment for each in known if not each.is_persisted],
             noted_head=noted_head,
             savepoint=await self._savepoint(journal.name),
@@ -173,9 +165,7 @@ class Pruner:
 
     async def _list(self, journal: str, url: str) -> list[StoredFragment]:
         """All fragments of a journal in one store. Raises: GazetteError."""
-        store = self._stores.get(url)
-        if store is None:
-            store = self._stores[url] = open_store(url, file_root=self._file_root)
+        store = self._remover.store(url)
         found = []
         try:
             async with asyncio.timeout(_LIST_TIMEOUT_S):
@@ -222,7 +212,7 @@ class Pruner:
                     if savepoint is not None and stored.fragment.end > savepoint:
                         saved += 1  # since the plan was made
                         continue
-                    await self._remove(stored.fragment)
+                    await self._remover.remove(stored.fragment)
                 except GazetteError as err:
                     failures += 1
                     self._tell(f"{stored.fragment.content_path}: {err}")
@@ -248,25 +238,6 @@ class Pruner:
         self.result.stored_bytes += stored.size
         self.result.content_bytes += stored.fragment.content_length
         self._on_removed(stored)
-
-    async def _remove(self, fragment: Fragment) -> None:
-        """Remove one object. Raises: GazetteError."""
-        if self._dry_run:
-            return
-        store = self._stores[fragment.backing_store]
-        give_up_at = self._clock.monotonic() + _INSIST_S
-
-        async def call() -> None:
-            try:
-                async with asyncio.timeout(_REMOVE_TIMEOUT_S):
-                    await store.remove(fragment.content_path)
-            except TimeoutError as err:
-                raise StoreUnavailable(
-                    f"{store.url}: removing it took over {_REMOVE_TIMEOUT_S:g} s"
-                ) from err
-
-        with suppress(ObjectNotFound):  # somebody else pruned it
-            await insist(call, is_over=lambda: self._clock.monotonic() > give_up_at)
 
 
 def _urls_of(stored: Iterable[StoredFragment]) -> list[str]:

@@ -70,7 +70,7 @@ def test_stale_revision_is_told_with_what_to_do(gazctl):
     result = gazctl("apply", stdin=TWO_JOURNALS)
     assert result.code == 1
     assert "a/one is at revision 2, and the specs expect that it is new" in result.err
-    assert "list the journals again" in result.err
+    assert "list again, and apply on top" in result.err
 
 
 def test_flag_beats_ini_beats_environment(gazctl, broker, tmp_path, monkeypatch):

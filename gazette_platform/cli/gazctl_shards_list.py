@@ -1,0 +1,154 @@
+"""What `gazctl shards list` does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gazette_platform.cli.output import NONE, note, print_json, print_table, print_text
+from gazette_platform.cli.shards_connection import connected_shards
+from gazette_platform.consumer.client import shard_list_response
+from gazette_platform.consumer.protocol import ReplicaCode, message_jsonpb
+from gazette_platform.consumer.protocol.shard_yaml import shards_yaml
+from gazette_platform.errors import StatusError
+from gazette_platform.ops.side_by_side import side_by_side
+from gazette_platform.protocol import message_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import typer
+
+    from gazette_platform.cli.shards_connection import ShardSelection
+    from gazette_platform.client import AsyncClient
+    from gazette_platform.consumer.client import ShardClient, ShardListing, ShardSnapshot
+
+__all__ = ["list_shards"]
+
+# Shards that are asked for their progress at the same time.
+_SHARDS_AT_A_TIME = 32
+
+
+def list_shards(
+    ctx: typer.Context,
+    selection: ShardSelection,
+    output_format: str,
+    labels: Sequence[str],
+    is_shown: Mapping[str, bool],
+) -> None:
+    """List shards.
+
+    Args:
+        ctx: of the command.
+        selection: which ones.
+        output_format: ``table``, ``yaml``, ``json`` or ``proto``.
+        labels: to show as columns.
+        is_shown: which columns there are besides: ``rf``, ``primary``, ``replicas``, ``lag``.
+    """
+
+    async def work(shards: ShardClient, client: AsyncClient) -> None:
+        snapshot = await shards.list(selection.selector)
+        if selection.ids:
+            selection.check(each.id for each in snapshot)
+        if output_format != "table":
+            _print_listing(snapshot, output_format)
+            return
+        columns = _columns(labels, is_shown)
+        rows = [[cell(each) for _, cell in columns] for each in snapshot]
+        titles = [title for title, _ in columns]
+        if is_shown["lag"]:
+            titles.append("Lag")
+
+            async def lag_of(shard: ShardListing) -> str:
+                return await _lag(shards, client, shard)
+
+            lags = await side_by_side(lag_of, snapshot.shards, at_a_time=_SHARDS_AT_A_TIME)
+            for row, lag in zip(rows, lags, strict=True):
+                row.append(lag)
+        print_table(titles, rows)
+        if not rows:
+            note(_none_text(selection.text))
+        for each in snapshot:
+            for text in _failures(each):
+                note(text)
+
+    connected_shards(ctx, work)
+
+
+def _columns(
+    labels: Sequence[str], is_shown: Mapping[str, bool]
+) -> list[tuple[str, Callable[[ShardListing], str]]]:
+    columns: list[tuple[str, Callable[[ShardListing], str]]] = [
+        ("ID", lambda shard: shard.id),
+        ("Status", lambda shard: shard.status.code.name),
+    ]
+    optional = (
+        ("rf", "RF", _rf),
+        ("primary", "Primary", _primary),
+        ("replicas", "Replicas", _others),
+    )
+    columns += [(title, cell) for name, title, cell in optional if is_shown[name]]
+    return columns + [(name, _label(name)) for name in labels]
+
+
+def _label(name: str) -> Callable[[ShardListing], str]:
+    return lambda shard: ",".join(shard.spec.labels.values_of(name)) or NONE
+
+
+def _rf(shard: ShardListing) -> str:
+    return str(0 if shard.spec.disable else 1 + shard.spec.hot_standbys)
+
+
+def _primary(shard: ShardListing) -> str:
+    route = shard.route
+    return route.members[route.primary].suffix if route.primary >= 0 else NONE
+
+
+def _others(shard: ShardListing) -> str:
+    members = enumerate(shard.route.members)
+    return ",".join(m.suffix for index, m in members if index != shard.route.primary) or NONE
+
+
+def _failures(shard: ShardListing) -> list[str]:
+    """Why replicas of a shard have failed, in words."""
+    return [
+        f"{shard.id}: failed at {member.suffix}: {'; '.join(status.errors)}"
+        for member, status in zip(shard.route.members, shard.statuses, strict=True)
+        if status.code is ReplicaCode.FAILED
+    ]
+
+
+async def _lag(shards: ShardClient, client: AsyncClient, shard: ShardListing) -> str:
+    """Bytes behind the write head of each source; of a shard without a working primary it is not known."""
+    is_known = shard.route.primary >= 0 and (
+        shard.statuses[shard.route.primary].code is ReplicaCode.PRIMARY
+    )
+    if not is_known or not shard.spec.sources:
+        return NONE
+    try:
+        progress = await shards.stat(shard.id)
+        lags = []
+        for source in shard.spec.sources:
+            read_through = max(progress.read_through.get(source.journal, 0), source.min_offset)
+            head = await client.write_head(source.journal)
+            lags.append(f"{source.journal}:{max(0, head - read_through)}")
+    except StatusError as err:
+        note(f"{shard.id}: its lag is not known: {err}")
+        return NONE
+    return ",".join(lags)
+
+
+def _none_text(selector: str) -> str:
+    if not selector:
+        return "there are no shards yet; `gazctl shards apply` makes some"
+    return f"no shards match {selector}; `gazctl shards list -o yaml` shows all, with their labels"
+
+
+def _print_listing(snapshot: ShardSnapshot, output_format: str) -> None:
+    if output_format == "yaml":
+        print_text(shards_yaml((each.spec, each.mod_revision) for each in snapshot), end="")
+        return
+    response = shard_list_response(snapshot)
+    if output_format == "json":
+        print_json(message_jsonpb(response))
+    else:
+        print_text(message_text(response), end="")
