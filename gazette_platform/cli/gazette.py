@@ -17,12 +17,8 @@ from rich.table import Table
 from gazette_platform.cli import errors
 from gazette_platform.cli.ini import apply_ini, render_ini
 from gazette_platform.cli.logs import set_up_logging
-from gazette_platform.cli.serve_options import (
-    SERVE_OPTIONS,
-    broker_config,
-    option_values,
-    with_serve_options,
-)
+from gazette_platform.cli.option_table import option_values, with_options
+from gazette_platform.cli.serve_options import SERVE_OPTIONS, broker_config
 from gazette_platform.cli.version import Version  # noqa: TC001  the parser reads annotations
 from gazette_platform.errors import GazetteError, SetupError, ValidationError
 
@@ -123,11 +119,11 @@ def _print_config(values: dict[str, Any]) -> None:
     gazette print-config --broker.zone us-east-1a > gazette.ini
     """
     broker_config({**values})
-    print(render_ini(option_values(values)), end="")
+    print(render_ini(option_values(SERVE_OPTIONS, values)), end="")
 
 
-app.command("serve")(with_serve_options(_serve))
-app.command("print-config")(with_serve_options(_print_config))
+app.command("serve")(with_options(SERVE_OPTIONS, _serve))
+app.command("print-config")(with_options(SERVE_OPTIONS, _print_config))
 
 
 @app.command()
@@ -322,7 +318,7 @@ def status(
 def env(root: Root) -> None:
     """Print what programs need to find a running platform, as shell assignments.
 
-    With it Spark, Dagster and this package's clients work against the platform.
+    With it Spark, Dagster, this package's clients and applications work against the platform.
 
     **Example**
 
@@ -335,8 +331,9 @@ def env(root: Root) -> None:
     endpoints = Endpoints.load(layout.endpoints)
     variables = environment_of(layout, endpoints, has_trino="trino" in endpoints.pids)
     if endpoints.broker:
-        # gazctl's own.
+        # Of gazctl, and of applications.
         variables["BROKER_ADDRESS"] = variables["GAZETTE_BROKER_ADDRESS"]
+        variables["ETCD_ADDRESS"] = endpoints.etcd
     for name, value in variables.items():
         print(f"export {name}={shlex.quote(value)}")
 

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from gazette_platform.errors import ValidationError
 
-__all__ = ["LOG_FORMATS", "LOG_LEVELS", "set_up_logging"]
+__all__ = ["LOG_FORMATS", "LOG_LEVELS", "check_logging", "set_up_logging"]
 
 LOG_LEVELS = {
     "trace": logging.DEBUG,
@@ -42,11 +42,8 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(entry)
 
 
-def set_up_logging(level: str, log_format: str) -> None:
-    """Log to standard error, from `level` on, in `log_format`; replaces what was set up before.
-
-    Raises: ValidationError: either is unknown.
-    """
+def check_logging(level: str, log_format: str) -> None:
+    """Raises: ValidationError: either is unknown."""
     if level not in LOG_LEVELS:
         raise ValidationError(
             f"expected one of {', '.join(LOG_LEVELS)}, got {level!r}", path="log.level"
@@ -55,6 +52,14 @@ def set_up_logging(level: str, log_format: str) -> None:
         raise ValidationError(
             f"expected one of {', '.join(LOG_FORMATS)}, got {log_format!r}", path="log.format"
         )
+
+
+def set_up_logging(level: str, log_format: str) -> None:
+    """Log to standard error, from `level` on, in `log_format`; replaces what was set up before.
+
+    Raises: ValidationError: either is unknown.
+    """
+    check_logging(level, log_format)
     handler = logging.StreamHandler(sys.stderr)
     text = LOG_FORMATS[log_format]
     handler.setFormatter(logging.Formatter(text) if text else _JsonFormatter())

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gazette_platform.cli.serve_options import SERVE_OPTIONS, broker_config, option_values
+from gazette_platform.cli.option_table import option_values
+from gazette_platform.cli.serve_options import SERVE_OPTIONS, broker_config
 from gazette_platform.client.config import ClientConfig
 from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.testing.certificates import CertificateAuthority
@@ -71,9 +72,11 @@ def test_a_port_may_be_a_socket():
 
 
 def test_lists_are_kept_in_an_ini_file():
-    values = option_values(DEFAULTS | {"broker.allow-origin": ["https://a", "https://b"]})
+    values = option_values(
+        SERVE_OPTIONS, DEFAULTS | {"broker.allow-origin": ["https://a", "https://b"]}
+    )
     assert values["broker.allow-origin"] == "https://a https://b"
-    assert "broker.allow-origin" not in option_values(DEFAULTS)
+    assert "broker.allow-origin" not in option_values(SERVE_OPTIONS, DEFAULTS)
 
 
 @pytest.mark.parametrize(

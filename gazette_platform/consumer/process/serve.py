@@ -1,0 +1,393 @@
+"""One consumer process, from its announcement in etcd until others have its shards."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Final, final
+from urllib.parse import urlsplit
+
+from gazette_platform.allocator import Allocator, announce, leaving
+from gazette_platform.client import AsyncClient
+from gazette_platform.consumer.cluster import ConsumerState
+from gazette_platform.consumer.process.metrics import ConsumerMetrics
+from gazette_platform.consumer.process.replicas import ShardReplicas
+from gazette_platform.consumer.process.restarts import Restarts
+from gazette_platform.consumer.protocol import ConsumerSpec
+from gazette_platform.consumer.runtime import ReplicaSettings, ShardReplica
+from gazette_platform.consumer.service import (
+    ConsumerPeers,
+    EtcdShardHost,
+    ShardApi,
+    ShardGateway,
+    ShardResolver,
+    ShardService,
+)
+from gazette_platform.errors import EtcdError, LeaseLost
+from gazette_platform.etcd import EtcdClient
+from gazette_platform.keyspace import KeySpace, item_key
+from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.faults import Faults
+from gazette_platform.ops.host_guard import HostGuard
+from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.protocol import ProcessId
+from gazette_platform.serving.auth import Authenticator
+from gazette_platform.serving.grpc_server import GrpcServer
+from gazette_platform.serving.http_server import HttpServer
+from gazette_platform.serving.origins import Origins
+from gazette_platform.serving.process.names import random_id
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from aiohttp import web
+
+    from gazette_platform.consumer.application import Application
+    from gazette_platform.consumer.cluster import ShardAssignment
+    from gazette_platform.consumer.process.config import ConsumerConfig
+    from gazette_platform.consumer.protocol import ShardSpec
+
+__all__ = ["ConsumerProcess"]
+
+_log = logging.getLogger(__name__)
+
+# Seconds for calls that are under way when the process leaves, and for telling etcd that it does.
+_GRACE_S: Final = 15.0
+# Seconds for each step of leaving once the process was told to leave twice.
+_HURRY_S: Final = 1.0
+
+# Binding to these says nothing of how one is reached.
+_ANY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  compared, not bound
+
+_WORDS: Final = leaving.Words("shards", "consumer", "", "consumer.drain-timeout")
+
+
+@final
+class ConsumerProcess:
+    """A consumer in this process and event loop: `start`, then `drain` or `fail`.
+
+    An application's `init` may use all of its attributes, and add calls and pages.
+
+    Attributes:
+        application: whose shards it runs.
+        config: its settings.
+        client: of brokers; never gives up.
+        resolver: who serves a shard.
+        peers: calls of other processes of the group, which answer in our place.
+        api: answers calls of `consumer.Shard`.
+        auth: says what a caller may do, by its token.
+        replicas: the shards that are assigned to it.
+        tasks: owns what runs as long as it does.
+        stopping: set once it leaves: calls that take long should end.
+        metrics: what it counts.
+        faults: unforeseen errors that it survived.
+        port: of gRPC, and `http_port` of HTTP, once it has started.
+    """
+
+    def __init__(
+        self,
+        application: Application[Any, Any],
+        config: ConsumerConfig,
+        *,
+        api: type[ShardApi] = ShardApi,
+    ) -> None:
+        self.application = application
+        self.config = config
+        self.metrics = ConsumerMetrics()
+        self.faults = Faults(lambda kind: self.metrics.unforeseen.labels(kind).inc())
+        self.tasks = TaskGroup("consumer", faults=self.faults)
+        self.stopping = asyncio.Event()
+        self.port = self.http_port = 0
+        self._api_type = api
+        self._clock = SystemClock()
+        self._stack = AsyncExitStack()
+        self._pages: list[Callable[[web.UrlDispatcher], None]] = []
+        self._is_ready = False
+        self._is_hurried = False
+        self._limit: asyncio.Timeout | None = None
+
+    @property
+    def failed(self) -> asyncio.Event:
+        """Set when a task that the process needs has ended by an error."""
+        return self.tasks.failed
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why `failed` is set."""
+        return self.tasks.failure
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients and other processes reach it."""
+        if self.config.advertise:
+            return self.config.advertise
+        scheme = "https" if self.config.server_cert_file is not None else "http"
+        return f"{scheme}://{self.config.host}:{self.port}"
+
+    @property
+    def http_endpoint(self) -> str:
+        """Where its pages are, for those who reach it at `endpoint`."""
+        scheme = "https" if self.config.server_cert_file is not None else "http"
+        host = self.config.http_host
+        if host in _ANY_ADDRESS or self.config.advertise:
+            host = urlsplit(self.endpoint).hostname or host
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.http_port}"
+
+    # ------------------------------------------------------------------ what applications add
+
+    def add_servicer(self, add: Callable[[Any, Any], None], servicer: Any) -> None:
+        """Serve a gRPC service of the application, on the port of `consumer.Shard`; during `init`.
+
+        Args:
+            add: generated beside the service, as ``add_NGramServicer_to_server``.
+            servicer: with coroutines for its calls; they check the caller's token by `auth`.
+        """
+        self._server.add_servicer(add, servicer)
+
+    def add_pages(self, add: Callable[[web.UrlDispatcher], None]) -> None:
+        """Serve pages of the application on the HTTP port; during `init`.
+
+        Args:
+            add: adds its routes to the router that it is given.
+        """
+        self._pages.append(add)
+
+    # ------------------------------------------------------------------ starting
+
+    async def start(self) -> None:
+        """Serve, announce this process, and run what is assigned to it.
+
+        Raises: SetupError: a port is in use. EtcdError: etcd is out of reach, or refuses. What the
+            application's `init` raises.
+        Cancellation: leaves what was begun; call `abandon`.
+        """
+        config, rng = self.config, random.Random()  # noqa: S311  a name, no secret
+        self.process_id = ProcessId(config.zone, config.id or random_id(rng))
+        self.client = AsyncClient(config.broker)
+        await self._stack.enter_async_context(self.client)
+        self._etcd = EtcdClient(config.etcd_endpoints, tls=config.etcd_tls)
+        self._stack.push_async_callback(self._etcd.close)
+        await self._etcd.connect()
+        self._space = KeySpace(
+            self._etcd,
+            config.etcd_prefix,
+            ConsumerState(config.etcd_prefix),
+            watch_delay_s=config.watch_delay_s,
+            faults=self.faults,
+        )
+        self._stack.push_async_callback(self.tasks.close)
+        self.replicas: ShardReplicas[ShardReplica[Any, Any]] = ShardReplicas(
+            self._space,
+            self.process_id,
+            make=self._make_replica,
+            tasks=self.tasks,
+            faults=self.faults,
+        )
+        if config.restart_failed_s is not None:
+            Restarts(
+                self._etcd,
+                self._space,
+                self.process_id,
+                pause_s=config.restart_failed_s,
+                clock=self._clock,
+                tasks=self.tasks,
+            )
+        self.replicas.on_stopped = self.metrics.watch(self.replicas.held).leave
+        self._stack.push_async_callback(self.replicas.close)
+        self._start_service()
+        await self._init_application()
+        await self._start_http()
+        self._lease = await self._etcd.grant_lease(max(1, round(config.etcd_lease_s)))
+        try:
+            await self._server.start()
+            await self._join()
+        except BaseException:
+            await self._within(_GRACE_S, "giving back the lease", self._lease.revoke())
+            raise
+        self.tasks.spawn(self._server.wait_ended(), name="server", is_essential=True)
+        self._is_ready = True
+        _log.info("consumer %s serves at %s", self.process_id, self.endpoint)
+
+    def _start_service(self) -> None:
+        config = self.config
+        self.auth = Authenticator(config.auth_keys, self._clock)
+        peers = self.peers = ConsumerPeers(config.peers, self._clock)
+        self._stack.push_async_callback(peers.close)
+        self.resolver = ShardResolver(self._space, self.process_id, self.replicas.get)
+        self.api = self._api_type(self._etcd, self.resolver, peers)
+        self._service = ShardService(
+            self.api, self.auth, self.faults, http_endpoint=lambda: self.http_endpoint
+        )
+        self._server = GrpcServer(
+            self._service.rpcs,
+            host=config.host,
+            port=config.port,
+            tls=config.server_tls.load() if config.server_cert_file is not None else None,
+            recv_bytes_max=config.max_grpc_recv_size,
+            calls=self.metrics.calls,
+            flags="consumer",
+        )
+        self._stack.push_async_callback(self._server.stop, grace_s=0.0)
+        self.port = self._server.port
+
+    async def _init_application(self) -> None:
+        begun = self.application.init(self)
+        if begun is not None:
+            await begun
+
+    async def _start_http(self) -> None:
+        config = self.config
+        tasks = TaskGroup("http", faults=self.faults)
+        self._stack.push_async_callback(tasks.close)
+        gateway = ShardGateway(self._service, origins=Origins(config.allow_origin))
+
+        def add_routes(router: web.UrlDispatcher) -> None:
+            for add in (gateway.add_to, *self._pages):
+                add(router)
+
+        http = HttpServer(
+            host=config.http_host,
+            port=config.http_port,
+            metrics=self.metrics,
+            is_ready=lambda: self._is_ready,
+            tls=config.server_tls.server_context() if config.server_cert_file else None,
+            tasks=tasks,
+            faults=self.faults,
+            guard=HostGuard(config.host_names, config.allow_origin),
+            flag="consumer.http-port",
+            add_routes=add_routes,
+        )
+        await http.start()
+        self._stack.push_async_callback(http.stop)
+        self.http_port = http.port
+
+    async def _join(self) -> None:
+        self.tasks.keep(self._lease.keep_alive, name="lease", ends_by=(LeaseLost,))
+        spec = ConsumerSpec(
+            id=self.process_id, endpoint=self.endpoint, shard_limit=self.config.limit
+        )
+        self._announcement = await announce(self._etcd, self.config.etcd_prefix, spec, self._lease)
+        await self._space.load(self._announcement.revision)
+        self._allocator = Allocator(
+            self._etcd,
+            self._space,
+            self.process_id,
+            max_replication=1 + self.config.max_hot_standbys,
+            metrics=self.metrics.allocator,
+            faults=self.faults,
+        )
+        self.tasks.keep(self._space.watch, name="watch", ends_by=(EtcdError,))
+        self._allocating = self.tasks.keep(
+            self._allocator.run, name="allocator", ends_by=(LeaseLost,)
+        )
+
+    def _make_replica(self, spec: ShardSpec, assignment: ShardAssignment) -> ShardReplica[Any, Any]:
+        return ShardReplica(
+            self.application,
+            self.client,
+            EtcdShardHost(self.api, assignment),
+            fqn=item_key(self.config.etcd_prefix, spec.id),
+            spec=spec,
+            assignment=assignment,
+            settings=ReplicaSettings(
+                directory=self.config.directory,
+                hints_interval_s=self.config.hints_interval_s,
+            ),
+            counts=self.metrics.sequencers,
+        )
+
+    # ------------------------------------------------------------------ leaving
+
+    async def drain(self) -> None:
+        """Hand over shards to others, which go on without a pause, and leave etcd.
+
+        Each step has a time limit, and whatever becomes of it, the next one is taken.
+
+        Cancellation: leaves the process to end with its lease.
+        """
+        await self._within(None, "handing over", self._hand_over())
+        await self._leave()
+
+    async def fail(self) -> None:
+        """Stop after a failure. Others take over once our lease is given back, or has ended."""
+        if not isinstance(self.failure, LeaseLost):
+            _log.error("consumer stops: %s", self.failure)
+        await self._leave()
+
+    async def abandon(self) -> None:
+        """Stop everything at once; keys in etcd end with the lease."""
+        self._is_ready = False
+        self.stopping.set()
+        await self._within(_GRACE_S, "closing what is open", self._stack.aclose())
+
+    def hurry(self) -> None:
+        """Leave without waiting any longer for others, calls or stores."""
+        self._is_hurried = True
+        limit = self._limit
+        if limit is not None and not limit.expired():
+            limit.reschedule(asyncio.get_running_loop().time())
+
+    @property
+    def leaves_within_s(self) -> float | None:
+        """Seconds that `drain` and `fail` take at most; None: as long as others take."""
+        timeout_s = self.config.drain_timeout_s
+        return None if timeout_s is None else timeout_s + 6 * _GRACE_S
+
+    async def _hand_over(self) -> None:
+        timeout_s = self.config.drain_timeout_s
+        try:
+            await leaving.say_leaving(
+                self._space,
+                self._announcement,
+                self._lease,
+                clock=self._clock,
+                timeout_s=timeout_s,
+            )
+        except EtcdError as err:
+            _log.warning("others are not asked to take over, since etcd fails: %s", err)
+            return
+        await leaving.wait_handed_over(
+            self._space,
+            self._allocator,
+            self._allocating,
+            self._lease,
+            clock=self._clock,
+            timeout_s=timeout_s,
+            words=_WORDS,
+            # Shards are in their logs and databases, whoever goes on with them.
+            stays_for_others=False,
+        )
+
+    async def _leave(self) -> None:
+        """What is still ours stops before the lease is given back, so that nobody is fenced by others."""
+        self._is_ready = False
+        self.stopping.set()
+        self.resolver.stop_serving()
+        stopping = self.tasks.spawn(self._server.stop(grace_s=_GRACE_S), name="stop serving")
+        await self._within(_GRACE_S, "stopping shards", self.replicas.close())
+        self._allocating.cancel()  # it would take the end of our lease for a loss
+        await self._within(_GRACE_S, "giving back the lease", self._revoke())
+        await self._within(2 * _GRACE_S, "finishing calls", stopping)
+        await self.abandon()
+
+    async def _revoke(self) -> None:
+        try:
+            await self._lease.revoke()
+        except EtcdError as err:
+            _log.warning("our keys in etcd end with the lease: %s", err)
+
+    async def _within(self, limit_s: float | None, what: str, step: Awaitable[object]) -> None:
+        """Await a step of leaving."""
+        if self._is_hurried:
+            limit_s = _HURRY_S if limit_s is None else min(limit_s, _HURRY_S)
+        try:
+            async with asyncio.timeout(limit_s) as self._limit:
+                await step
+        except TimeoutError:
+            _log.error("leaving: %s takes too long; going on without", what)
+        except Exception as err:  # noqa: BLE001  reported, and the next step counts
+            self.faults.report("leaving", f"leaving: {what}", err)
+        finally:
+            self._limit = None
