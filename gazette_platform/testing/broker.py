@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from typing import TYPE_CHECKING, Self, final
+from typing import TYPE_CHECKING, final
 
-from gazette_platform.embedded.ports import choose_ports
-from gazette_platform.errors import SetupError
+from typing_extensions import override
+
+from gazette_platform.testing.server_process import ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,14 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BrokerServer"]
 
-_POLL_S = 0.02
-_LOG_TAIL_BYTES = 16384
-# Seconds that a broker is given which was told to end for the second time.
-_HURRIED_S = 15.0
-
 
 @final
-class BrokerServer:
+class BrokerServer(ServerProcess):
     """One broker process, from `start` to `stop`; its store outlives `kill` and a second `start`.
 
     Args:
@@ -46,7 +35,6 @@ class BrokerServer:
     Attributes:
         fragments: folder of the store.
         spool: folder of its spools and temporary files.
-        log: file.
         flags: may be changed before `start`.
     """
 
@@ -64,8 +52,8 @@ class BrokerServer:
         program: Sequence[str] = (),
     ) -> None:
         self.fragments = fragments or folder / "fragments"
-        self.log = folder / "broker.log"
         self.spool = folder / "spool"
+        super().__init__(f"broker {broker_id}", log=folder / "broker.log", temporary=self.spool)
         self._etcd = etcd
         self._prefix = prefix
         self.flags = tuple(flags)
@@ -73,32 +61,8 @@ class BrokerServer:
         self.zone = zone
         self._lease_s = lease_s
         self._program = program or (sys.executable, "-m", "gazette_platform.cli.gazette")
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log_begin = 0
-        self.port, self.http_port = choose_ports(["grpc", "http"]).values()
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.kill()
-
-    @property
-    def address(self) -> str:
-        """The endpoint of its gRPC service; stays the same over a restart."""
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def http_address(self) -> str:
-        """The URL of readiness and metrics."""
-        return f"http://127.0.0.1:{self.http_port}"
-
-    @property
-    def pid(self) -> int:
-        """The process id while it runs, else 0."""
-        return self._process.pid if self._process is not None else 0
-
+    @override
     def start(self, *, timeout_s: float = 30.0) -> None:
         """Start, and wait until it is ready.
 
@@ -124,107 +88,4 @@ class BrokerServer:
             "--log.level=info",
             *self.flags,
         ]
-        with self.log.open("ab") as log:
-            self._log_begin = log.tell()
-            self._process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env=os.environ | {"TMPDIR": str(self.spool)},
-            )
-        deadline = time.monotonic() + timeout_s
-        while not self._is_ready():
-            code = self._process.poll()
-            if code is not None or time.monotonic() > deadline:
-                self.kill()
-                why = f"exited with {code}" if code is not None else f"not ready in {timeout_s} s"
-                raise SetupError(f"broker {self.id} {why}; its log ends:\n{self.log_tail()}")
-            time.sleep(_POLL_S)
-
-    def stop(self, *, timeout_s: float = 30.0) -> int:
-        """Send SIGTERM, and wait for it to drain. Returns: its exit status."""
-        return self._end(signal.SIGTERM, timeout_s)
-
-    def terminate(self) -> None:
-        """Send SIGTERM, and do not wait; `wait` does. Nothing if it does not run."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGCONT)  # a paused process would not see SIGTERM
-            self._process.send_signal(signal.SIGTERM)
-
-    def wait(self, *, timeout_s: float = 30.0) -> int:
-        """Wait until it has ended by itself, or after `terminate`. Returns: its exit status.
-
-        Raises: SetupError: it did not end in time, and was killed; with the end of its log.
-        """
-        return self._end(None, timeout_s)
-
-    def pause(self) -> None:
-        """Send SIGSTOP: connections stay open, nothing answers, and its lease runs out."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Send SIGCONT after `pause`."""
-        self._signal(signal.SIGCONT)
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the process that was started is gone without being asked to, or never was."""
-        return self._process is None or self._process.poll() is not None
-
-    def strike(self) -> None:
-        """Send SIGKILL, and do not wait; `kill` does. Nothing if it does not run."""
-        if self._process is not None:
-            self._process.kill()
-
-    def kill(self) -> None:
-        """Send SIGKILL; nothing if it does not run."""
-        if self._process is not None:
-            self._end(signal.SIGKILL, 10.0)
-
-    def log_tail(self) -> str:
-        """The end of its log."""
-        with self.log.open("rb") as log:
-            log.seek(max(0, os.fstat(log.fileno()).st_size - _LOG_TAIL_BYTES))
-            return log.read().decode(errors="replace")
-
-    def log_of_run(self) -> str:
-        """The log of the process that was started last, and of none before it."""
-        with self.log.open("rb") as log:
-            log.seek(self._log_begin)
-            return log.read().decode(errors="replace")
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is None:
-            raise SetupError(f"broker {self.id} does not run; call start() first")
-        self._process.send_signal(number)
-
-    def _end(self, number: signal.Signals | None, timeout_s: float) -> int:
-        process, self._process = self._process, None
-        if process is None:
-            raise ValueError("the broker does not run")
-        if number is not None:
-            process.send_signal(signal.SIGCONT)
-            process.send_signal(number)
-        try:
-            return process.wait(timeout_s)
-        except subprocess.TimeoutExpired as err:
-            # Told twice, a broker ends, and logs what it hangs in.
-            process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_HURRIED_S)
-            process.kill()
-            process.wait()
-            raise SetupError(
-                f"broker {self.id} did not end within {timeout_s} s; its log ends:\n"
-                f"{self.log_tail()}"
-            ) from err
-
-    def _is_ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(  # noqa: S310  a loopback address of ours
-                f"{self.http_address}/debug/ready", timeout=1.0
-            ) as response:
-                return bool(response.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
+        self.run(command, timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""pytest fixtures around a real etcd and a real broker.
+"""pytest fixtures around a real etcd, real brokers, and consumers.
 
 Use with ``pytest_plugins = ("gazette_platform.testing.plugin",)`` in the top conftest. Override
 the fixture `etcd_binary` to say where else an etcd comes from.
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
+from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.cluster import BrokerCluster
 from gazette_platform.testing.etcd import EtcdServer, find_etcd
 from gazette_platform.testing.fault_proxy import FaultProxies
 from gazette_platform.testing.local_broker import LocalBrokers
+from gazette_platform.testing.local_consumer import LocalConsumers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -33,6 +35,7 @@ __all__ = [
     "etcd_server",
     "fault_proxies",
     "local_brokers",
+    "local_consumers",
     "own_etcd_server",
 ]
 
@@ -92,6 +95,27 @@ async def local_brokers(
     """Brokers in the test's own event loop: ``await local_brokers.start(zone="a")``."""
     async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
         yield brokers
+
+
+@pytest_asyncio.fixture
+async def local_consumers(
+    local_brokers: LocalBrokers, etcd_server: EtcdServer, etcd_prefix: str, tmp_path: Path
+) -> AsyncIterator[LocalConsumers]:
+    """A consumer group in the test's own event loop: ``await local_consumers.start(MyApplication())``.
+
+    Its brokers are `local_brokers`, of which one is started; ``local_consumers.client`` is a client of them.
+    """
+    broker = await local_brokers.start()
+    async with (
+        AsyncClient(ClientConfig(address=broker.endpoint)) as client,
+        LocalConsumers(
+            tmp_path / "consumers",
+            etcd=etcd_server.endpoint,
+            prefix=f"{etcd_prefix}-consumers",
+            client=client,
+        ) as consumers,
+    ):
+        yield consumers
 
 
 @pytest_asyncio.fixture

@@ -28,6 +28,7 @@ gazette: error: {WHY}
 MEMBER_GONE = LEASE_LOST.replace("broker/lease", "broker/allocator").replace(
     WHY, "member key not found in Etcd: /gazette/members/a#broker-1; its lease ended"
 )
+CONSUMER = LEASE_LOST.replace("task broker/", "task consumer/").replace("gazette: ", "Summer: ")
 FORESEEN = f"""{SERVES}
 {TIME} ERROR gazette_platform.fragment.persister: persisting failed, trying again later: [Errno 28]
 {TIME} ERROR gazette_platform.broker.spool.journal_spool: a/b: spool: [Errno 28] No space left on device
@@ -37,7 +38,7 @@ REPORT = f"""{TIME} ERROR gazette_platform.ops.faults: journal a/b: unforeseen K
 """
 
 
-@pytest.mark.parametrize("log", [LEASE_LOST, MEMBER_GONE])
+@pytest.mark.parametrize("log", [LEASE_LOST, MEMBER_GONE, CONSUMER])
 def test_end_by_the_lease_is_foreseen(log):
     assert lost_its_lease(log)
     assert unforeseen(log) == []

@@ -1,4 +1,4 @@
-"""What the log of a broker tells of its end, and of errors that nobody foresaw. Pure."""
+"""What the log of a broker or consumer tells of its end, and of errors that nobody foresaw. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ if TYPE_CHECKING:
 __all__ = ["lost_its_lease", "unforeseen"]
 
 # The last word of a process that ends by an error.
-_LAST_WORD = "gazette: error: "
-# By these a broker ends that has to: its lease, or what it stood for in etcd, is gone.
-_LEASE_LOST = (
-    f"{_LAST_WORD}unable to keep member lease alive: ",
-    f"{_LAST_WORD}member key not found in Etcd: ",
+_LAST_WORD = re.compile(r"[\w-]+: error: ")
+# By these a process ends that has to: its lease, or what it stood for in etcd, is gone.
+_LEASE_LOST = re.compile(
+    rf"{_LAST_WORD.pattern}(?:unable to keep member lease alive|member key not found in Etcd): "
 )
 _LEASE_LOST_ERROR = "gazette_platform.errors.LeaseLost: "
-_LEASE_TASK = re.compile(r" ERROR gazette_platform\.ops\.tasks: task broker/\S+ failed: ")
+_LEASE_TASK = re.compile(
+    r" ERROR gazette_platform\.ops\.tasks: task (?:broker|consumer)/\S+ failed: "
+)
 _RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
 _TRACEBACK = "Traceback (most recent call last)"
 _SIGNS = (
@@ -37,11 +38,11 @@ _LINES_AFTER = 20
 
 def lost_its_lease(log: str) -> bool:
     """Whether the process that wrote this, from its start on, says that it ended by its lease."""
-    return any(line.startswith(_LEASE_LOST) for line in log.splitlines())
+    return any(_LEASE_LOST.match(line) for line in log.splitlines())
 
 
 def unforeseen(log: str) -> list[str]:
-    """Errors that must not be in a log, whatever was done to the broker.
+    """Errors that must not be in a log, whatever was done to its process.
 
     Those that it expects have a line without a traceback; only the loss of its lease, which is the
     end of it, has one.
@@ -54,7 +55,7 @@ def unforeseen(log: str) -> list[str]:
             continue
         signs = (at for at, line in enumerate(record) if any(sign in line for sign in _SIGNS))
         at = next(signs, None)
-        if at is None and not record[0].startswith(_LAST_WORD):
+        if at is None and not _LAST_WORD.match(record[0]):
             continue
         at = at or 0
         if at and record[at].startswith(_TRACEBACK):
@@ -67,7 +68,7 @@ def _records(lines: Sequence[str]) -> Iterator[list[str]]:
     """Lines that belong together: one with a time and those behind it; and last words."""
     record: list[str] = []
     for line in lines:
-        if record and (_RECORD.match(line) or line.startswith(_LAST_WORD)):
+        if record and (_RECORD.match(line) or _LAST_WORD.match(line)):
             yield record
             record = []
         record.append(line)
@@ -76,7 +77,7 @@ def _records(lines: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _is_lease_lost(record: Sequence[str]) -> bool:
-    if record[0].startswith(_LEASE_LOST):
+    if _LEASE_LOST.match(record[0]):
         return len(record) == 1
     if not _LEASE_TASK.search(record[0]):
         return False
