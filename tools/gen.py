@@ -1,9 +1,9 @@
-"""Generates the protobuf and gRPC code of proto/ beside the package that imports it.
+"""Generates the protobuf and gRPC code of proto/ beside the package that imports it, and that of examples/.
 
-python tools/gen.py          writes gazette_platform/**/pb/*_pb2*.py[i]
+python tools/gen.py          writes gazette_platform/**/pb/*_pb2*.py[i], and those of examples beside their .proto
 python tools/gen.py --check  generates elsewhere and fails, with the diff, when the tree differs
 
-The path of a .proto below proto/ is its import path, so protoc's output needs no rewriting.
+The path of a .proto below proto/, or that of an example, is its import path, so protoc's output needs no rewriting.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTO = ROOT / "proto"
+EXAMPLES = ROOT / "examples"
 WELL_KNOWN = Path(grpc_tools.__file__).parent / "_proto"
 
 
 def generate(out: Path) -> list[Path]:
     """Runs protoc over every .proto. Returns the files written, relative to `out`."""
-    sources = sorted(str(p) for p in PROTO.rglob("*.proto"))
-    options = [f"-I{PROTO}", f"-I{WELL_KNOWN}"]
+    sources = sorted(str(p) for top in (PROTO, EXAMPLES) for p in top.rglob("*.proto"))
+    options = [f"-I{PROTO}", f"-I{ROOT}", f"-I{WELL_KNOWN}"]
     options += [f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python")]
     if protoc.main(["protoc", *options, *sources]) != 0:
         raise SystemExit("gen: protoc failed (see above)")
@@ -37,7 +38,8 @@ def differences(fresh: Path, names: list[Path]) -> list[str]:
     lines: list[str] = []
     committed = {
         p.relative_to(ROOT)
-        for p in (ROOT / "gazette_platform").rglob("*_pb2*.py*")
+        for top in (ROOT / "gazette_platform", EXAMPLES)
+        for p in top.rglob("*_pb2*.py*")
         if p.suffix in {".py", ".pyi"}
     }
     for name in sorted(committed | set(names)):
