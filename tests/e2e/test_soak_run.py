@@ -1,0 +1,67 @@
+"""Stream-sum under faults: no sum is wrong, missing or there twice, and what is planted is found."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.soak.plan import Kind
+from tests.soak.runner import SoakConfig, run_soak
+
+pytestmark = [pytest.mark.e2e, pytest.mark.etcd, pytest.mark.slow]
+
+FAULTY = Path(__file__).with_name("faulty_summers")
+
+
+async def soak(config):
+    said = []
+    result = await run_soak(config, say=said.append)
+    return result, "\n".join([*said, *result.reasons, result.summary])
+
+
+@pytest.mark.timeout(500)
+async def test_a_minute_of_faults_loses_and_doubles_nothing(sturdy_etcd_binary, tmp_path):
+    result, told = await soak(
+        SoakConfig(
+            etcd_binary=sturdy_etcd_binary,
+            seed=7,
+            duration_s=60,
+            lease_s=4.0,
+            folder=tmp_path / "soak",
+        )
+    )
+    assert result.is_ok, told
+    assert re.fullmatch(
+        r"soak: ok seed=7 streams=\d+ faults=\d+ wrong=0 late_s_max=\d+\.\d", result.summary
+    )
+    assert result.faults.total() >= 4, told
+    assert result.streams >= 100, told
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("plant", "kinds", "found"),
+    [
+        ("double_counting", (Kind.RESET,), "sums are wrong"),
+        ("doubled_sums", (Kind.RESET,), "sums are there more than once"),
+        ("torn_commits", (Kind.KILL_CONSUMERS,), "messages were lost, or were delivered twice"),
+    ],
+)
+async def test_what_is_planted_is_found(sturdy_etcd_binary, tmp_path, plant, kinds, found):
+    result, told = await soak(
+        SoakConfig(
+            etcd_binary=sturdy_etcd_binary,
+            seed=7,
+            duration_s=20,
+            lease_s=4.0,
+            kinds=kinds,
+            program=(sys.executable, str(FAULTY / f"{plant}.py")),
+            folder=tmp_path / "soak",
+        )
+    )
+    assert not result.is_ok, told
+    assert result.summary.startswith("soak: FAILED seed=7 ")
+    assert found in "\n".join(result.reasons), told

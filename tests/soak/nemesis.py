@@ -1,0 +1,254 @@
+"""Does what the plan says to processes and their network, and undoes it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections import Counter
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.client import ClientConfig
+from gazette_platform.consumer.client import ShardClient
+from gazette_platform.consumer.protocol import ReplicaCode
+from gazette_platform.errors import GazetteError
+from gazette_platform.testing.chaos.logs import lost_its_lease
+from tests.soak.plan import WARM_UP_S, Fault, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from gazette_platform.ops.clock import Clock
+    from gazette_platform.testing.cluster import BrokerCluster
+    from gazette_platform.testing.etcd import EtcdServer
+    from tests.soak.consumers import ConsumerGroup
+
+_POLL_S = 0.2
+_SETTLE_S = 60.0
+_RESET_S = 0.3
+# Of these the target may find that its lease is gone.
+_TAKES_LEASES = frozenset(
+    {Kind.PAUSE_BROKER, Kind.PAUSE_CONSUMER, Kind.CUT_BROKER, Kind.CUT_CONSUMER}
+)
+
+
+@final
+class Nemesis:
+    """Inflicts faults, one episode after another, and watches over processes and shards.
+
+    Args:
+        is_starved: whether the machine was so late lately that leases run out by it.
+        shards: how many there are.
+
+    Attributes:
+        faults: that were inflicted, by kind.
+        troubles: what must not have happened; the first one ends `run`.
+    """
+
+    def __init__(
+        self,
+        brokers: BrokerCluster,
+        consumers: ConsumerGroup,
+        etcd: EtcdServer,
+        *,
+        shards: int,
+        clock: Clock,
+        say: Callable[[str], None],
+        is_starved: Callable[[], bool],
+    ) -> None:
+        self.faults: Counter[str] = Counter()
+        self.troubles: list[str] = []
+        self._brokers = brokers
+        self._consumers = consumers
+        self._etcd = etcd
+        self._shards = shards
+        self._clock = clock
+        self._say = say
+        self._is_starved = is_starved
+        # Processes that may end, as they were kept from renewing their leases.
+        self._excused: set[int] = set()
+
+    async def run(self, plan: Iterator[Sequence[Fault]], until: float) -> None:
+        """Faults until a monotonic second, or the first trouble; then all works again.
+
+        Raises: SetupError: a process does not start.
+        """
+        await asyncio.sleep(WARM_UP_S)
+        for episode in plan:
+            await asyncio.sleep(episode[0].calm_s)
+            if self._clock.monotonic() >= until or self.troubles:
+                return
+            await self._episode(episode)
+            await self.settle()
+
+    async def _episode(self, episode: Sequence[Fault]) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for at, fault in enumerate(episode):
+                    tasks.create_task(self._one(fault, at * fault.calm_s))
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from group
+
+    async def _one(self, fault: Fault, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        self._say(f"fault: {fault}")
+        self.faults[fault.kind] += 1
+        if fault.kind in _TAKES_LEASES:
+            process = self._process_of(fault)
+            if process is not None:
+                self._excused.add(process)
+        await self._inflict(fault)
+        self._say(f"undone: {fault.kind}")
+
+    def _process_of(self, fault: Fault) -> int | None:
+        if "broker" in fault.kind:
+            return self._brokers.brokers[self._brokers.names[fault.target]].pid
+        server = self._consumers.servers[self._consumers.names[fault.target]]
+        return None if server.process is None else server.process.pid
+
+    async def _inflict(self, fault: Fault) -> None:
+        broker = self._brokers.names[fault.target]
+        consumer = self._consumers.names[fault.target]
+        if fault.kind is Kind.RESET:
+            await self._reset(fault, broker, consumer)
+        elif "etcd" in fault.kind:
+            await self._on_etcd(fault)
+        elif "broker" in fault.kind:
+            await self._on_broker(fault, broker)
+        else:
+            await self._on_consumer(fault, consumer)
+
+    async def _on_etcd(self, fault: Fault) -> None:
+        if fault.kind is Kind.KILL_ETCD:
+            self._etcd.kill()
+            await asyncio.sleep(fault.lasts_s)
+            await asyncio.to_thread(self._etcd.start)
+        else:
+            self._etcd.pause()
+            await asyncio.sleep(fault.lasts_s)
+            self._etcd.resume()
+
+    async def _on_broker(self, fault: Fault, broker: str) -> None:
+        if fault.kind is Kind.KILL_BROKER:
+            self._brokers.kill(broker)
+            await asyncio.sleep(fault.lasts_s)
+            await self._brokers.start_again([broker])
+        elif fault.kind is Kind.CUT_BROKER:
+            self._brokers.isolate(broker)
+            await asyncio.sleep(fault.lasts_s)
+            await self._brokers.heal_one(broker)
+        elif not self._brokers.brokers[broker].has_ended:
+            self._brokers.pause(broker)
+            await asyncio.sleep(fault.lasts_s)
+            if not self._brokers.brokers[broker].has_ended:
+                self._brokers.resume(broker)
+
+    async def _on_consumer(self, fault: Fault, consumer: str) -> None:
+        match fault.kind:
+            case Kind.PAUSE_CONSUMER:
+                self._consumers.servers[consumer].signal(signal.SIGSTOP)
+                await asyncio.sleep(fault.lasts_s)
+                self._consumers.servers[consumer].signal(signal.SIGCONT)
+            case Kind.CUT_CONSUMER:
+                self._consumers.isolate(consumer)
+                await asyncio.sleep(fault.lasts_s)
+                await self._consumers.heal(consumer)
+            case Kind.LEAVE_CONSUMER:
+                await self._leave(consumer)
+            case _:
+                await self._kill_consumers(fault, consumer)
+
+    async def _kill_consumers(self, fault: Fault, consumer: str) -> None:
+        names = self._consumers.names if fault.kind is Kind.KILL_CONSUMERS else (consumer,)
+        for name in names:
+            self._consumers.servers[name].signal(signal.SIGKILL)
+        for name in names:
+            self._consumers.servers[name].kill()
+        await asyncio.sleep(fault.lasts_s)
+        await self._consumers.start(*names)
+
+    async def _leave(self, consumer: str) -> None:
+        server = self._consumers.servers[consumer]
+        code = await self._consumers.leave(consumer)
+        if code != 0:
+            how = "did not leave in time" if code is None else f"left with exit code {code}"
+            self._trouble(f"{consumer} {how}; its log ends:\n{server.log_of_run()[-4000:]}")
+        await self._consumers.start(consumer)
+
+    async def _reset(self, fault: Fault, broker: str, consumer: str) -> None:
+        dice = random.Random(str(fault))
+        for _ in range(int(fault.lasts_s / _RESET_S)):
+            proxies = (
+                self._brokers.proxies[broker],
+                self._consumers.proxies[consumer],
+                self._consumers.etcd_proxies[consumer],
+            )
+            dice.choice(proxies).reset()
+            await asyncio.sleep(_RESET_S)
+
+    # ------------------------------------------------------------------ what must be so afterwards
+
+    async def settle(self) -> None:
+        """Wait until all processes run, and each shard has a primary that consumes; note what must not be.
+
+        Raises: SetupError: a process does not start.
+        """
+        until = self._clock.monotonic() + _SETTLE_S
+        what = ""
+        while not self.troubles and self._clock.monotonic() < until:
+            await self.revive()
+            what = await self._unsettled()
+            if not what:
+                return
+            await asyncio.sleep(_POLL_S)
+        if not self.troubles:
+            self._trouble(f"not whole again after {_SETTLE_S:g} s: {what}")
+
+    async def _unsettled(self) -> str:
+        """What is not as it should be yet; empty if all is."""
+        config = ClientConfig(address=self._consumers.address, retry_timeout_s=5.0)
+        try:
+            async with ShardClient(config) as client:
+                listings = list(await client.list())
+        except (GazetteError, TimeoutError) as err:
+            return f"shards cannot be listed: {err}"
+        ready = 0
+        for listing in listings:
+            codes = [status.code for status in listing.statuses]
+            for status in listing.statuses:
+                if status.code is ReplicaCode.FAILED:
+                    self._trouble(f"shard {listing.id} has failed: {' '.join(status.errors)}")
+            ready += ReplicaCode.PRIMARY in codes
+        return "" if ready == self._shards else f"{ready} of {self._shards} shards have a primary"
+
+    async def revive(self) -> None:
+        """Start processes that have ended, and tell those that must not have."""
+        ended = [
+            *[(n, b.pid, b.log_of_run) for n, b in self._brokers.brokers.items() if b.has_ended],
+            *[
+                (n, s.process.pid if s.process else 0, s.log_of_run)
+                for n, s in self._consumers.servers.items()
+                if s.has_ended
+            ],
+        ]
+        for name, pid, log in ended:
+            if pid:
+                self._note_end(name, pid, log())
+        if any(name in self._brokers.names for name, *_ in ended):
+            await self._brokers.revive()
+        gone = [name for name, *_ in ended if name in self._consumers.names]
+        for name in gone:
+            self._consumers.servers[name].kill()  # forget the process
+        await self._consumers.start(*gone)
+
+    def _note_end(self, name: str, pid: int, log: str) -> None:
+        if lost_its_lease(log) and pid in self._excused:
+            self._say(f"{name} ended, as its lease was taken")
+        elif lost_its_lease(log) and self._is_starved():
+            self._say(f"{name} ended while the machine was starved")
+        else:
+            self._trouble(f"{name} ended by itself; its log ends:\n{log[-4000:]}")
+
+    def _trouble(self, text: str) -> None:
+        self._say(f"trouble: {text}")
+        self.troubles.append(text)

@@ -1,0 +1,98 @@
+"""Whether all sums are there, once, and right, in time. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from examples.stream_sum.messages import Sum, id_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What came of the streams."""
+
+    wrong: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    twice: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """Sums of streams that nobody published to their end."""
+
+    @property
+    def count(self) -> int:
+        """Streams that are not right."""
+        return len({*self.wrong, *self.missing, *self.twice, *self.unknown})
+
+    def reasons(self) -> list[str]:
+        """A line for each kind of trouble."""
+        told = {
+            "wrong": self.wrong,
+            "missing": self.missing,
+            "there more than once": self.twice,
+            "of streams that were not published": self.unknown,
+        }
+        return [
+            f"{len(streams)} sums are {how}: {' '.join(streams[:5])}"
+            for how, streams in told.items()
+            if streams
+        ]
+
+
+def compare(expected: Mapping[bytes, Sum], found: Iterable[Sum]) -> Sums:
+    """Compare all sums that were published with those of the streams, by stream."""
+    counts: Counter[bytes] = Counter()
+    wrong = set()
+    for total in found:
+        stream = id_of(total)
+        counts[stream] += 1
+        wanted = expected.get(stream)
+        if wanted and (wanted.SeqNo, wanted.Value) != (total.SeqNo, total.Value):
+            wrong.add(stream)
+
+    def names(streams: Iterable[bytes]) -> tuple[str, ...]:
+        return tuple(sorted(stream.hex() for stream in streams))
+
+    return Sums(
+        wrong=names(wrong),
+        missing=names(expected.keys() - counts.keys()),
+        twice=names(stream for stream, count in counts.items() if count > 1 and stream in expected),
+        unknown=names(counts.keys() - expected.keys()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SoakResult:
+    """How a run went."""
+
+    seed: int
+    streams: int
+    """Whose sums were awaited."""
+    faults: Counter[str]
+    sums: Sums
+    late_s_max: float
+    """Seconds from the last chunk of a stream to its sum, at most."""
+    reasons: list[str] = field(default_factory=list)
+    """Why it is not ok, the most telling first."""
+    folder: str = ""
+    """Where logs are kept; empty: they are not."""
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.reasons
+
+    @property
+    def summary(self) -> str:
+        """The last line of the run."""
+        line = (
+            f"soak: {'ok' if self.is_ok else 'FAILED'} seed={self.seed} streams={self.streams} "
+            f"faults={self.faults.total()} wrong={self.sums.count} late_s_max={self.late_s_max:.1f}"
+        )
+        if self.is_ok:
+            return line
+        first = self.reasons[0].splitlines()[0]
+        more = f" (and {len(self.reasons) - 1} more)" if len(self.reasons) > 1 else ""
+        return f"{line}: {first}{more}"

@@ -1,0 +1,101 @@
+"""The parts of the soak that decide: what goes wrong, and what is told of sums."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+
+import pytest
+
+from examples.stream_sum.messages import Sum
+from tests.soak.plan import ALL_KINDS, Kind, episodes, make_plan
+from tests.soak.verdict import SoakResult, Sums, compare
+
+LEASE_S = 6.0
+PAST_THE_LEASE = {Kind.PAUSE_BROKER, Kind.PAUSE_CONSUMER}
+WITHIN_THE_LEASE = {Kind.KILL_ETCD, Kind.PAUSE_ETCD}
+
+
+def plan_of(seed, count):
+    return list(islice(make_plan(seed, lease_s=LEASE_S, members=3), count))
+
+
+def test_a_plan_follows_from_its_seed():
+    assert plan_of(7, 50) == plan_of(7, 50)
+    assert plan_of(7, 50) != plan_of(8, 50)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_kind_comes_once_before_any_comes_again(seed):
+    plan = plan_of(seed, 3 * len(ALL_KINDS))
+    for at in range(0, len(plan), len(ALL_KINDS)):
+        assert {fault.kind for fault in plan[at : at + len(ALL_KINDS)]} == set(ALL_KINDS)
+    for fault in plan:
+        assert 0 <= fault.target < 3
+        if fault.kind in PAST_THE_LEASE:
+            assert LEASE_S < fault.lasts_s <= 2 * LEASE_S
+        if fault.kind in WITHIN_THE_LEASE:
+            assert fault.lasts_s < LEASE_S / 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_episodes_have_all_faults_of_the_plan_and_at_most_one_of_a_side(seed):
+    plan = plan_of(seed, 100)
+    found = list(islice(episodes(make_plan(seed, lease_s=LEASE_S, members=3), seed), 60))
+    flat = [fault for episode in found for fault in episode]
+    assert flat == plan[: len(flat)]
+    pairs = [episode for episode in found if len(episode) > 1]
+    assert pairs
+    for episode in pairs:
+        assert len(episode) == 2
+        assert sorted("consumer" in fault.kind for fault in episode) == [False, True]
+        assert sorted("broker" in fault.kind for fault in episode) == [False, True]
+
+
+def total(number, value=5, seq_no=3):
+    return Sum(ID=[number] * 16, SeqNo=seq_no, Value=value)
+
+
+def by_stream(*totals):
+    return {bytes(each.ID): each for each in totals}
+
+
+def test_sums_that_are_right_are_not_told():
+    assert compare(by_stream(total(1), total(2)), [total(2), total(1)]) == Sums()
+    assert Sums().reasons() == []
+
+
+def test_each_trouble_of_sums_is_told():
+    expected = by_stream(*map(total, range(1, 6)))
+    found = [total(1), total(2, value=6), total(3), total(3), total(4, seq_no=4), total(9)]
+    sums = compare(expected, found)
+    assert sums == Sums(
+        wrong=("02" * 16, "04" * 16),
+        missing=("05" * 16,),
+        twice=("03" * 16,),
+        unknown=("09" * 16,),
+    )
+    assert sums.count == 5
+    assert [reason.partition(":")[0] for reason in sums.reasons()] == [
+        "2 sums are wrong",
+        "1 sums are missing",
+        "1 sums are there more than once",
+        "1 sums are of streams that were not published",
+    ]
+
+
+def test_a_stream_with_several_troubles_counts_once():
+    sums = compare(by_stream(total(1)), [total(1), total(1, value=6)])
+    assert (sums.wrong, sums.twice, sums.count) == (("01" * 16,), ("01" * 16,), 1)
+
+
+def test_the_last_line_says_how_it_went():
+    faults = Counter({Kind.RESET: 2, Kind.KILL_BROKER: 1})
+    well = SoakResult(7, 12, faults, Sums(), 3.14159)
+    assert well.is_ok
+    assert well.summary == "soak: ok seed=7 streams=12 faults=3 wrong=0 late_s_max=3.1"
+    ill = SoakResult(7, 12, faults, Sums(missing=("ab",)), 3.0, ["first\nmore", "second"])
+    assert not ill.is_ok
+    assert ill.summary == (
+        "soak: FAILED seed=7 streams=12 faults=3 wrong=1 late_s_max=3.0: first (and 1 more)"
+    )
