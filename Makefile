@@ -15,7 +15,7 @@ MODULES ?=
 CASES ?=
 OUTAGE_S ?= 600
 
-.PHONY: help install dev demo fmt lint types test test-fast proof test-pythons mutants coverage bench bench-cluster bench-failover bench-allocator bench-lake chaos test-outage fuzz lake-crash typed-crash screenshots gen gen-check docs clean
+.PHONY: help install dev demo fmt lint types test test-fast proof test-pythons mutants coverage bench bench-cluster bench-failover bench-allocator bench-consume bench-consumers bench-lake chaos test-outage fuzz lake-crash typed-crash soak screenshots gen gen-check docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,12 @@ bench-failover: $(STAMP) ## Measure how long appends stall when a primary is kil
 bench-allocator: $(STAMP) ## Measure the assignment of 10,000 journals; adds to latest.json
 	$(PY) -m benchmarks.bench_allocator
 
+bench-consume: $(STAMP) ## Measure how many messages a shard consumes in a second of a core
+	$(PY) -m benchmarks.consume
+
+bench-consumers: $(STAMP) ## Measure consumers: latency, throughput, fail-over, recovery; adds to latest.json
+	$(PY) -m benchmarks.bench_consumers
+
 bench-lake: $(STAMP) ## Measure how soon tables answer in SQL, and registration; adds to latest.json
 	$(PY) -m benchmarks.bench_lake
 
@@ -100,6 +106,9 @@ lake-crash: $(STAMP) ## Kill registration of raw tables at each of its calls, an
 
 typed-crash: $(STAMP) ## Kill runs of typed tables at each of their calls, and see that each message is there once (SEED, CASES)
 	$(PY) -m tests.typed_crash --seed $(SEED) $(if $(CASES),--cases $(CASES))
+
+soak: $(STAMP) ## Sum streams by consumers while brokers, consumers and etcd are killed, stopped and cut off, and check each sum (SEED, MINUTES)
+	$(PY) -m tests.soak --seed $(SEED) --minutes $(MINUTES)
 
 screenshots: $(STAMP) ## Take the pictures in docs/images anew, of a demo in a headless browser
 	GAZETTE_REQUIRE_SERVERS=1 GAZETTE_SCREENSHOTS=docs/images $(BIN)/pytest --run-slow -k TestDagsterUi tests/e2e/test_demo.py $(PYTEST_ARGS)

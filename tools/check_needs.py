@@ -78,9 +78,16 @@ NEEDS = (
     Need(
         names=("initdb",),
         variable="GAZETTE_POSTGRES",
-        why="tests of typed tables in other catalogs than a metastore, for which it is PostgreSQL",
+        why="tests of typed tables in other catalogs than a metastore, and of consumers whose state is in PostgreSQL",
         install="apt-get install --no-install-recommends postgresql",
         place="usr/lib/postgresql/*/bin/initdb",
+    ),
+    Need(
+        names=("mariadbd",),
+        variable="GAZETTE_MARIADB",
+        why="tests of consumers whose state is in MariaDB",
+        install="apt-get install --no-install-recommends mariadb-server-core",
+        place="usr/sbin/mariadbd",
     ),
     Need(
         names=("ps",),

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer.main
+from typing_extensions import override
+
+from gazette_platform.app import Application, MemoryStore, Shard, program_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +33,15 @@ Generated from the commands by `make gen`. `--help` of each shows the same, and
 Exit codes: 0 done; 1 failed, with one line on stderr that says what, which and the next step; 2 wrong usage; 130
 interrupted. `GAZETTE_TRACEBACK=1` adds the traceback of a failure.
 """
+
+
+class MyApplication(Application[MemoryStore[Any], Any]):
+    """The program of an application, as `gazette_platform.app.run` has it; its help is that of its class."""
+
+    @override
+    def new_store(self, shard: Shard, recorder: object) -> MemoryStore[Any]:
+        """A store that nobody asks for."""
+        return MemoryStore(None)
 
 
 def escape(text: str) -> str:
@@ -111,6 +123,8 @@ def page() -> str:
     for name in sorted(project["scripts"], reverse=True):
         app = importlib.import_module(f"gazette_platform.cli.{name}").app
         lines += section(typer.main.get_command(app), name, 2, {})
+    program = typer.main.get_command(program_of(MyApplication()))
+    lines += section(program, "python my_application.py", 2, {})
     return "\n".join(lines)
 
 

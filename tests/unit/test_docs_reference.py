@@ -13,6 +13,7 @@ import msgspec
 from benchmarks.targets import CLUSTER_TARGETS, FAILOVER_TARGETS, LAKE_TARGETS, TARGETS, judge
 from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.client import ClientConfig, ClientCounts
+from gazette_platform.consumer.process.metrics import ShardMetrics
 from gazette_platform.embedded.endpoints import Endpoints
 from gazette_platform.embedded.layout import PlatformDir
 from gazette_platform.lake.schema import type_names
@@ -46,6 +47,10 @@ def test_every_metric_is_documented():
     names = {name for name in names if not name.endswith("_created")}
     assert names
     names |= {f"{metric.name}_total" for metric in ClientCounts().collect()}
+    names |= {
+        f"{metric.name}_total" if metric.type == "counter" else metric.name
+        for metric in ShardMetrics({}).collect()
+    }
     documented = {n for n in words_of("metrics.md") if n.startswith(("gazette_", "grpc_server_"))}
     assert documented == names
 

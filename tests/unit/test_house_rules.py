@@ -26,7 +26,7 @@ BROKER_MODULES_MAX = 15  # of a folder
 # pyproject.toml names those, and this list catches the day when another comes to exist.
 _CORE = (
     "errors ops gotemplate protocol yaml_specs etcd keyspace codecs allocator stores fragment client message "
-    "broker consumer"
+    "serving broker consumer"
 )
 CONTRACTS = {
     (
@@ -37,19 +37,19 @@ CONTRACTS = {
     ("core-is-light", "source_modules"): _CORE,
     ("pure", "source_modules"): (
         "allocator.converge allocator.flow_network allocator.push_relabel allocator.solver "
-        "broker.append.events broker.append.fsm broker.crash.eviction broker.epochs broker.http.messages broker.http.rest_messages "
+        "broker.append.events broker.append.fsm broker.crash.eviction broker.epochs broker.http.messages "
         "broker.replicate.pipeline_fsm broker.replicate.replica_fsm broker.replicate.synced "
-        "client.store_plan consumer.cluster.writes consumer.recoverylog.chain consumer.recoverylog.fsm consumer.recoverylog.hints consumer.recoverylog.playback consumer.recoverylog.pruning consumer.recoverylog.recording consumer.recoverylog.segments consumer.shard.progress consumer.shard.replicas consumer.shard.resolving consumer.shard.transaction fragment.cover_set fragment.head_records fragment.retention lake.coverage lake.local_sql.json_values lake.local_sql.names lake.planning lake.progress lake.retention lake.rollups.covers lake.rollups.lineage lake.rollups.planning lake.segments lake.table_names "
+        "client.store_plan consumer.cluster.writes consumer.recoverylog.chain consumer.recoverylog.fsm consumer.recoverylog.hints consumer.recoverylog.playback consumer.recoverylog.pruning consumer.recoverylog.recording consumer.recoverylog.segments consumer.shard.backlog consumer.shard.progress consumer.shard.replicas consumer.shard.resolving consumer.shard.transaction fragment.cover_set fragment.head_records fragment.retention lake.coverage lake.local_sql.json_values lake.local_sql.names lake.planning lake.progress lake.retention lake.rollups.covers lake.rollups.lineage lake.rollups.planning lake.segments lake.table_names "
         "lake.typed.planning.backfill_rounds lake.typed.runs.behind lake.typed.schema.evolution lake.typed.planning.hive_partitions lake.typed.schema.iceberg_types lake.typed.rows.json_arrays lake.typed.planning.last_rows lake.typed.rows.parsing lake.typed.files.partition_values lake.typed.rows.placing lake.typed.planning.ranges lake.typed.rows.reasons lake.typed.rows.records lake.typed.planning.regular lake.typed.planning.rounds lake.typed.planning.row_ranges lake.typed.planning.screening lake.typed.planning.state "
         "lake.typed_spec.columns lake.typed_spec.json_schema lake.typed_spec.partitions lake.typed_spec.spec lake.typed_spec.typed_columns "
-        "message.sequencer ops.host_guard sensors.turns sensors.waits spark.marks spark.offsets spark.option_parsing spark.options spark.sink_options spark.splits testing.chaos.availability testing.chaos.logs testing.chaos.verdict "
+        "message.sequencer ops.host_guard sensors.turns sensors.waits serving.rest_messages spark.marks spark.offsets spark.option_parsing spark.options spark.sink_options spark.splits testing.chaos.availability testing.chaos.logs testing.chaos.verdict "
         "testing.checker"
     ),
     ("pb-edges", "allowed_importers"): "protocol client broker consumer testing",
 }
 
 # Importable packages of the extras; the core must work without any of them.
-HEAVY = "dagster dagster_pyspark dagster_webserver pyspark py4j pyiceberg hive_metastore pyarrow sqlglot trino boto3 botocore azure google.auth google.cloud obstore uv fastavro duckdb"
+HEAVY = "dagster dagster_pyspark dagster_webserver pyspark py4j pyiceberg hive_metastore pyarrow sqlglot trino boto3 botocore azure google.auth google.cloud obstore uv fastavro duckdb sqlalchemy psycopg pymysql"
 
 
 @cache

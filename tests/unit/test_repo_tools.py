@@ -76,6 +76,7 @@ def test_program_named_by_variable_is_accepted(tmp_path):
         "CHROMIUM",
         "ETCD",
         "FAKE_GCS_SERVER",
+        "MARIADB",
         "OPENSSL",
         "POSTGRES",
         "VERSITYGW",
