@@ -8,9 +8,8 @@ import logging
 
 import pytest
 
-from gazette_platform.broker.http import server as http_port
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.serving import sending
+from gazette_platform.serving import http_server as http_port, sending
 from gazette_platform.testing.local_broker import append, eventually, read_all
 
 pytestmark = pytest.mark.etcd
