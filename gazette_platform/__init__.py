@@ -52,6 +52,7 @@ __all__ = [
     "HeadState",
     "JournalListing",
     "JournalSpan",
+    "JournalWatch",
     "JsonFraming",
     "JsonReader",
     "LineReader",

@@ -27,11 +27,11 @@ async def members(etcd, prefix):
     return {kv.key.rpartition("#")[2] for kv in found.kvs}
 
 
-async def gone_after(etcd, prefix, name):
-    """Seconds until `name` is no member any more; None if it still is after `LONG_S`."""
+async def gone_after(etcd, prefix, name, *, within_s=LONG_S):
+    """Seconds until `name` is no member any more; None if it still is after `within_s`."""
     began = time.monotonic()
     while name in await members(etcd, prefix):
-        if time.monotonic() - began > LONG_S:
+        if time.monotonic() - began > within_s:
             return None
         await asyncio.sleep(0.02)
     return time.monotonic() - began
@@ -56,9 +56,8 @@ async def test_a_killed_broker_is_evicted_and_a_stopped_one_is_not(
     cluster.resume("broker-2")
     assert not tell_of_crashes(cluster)
     cluster.kill("broker-1")
-    seconds = await gone_after(etcd, etcd_prefix, "broker-1")
-    assert seconds is not None
-    assert seconds < 2
+    # In less than two seconds, if the machine has nothing else to do; by its lease it would be twenty.
+    assert await gone_after(etcd, etcd_prefix, "broker-1", within_s=LEASE_S / 2) is not None
     assert tell_of_crashes(cluster)
     # Its journals can be taken over, and it may come back under its name at once.
     await cluster.start("broker-1", timeout_s=15)

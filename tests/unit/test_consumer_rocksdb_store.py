@@ -8,6 +8,7 @@ import pytest
 from rocksdict import Options
 
 from gazette_platform.consumer.protocol import Checkpoint
+from gazette_platform.consumer.store import rocksdb_files
 from gazette_platform.consumer.store.rocksdb import RocksDBStore
 from gazette_platform.consumer.store.rocksdb_files import RecordedFiles
 from gazette_platform.errors import ApplicationFailed, DataError, StoreError
@@ -283,6 +284,30 @@ def test_logs_are_recorded_as_they_grow(tmp_path):
     for name in ("000010.log", "000012.log"):
         (tmp_path / "one" / name).write_bytes(b"x")
     assert not files.record_growth()
+
+
+def test_a_log_that_a_flush_deletes_meanwhile_is_left_to_a_snapshot(tmp_path, monkeypatch):
+    recorder, place = new_files(tmp_path)
+    files = RecordedFiles(recorder)
+    log, next_log = tmp_path / "one" / "000004.log", tmp_path / "one" / "000008.log"
+    for folder in (log.parent, place):
+        (folder / "000004.log").write_bytes(b"abc")
+    files.record_snapshot(place)
+    next_log.write_bytes(b"gh")
+    listed = rocksdb_files._names
+
+    def names(directory):
+        found = listed(directory)
+        log.unlink(missing_ok=True)  # behind the look at the directory
+        return found
+
+    monkeypatch.setattr(rocksdb_files, "_names", names)
+    assert not files.record_growth()
+    (place / "000004.log").unlink()
+    (place / "000008.log").write_bytes(b"gh")
+    files.record_snapshot(place)
+    assert played(recorder, tmp_path / "two")["000008.log"] == b"gh"
+    assert files.record_growth()
 
 
 async def test_a_snapshot_is_taken_once_the_log_was_flushed_behind_the_commits(tmp_path):

@@ -79,12 +79,15 @@ class RecordedFiles:
         # A log begins when one has ended, by a write or a flush. Of two, the first may be gone again.
         if len(new) > 1:
             return False
-        if last in found:
-            self._grow_log(last, self._directory)
-        for name in new:
-            self._begin(name)
-            self._logs[name] = 0
-            self._grow_log(name, self._directory)
+        try:
+            if last in found:
+                self._grow_log(last, self._directory)
+            for name in new:
+                self._begin(name)
+                self._logs[name] = 0
+                self._grow_log(name, self._directory)
+        except FileNotFoundError:  # a flush that ended a moment ago has deleted it
+            return False
         return True
 
     def are_logs_flushed(self) -> bool:
