@@ -54,7 +54,7 @@ async def keys(etcd, etcd_prefix, spec):
     await etcd.delete(spec.hint_prefix, prefix=True)
 
 
-async def test_missing_keys_give_no_hints(etcd, spec, keys):
+async def test_ch1_missing_keys_give_no_hints(etcd, spec, keys):
     found = await fetch_hints(etcd, spec)
     assert found.slots == (None, None, None)
     assert found.pick(spec.recovery_log) == FsmHints("logs/shard-000")
@@ -63,7 +63,9 @@ async def test_missing_keys_give_no_hints(etcd, spec, keys):
     assert await rotate_hints(etcd, replace(spec, hint_backups=0), await keys(), hints(1))
 
 
-async def test_recorded_hints_are_primary_and_recovered_ones_are_rotated_backups(etcd, spec, keys):
+async def test_ch1_recorded_hints_are_primary_and_recovered_ones_are_rotated_backups(
+    etcd, spec, keys
+):
     for author in (1, 2, 3):
         assert await put_primary_hints(etcd, spec, await keys(), hints(author))
         assert await rotate_hints(etcd, spec, await keys(), hints(10 + author))
@@ -72,7 +74,7 @@ async def test_recorded_hints_are_primary_and_recovered_ones_are_rotated_backups
     assert kept.value == hints(3).to_json()
 
 
-async def test_touch_of_the_status_does_not_break_guards(etcd, spec, keys):
+async def test_ch1_touch_of_the_status_does_not_break_guards(etcd, spec, keys):
     before = await keys()
     write = write_status(before, PRIMARY)
     assert (await etcd.txn(write.compares, write.operations)).succeeded
@@ -106,7 +108,7 @@ async def test_hints_are_read_as_protobuf_too(etcd, spec, keys):
     ],
     ids=["undecodable", "unplayable", "other-log"],
 )
-async def test_bad_hints_are_errors_that_name_their_key(etcd, spec, keys, value, text):
+async def test_ch3_bad_hints_are_errors_that_name_their_key(etcd, spec, keys, value, text):
     assert await put_primary_hints(etcd, spec, await keys(), hints(1))
     key = f"{spec.hint_prefix}/shard-000.backup.1"
     await etcd.put(key, value)

@@ -98,7 +98,7 @@ async def seen_now(kind, client, directory):
     return found
 
 
-async def test_a_killed_process_is_followed_by_another(kind, client, tmp_path):
+async def test_cl1_gb1_a_killed_process_is_followed_by_another(kind, client, tmp_path):
     hints, expected, number, killed = None, {}, 0, []
     for turn in range(1, 5):
         state, recorder, checkpoint = await taken_over(
@@ -142,7 +142,9 @@ async def test_who_is_fenced_commits_nothing(kind, client, tmp_path):
     await second.store.destroy()
 
 
-async def test_nothing_of_a_commit_is_in_the_log_before_its_gate_has_opened(kind, client, tmp_path):
+async def test_cl2_nothing_of_a_commit_is_in_the_log_before_its_gate_has_opened(
+    kind, client, tmp_path
+):
     state, _, _ = await taken_over(kind, client, tmp_path / "one", 1)
     state.set({"a": 1})
     await state.store.start_commit(at(1), ())

@@ -169,7 +169,7 @@ async def world(local_consumers, etcd_prefix):
     return World(client, local_consumers, etcd_prefix)
 
 
-async def test_shards_are_run_and_handed_over_without_a_standby(world):
+async def test_cn1_shards_are_run_and_handed_over_without_a_standby(world):
     application = Counts()
     first = await world.consumers.start(application)
     await world.create_shards()
@@ -202,7 +202,7 @@ async def test_a_group_that_leaves_as_a_whole_waits_for_nobody(world):
     await world.check()
 
 
-async def test_a_hot_standby_takes_over_from_a_process_that_died(world):
+async def test_cn2_a_hot_standby_takes_over_from_a_process_that_died(world):
     first = await world.consumers.start(Counts())
     await world.consumers.start(Counts())
     await world.create_shards(hot_standbys=1)
@@ -287,7 +287,7 @@ async def test_a_failed_shard_starts_again_by_itself_if_that_is_wanted(world):
     assert application.failures == 3
 
 
-async def test_the_http_port_tells_of_shards_and_serves_the_applications_pages(world):
+async def test_cr6_the_http_port_tells_of_shards_and_serves_the_applications_pages(world):
     process = await world.consumers.start(Counts())
     await world.create_shards()
     await world.publish(9)

@@ -92,7 +92,7 @@ async def failure(process, name, request, response, *, token=None):
 # ---------------------------------------------------------------------------------- resolver
 
 
-async def test_unknown_shard_is_not_found_and_names_us_or_a_placeholder(group, ours):
+async def test_cr1_unknown_shard_is_not_found_and_names_us_or_a_placeholder(group, ours):
     found = await ours.resolver.resolve(SHARD)
     assert (found.status, found.header.process_id) == (ShardStatus.SHARD_NOT_FOUND, ours.id)
     await group.remove_member(ours)
@@ -100,7 +100,7 @@ async def test_unknown_shard_is_not_found_and_names_us_or_a_placeholder(group, o
     assert found.header.process_id == MISSING_ID
 
 
-async def test_shard_without_primary_and_primary_elsewhere(group, ours):
+async def test_cr1_shard_without_primary_and_primary_elsewhere(group, ours):
     await group.put_shard(shard(SHARD))
     assert (await ours.resolver.resolve(SHARD)).status is ShardStatus.NO_SHARD_PRIMARY
     await group.assign(SHARD, "other")
@@ -112,7 +112,7 @@ async def test_shard_without_primary_and_primary_elsewhere(group, ours):
     assert found.header.process_id == ProcessId("zone", "other")
 
 
-async def test_resolution_waits_for_a_future_revision_and_for_recovery(group, ours):
+async def test_cr1_resolution_waits_for_a_future_revision_and_for_recovery(group, ours):
     replica = await group.serve(shard(SHARD), ours)
     replica.now(is_ready=False)
     etcd = ours.space.header
@@ -133,7 +133,7 @@ async def test_resolution_waits_for_a_future_revision_and_for_recovery(group, ou
     assert replica.users == 0
 
 
-async def test_resolution_waits_for_progress_and_ignores_foreign_journals(group, ours):
+async def test_cr1_resolution_waits_for_progress_and_ignores_foreign_journals(group, ours):
     replica = await group.serve(shard(SHARD, sources=source("a/source")), ours)
     (await ours.resolver.resolve(SHARD, read_through={"foreign/journal": 99})).done()
     waiting = group.tasks.spawn(
@@ -147,7 +147,7 @@ async def test_resolution_waits_for_progress_and_ignores_foreign_journals(group,
     assert replica.users == 0
 
 
-async def test_wait_has_an_end_and_a_cancelled_wait_lets_the_replica_go(group, ours):
+async def test_cr2_wait_has_an_end_and_a_cancelled_wait_lets_the_replica_go(group, ours):
     replica = await group.serve(shard(SHARD, sources=source("a/source")), ours)
     with pytest.raises(RpcFailed, match=r"waited 0\.01 s for its store, and for 1 offsets") as info:
         await ours.resolver.resolve(SHARD, read_through={"a/source": 5}, timeout_s=0.01)
@@ -161,7 +161,7 @@ async def test_wait_has_an_end_and_a_cancelled_wait_lets_the_replica_go(group, o
     assert replica.users == 0
 
 
-async def test_after_we_stopped_others_resolve_and_ours_are_errors(group, ours):
+async def test_cr1_after_we_stopped_others_resolve_and_ours_are_errors(group, ours):
     await group.serve(shard(SHARD), ours)
     await group.put_shard(shard("shard-111"))
     await group.assign("shard-111", "other")
@@ -173,7 +173,7 @@ async def test_after_we_stopped_others_resolve_and_ours_are_errors(group, ours):
         await group.client(ours).stat(SHARD)
 
 
-async def test_proxied_call_that_means_another_cluster_or_process_is_refused(group, ours):
+async def test_cr2_proxied_call_that_means_another_cluster_or_process_is_refused(group, ours):
     await group.serve(shard(SHARD), ours)
     header = ours.api.header()
     wrong = replace(header, etcd=replace(header.etcd, cluster_id=header.etcd.cluster_id + 1))
@@ -185,7 +185,7 @@ async def test_proxied_call_that_means_another_cluster_or_process_is_refused(gro
         assert text in details
 
 
-async def test_failed_shard_serves_its_store_but_nobody_who_waits(group, ours):
+async def test_cr3_failed_shard_serves_its_store_but_nobody_who_waits(group, ours):
     replica = await group.serve(shard(SHARD, sources=source("a/source")), ours)
     replica.now(has_ended=True)
     (await ours.resolver.resolve(SHARD)).done()
@@ -198,7 +198,7 @@ async def test_failed_shard_serves_its_store_but_nobody_who_waits(group, ours):
         await group.client(ours).stat(SHARD)
 
 
-async def test_source_index_follows_edits_of_specs(group, ours):
+async def test_cr5_source_index_follows_edits_of_specs(group, ours):
     await group.put_shard(shard(SHARD, sources=source("a/source", "c/other;meta")))
     assert [each.id for each in ours.resolver.shards_with_source("c/other")] == [SHARD]
     await group.put_shard(shard(SHARD, sources=source("a/source")))
@@ -208,7 +208,7 @@ async def test_source_index_follows_edits_of_specs(group, ours):
 # -------------------------------------------------------------------------------------- Stat
 
 
-async def test_stat_tells_progress_here_and_through_another_process(group, ours):
+async def test_ca1_stat_tells_progress_here_and_through_another_process(group, ours):
     theirs = await group.start("theirs")
     replica = await group.serve(shard(SHARD, sources=source("a/source")), theirs)
     replica.now(read_through={"a/source": 7}, publish_at={"out/put": 9})
@@ -224,7 +224,7 @@ async def test_stat_tells_progress_here_and_through_another_process(group, ours)
     assert answer.status == ShardStatus.NOT_SHARD_PRIMARY.value
 
 
-async def test_stat_waits_through_a_proxy(group, ours):
+async def test_ca1_stat_waits_through_a_proxy(group, ours):
     theirs = await group.start("theirs")
     replica = await group.serve(shard(SHARD, sources=source("a/source")), theirs)
     waiting = group.tasks.spawn(group.client(ours).stat(SHARD, {"a/source": 7}))
@@ -236,7 +236,7 @@ async def test_stat_waits_through_a_proxy(group, ours):
         await group.client(ours).stat(SHARD, {"a/source": 9}, timeout_s=0.2)
 
 
-async def test_stat_of_missing_shards_and_of_a_primary_that_cannot_be_reached(group, ours):
+async def test_ca1_stat_of_missing_shards_and_of_a_primary_that_cannot_be_reached(group, ours):
     client = group.client(ours)
     with pytest.raises(ShardNotFound, match="no shard"):
         await client.stat("no shard")
@@ -253,7 +253,7 @@ async def test_stat_of_missing_shards_and_of_a_primary_that_cannot_be_reached(gr
         await client.stat(SHARD)
 
 
-async def test_claims_hide_shards_from_stat(group):
+async def test_ca1_claims_hide_shards_from_stat(group):
     ours = await group.start("ours", auth_keys=KEYS)
     await group.serve(shard(SHARD, labels=TEAM), ours)
     request = pb.StatRequest(shard=SHARD)
@@ -286,7 +286,7 @@ async def test_processes_sign_calls_to_each_other(group):
 # -------------------------------------------------------------------------------------- List
 
 
-async def test_list_selects_by_labels_and_id_and_tells_revisions_and_statuses(group, ours):
+async def test_ca2_list_selects_by_labels_and_id_and_tells_revisions_and_statuses(group, ours):
     first = await group.put_shard(shard("shard-aaa", labels=TEAM))
     second = await group.put_shard(shard("shard-bbb", labels={"team": "other"}))
     await group.put_shard(shard("shard-bbb", labels={"team": "other"}, hot_standbys=1))
@@ -313,7 +313,7 @@ async def test_list_selects_by_labels_and_id_and_tells_revisions_and_statuses(gr
     assert not snapshot.header.route.members
 
 
-async def test_list_refuses_a_bad_selector_and_keeps_to_claims(group):
+async def test_ca2_list_refuses_a_bad_selector_and_keeps_to_claims(group):
     ours = await group.start("ours", auth_keys=KEYS)
     await group.put_shard(shard("shard-aaa", labels=TEAM))
     await group.put_shard(shard("shard-bbb"))
@@ -332,7 +332,7 @@ async def test_list_refuses_a_bad_selector_and_keeps_to_claims(group):
 # ------------------------------------------------------------------------------------- Apply
 
 
-async def test_apply_creates_with_hints_updates_and_deletes(group, ours):
+async def test_ca3_apply_creates_with_hints_updates_and_deletes(group, ours):
     client = group.client(ours)
     spec = logged(group)
     revision = await client.apply([ShardChange(spec)], primary_hints={SHARD: hints(1)})
@@ -355,7 +355,7 @@ async def test_apply_creates_with_hints_updates_and_deletes(group, ours):
     await client.apply([])
 
 
-async def test_apply_refuses_malformed_changes_and_hints_without_a_log(group, ours):
+async def test_ca3_apply_refuses_malformed_changes_and_hints_without_a_log(group, ours):
     client = group.client(ours)
     with pytest.raises(
         ValidationError, match=r"Changes\[0\].Delete: not a valid token \(a b c d\)"
@@ -370,7 +370,7 @@ async def test_apply_refuses_malformed_changes_and_hints_without_a_log(group, ou
     assert len(await client.list()) == 0
 
 
-async def test_apply_in_batches_of_a_size_keeps_those_before_one_that_fails(group, ours):
+async def test_ca4_apply_in_batches_of_a_size_keeps_those_before_one_that_fails(group, ours):
     await group.put_shard(shard("shard-3"))
     changes = [ShardChange(shard(f"shard-{n}")) for n in range(5)]
     client = group.client(ours)
@@ -379,7 +379,7 @@ async def test_apply_in_batches_of_a_size_keeps_those_before_one_that_fails(grou
     assert [each.id for each in await client.list()] == ["shard-0", "shard-1", "shard-3"]
 
 
-async def test_apply_is_held_against_claims_on_labels_and_id(group):
+async def test_ca3_apply_is_held_against_claims_on_labels_and_id(group):
     ours = await group.start("ours", auth_keys=KEYS)
     await group.put_shard(shard("shard-bbb", labels={"team": "other"}))
 
@@ -407,7 +407,7 @@ async def test_apply_is_held_against_claims_on_labels_and_id(group):
 # ---------------------------------------------------------------------------------- GetHints
 
 
-async def test_hints_none_full_and_without_primary_or_backups(group, ours):
+async def test_ca5_hints_none_full_and_without_primary_or_backups(group, ours):
     theirs = await group.start("theirs")
     client = group.client(theirs)
     await group.put_shard(logged(group, hint_backups=2))
@@ -425,7 +425,7 @@ async def test_hints_none_full_and_without_primary_or_backups(group, ours):
     assert (await client.get_hints(SHARD)).slots == (None,)
 
 
-async def test_hints_of_a_missing_shard_another_log_and_bad_values(group, ours):
+async def test_ca5_hints_of_a_missing_shard_another_log_and_bad_values(group, ours):
     client = group.client(ours)
     with pytest.raises(ShardNotFound, match=SHARD):
         await client.get_hints(SHARD)
@@ -438,7 +438,7 @@ async def test_hints_of_a_missing_shard_another_log_and_bad_values(group, ours):
         assert info.value.code == "UNKNOWN"
 
 
-async def test_claims_hide_hints(group):
+async def test_ca5_claims_hide_hints(group):
     ours = await group.start("ours", auth_keys=KEYS)
     await group.put_shard(logged(group, labels=TEAM))
     request = pb.GetHintsRequest(shard=SHARD)
@@ -457,7 +457,7 @@ async def assigned(group, name):
     return {each.process_id.suffix: each.slot for each in found}
 
 
-async def test_unassign_of_primaries_and_of_failed_replicas(group, ours):
+async def test_ca7_unassign_of_primaries_and_of_failed_replicas(group, ours):
     client = group.client(ours)
     for name in ("shard-aaa", "shard-bbb", "shard-ccc", "shard-ddd"):
         await group.put_shard(shard(name))
@@ -481,7 +481,7 @@ async def test_unassign_of_primaries_and_of_failed_replicas(group, ours):
         await client.unassign(["a b c d"])
 
 
-async def test_unassign_of_many_shards_is_one_transaction_for_each_hundred(group, ours):
+async def test_ca7_unassign_of_many_shards_is_one_transaction_for_each_hundred(group, ours):
     every = [f"shard-{n:03d}" for n in range(120)]
     for name in every:
         await group.assign(name, ours, 0, PRIMARY)
@@ -492,7 +492,7 @@ async def test_unassign_of_many_shards_is_one_transaction_for_each_hundred(group
     assert (answer.status, list(answer.shards)) == (0, [])
 
 
-async def test_unassign_that_raced_with_a_status_is_told(group, ours):
+async def test_ca7_unassign_that_raced_with_a_status_is_told(group, ours):
     key = await group.assign(SHARD, ours, 0, PRIMARY)
     await ours.tasks.close()  # it does not see what comes
     await group.etcd.put(key, b"")
@@ -501,7 +501,7 @@ async def test_unassign_that_raced_with_a_status_is_told(group, ours):
     assert await group.etcd.get(key) is not None
 
 
-async def test_unassign_is_held_against_claims_on_the_id(group):
+async def test_ca7_unassign_is_held_against_claims_on_the_id(group):
     ours = await group.start("ours", auth_keys=KEYS)
     await group.put_shard(shard(SHARD, labels=TEAM))
     await group.assign(SHARD, ours, 0, PRIMARY)

@@ -232,7 +232,7 @@ async def until(is_so):
         await asyncio.sleep(0.02)
 
 
-async def test_each_restore_raises_the_fence(engine, shard, opened):
+async def test_cq1_each_restore_raises_the_fence(engine, shard, opened):
     store = opened(engine, shard)
     assert await store.restore_checkpoint() == Checkpoint()
     assert row_of(engine, shard) == (1, b"")
@@ -245,7 +245,7 @@ async def test_each_restore_raises_the_fence(engine, shard, opened):
     assert row_of(engine, shard) == (3, checkpoint_of(1).encode())
 
 
-async def test_a_fence_that_another_raised_fails_the_commit(engine, shard, opened):
+async def test_cq1_a_fence_that_another_raised_fails_the_commit(engine, shard, opened):
     store = opened(engine, shard)
     await store.restore_checkpoint()
     with engine.begin() as connection:
@@ -263,7 +263,7 @@ async def test_a_fence_that_another_raised_fails_the_commit(engine, shard, opene
     assert engine.pool.checkedout() == 0
 
 
-async def test_who_loses_the_race_for_the_first_restore_is_fenced(
+async def test_cq2_who_loses_the_race_for_the_first_restore_is_fenced(
     postgres, postgres_engine, shard, opened
 ):
     store = opened(postgres_engine, shard)
@@ -285,7 +285,7 @@ async def refused(awaitable, kind):
     return str(caught.value)
 
 
-async def test_of_first_restores_at_once_one_succeeds(engine, shard, opened):
+async def test_cq2_of_first_restores_at_once_one_succeeds(engine, shard, opened):
     stores = [opened(engine, shard) for _ in range(4)]
     results = await asyncio.gather(
         *(store.restore_checkpoint() for store in stores), return_exceptions=True

@@ -127,7 +127,7 @@ def specs_of(group):
 # ------------------------------------------------------------------------------------- apply
 
 
-async def test_apply_checks_what_shards_refer_to_before_anything_changes(group, gazctl, client):
+async def test_ca6_apply_checks_what_shards_refer_to_before_anything_changes(group, gazctl, client):
     async def refused():
         done = await gazctl("apply", specs=SPECS)
         assert done.code == 1
@@ -204,7 +204,7 @@ async def test_what_is_listed_as_yaml_is_applied_edited_and_deleted(
     assert [*specs_of(group)] == ["shard-111"]
 
 
-async def test_batches_of_a_size_are_transactions_of_their_own(group, gazctl, journals):
+async def test_ca4_batches_of_a_size_are_transactions_of_their_own(group, gazctl, journals):
     await group.put_shard(shard("shard-111"))
     done = await gazctl("apply", "--max-txn-size", 1, specs=SPECS)
     assert done.code == 1

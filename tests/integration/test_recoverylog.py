@@ -120,7 +120,7 @@ async def test_a_directory_is_played_as_it_was_recorded(client, tmp_path):
     await service.close()
 
 
-async def test_a_second_recorder_fences_the_first(client, tmp_path):
+async def test_gr3_gp8_gb2_a_second_recorder_fences_the_first(client, tmp_path):
     service, other_service = client.append_service(), client.append_service()
     first = await taken_over(client, tmp_path / "one", 1)
     recorder = await Recorder.start(client, service, first, 1)
@@ -242,7 +242,7 @@ async def test_what_is_recorded_behind_a_gate_is_appended_once_that_has_opened(c
     assert (last.directory / "a").read_bytes() == b"before gate behind"
 
 
-async def test_files_go_on_in_another_log(client, tmp_path):
+async def test_gr5_gb4_files_go_on_in_another_log(client, tmp_path):
     service = client.append_service()
     first = await taken_over(client, tmp_path / "one", 1)
     recorder = await Recorder.start(client, service, first, 1)
@@ -259,7 +259,7 @@ async def test_files_go_on_in_another_log(client, tmp_path):
     await service.close()
 
 
-async def test_a_playback_that_fails_or_is_cancelled_leaves_no_directory(client, tmp_path):
+async def test_gb5_a_playback_that_fails_or_is_cancelled_leaves_no_directory(client, tmp_path):
     service = client.append_service()
     first = await taken_over(client, tmp_path / "one", 1)
     recorder = await Recorder.start(client, service, first, 1)

@@ -57,7 +57,7 @@ async def through(replica, offsets):
 
 @pytest.mark.parametrize("log", [True, False])
 @pytest.mark.parametrize("kind", [Numbered, NumberedInBatches])
-async def test_a_shard_goes_on_where_it_was(bench, kind, log):
+async def test_ch2_cs1_a_shard_goes_on_where_it_was(bench, kind, log):
     application, spec = kind(), spec_of(log=log)
     first = bench.replica(application, spec)
     store = await through(first, await bench.publish(1, 2, 3))
@@ -90,7 +90,7 @@ async def test_a_shard_goes_on_where_it_was(bench, kind, log):
         assert oldest == FsmHints(LOG)
 
 
-async def test_a_transaction_that_began_before_a_restart_is_consumed_whole(bench):
+async def test_cs2_a_transaction_that_began_before_a_restart_is_consumed_whole(bench):
     application = Numbered()
     publisher = bench.publisher()
     first = bench.replica(application)
@@ -194,7 +194,7 @@ class _DeferringBatches(_Deferring):
 
 
 @pytest.mark.parametrize("kind", [_Deferring, _DeferringBatches])
-async def test_deferred_messages_are_of_the_next_transaction(bench, kind):
+async def test_ct6_deferred_messages_are_of_the_next_transaction(bench, kind):
     application = kind()
     ends = await bench.publish(*range(1, 9))
     replica = bench.replica(application)
@@ -204,7 +204,7 @@ async def test_deferred_messages_are_of_the_next_transaction(bench, kind):
     assert [each["id"] for each in await bench.output()] == [*range(1, 9)]
 
 
-async def test_a_restart_behind_a_deferred_message_begins_with_it(bench):
+async def test_ct6_a_restart_behind_a_deferred_message_begins_with_it(bench):
     application = _DeferringBatches()
     ends = await bench.publish(*range(1, 9))
     first = bench.replica(application)
@@ -217,7 +217,7 @@ async def test_a_restart_behind_a_deferred_message_begins_with_it(bench):
     assert [each["number"] for each in await bench.output()] == [*range(1, 9)]
 
 
-async def test_acks_of_a_restored_checkpoint_are_appended_again(bench, caplog):
+async def test_ct7_acks_of_a_restored_checkpoint_are_appended_again(bench, caplog):
     application = Numbered()
     await bench.client.apply([Change(journal("out/gone"))])
 
@@ -285,7 +285,7 @@ async def test_a_slow_commit_makes_the_next_transaction_larger(bench):
     assert [kind[-1] for kind in kinds] == ["1", "2", "1", "1", "1", "1", "2"]
 
 
-async def test_hints_are_kept_between_transactions(bench):
+async def test_ct8_hints_are_kept_between_transactions(bench):
     host = Host(bench.desk)
     replica = bench.replica(Numbered(), host=host, settings={"hints_interval_s": 0.0})
     await through(replica, await bench.publish(1))
@@ -347,7 +347,7 @@ async def test_an_application_may_read_by_itself(bench):
     assert "override `replay` as well as `read`" in status.errors[0]
 
 
-async def test_duplicates_move_progress_while_nothing_is_to_be_consumed(bench):
+async def test_ct4_duplicates_move_progress_while_nothing_is_to_be_consumed(bench):
     replica = bench.replica(Numbered(), spec_of(log=False))
     await through(replica, await bench.publish(1))
     line = bytes(await bench.client.read(IN).read())
@@ -356,7 +356,7 @@ async def test_duplicates_move_progress_while_nothing_is_to_be_consumed(bench):
     assert replica.counts.transactions == 1
 
 
-async def test_min_offset_is_where_a_source_begins(bench):
+async def test_cs1_min_offset_is_where_a_source_begins(bench):
     ends = await bench.publish(1, 2)
     spec = dataclasses.replace(spec_of(log=False), sources=(ShardSource(IN, ends[IN]),))
     application = Numbered()
@@ -396,7 +396,7 @@ async def test_batches_and_single_messages_give_the_same(bench):
     assert by_key(await bench.output(OUT)) == by_key(await bench.output(OUT2))
 
 
-async def test_a_shard_goes_on_in_another_log_than_its_hints_are_of(bench):
+async def test_gb4_a_shard_goes_on_in_another_log_than_its_hints_are_of(bench):
     """As after its spec was changed: what is recorded from now on is in the log of the spec."""
     other = "elsewhere/shard-000"
     await bench.client.apply([Change(journal(other, CONTENT_TYPE))])

@@ -54,7 +54,7 @@ async def through(replica, offsets):
         (KeyError("word"), "runTransactions: app.ConsumeMessage: KeyError: 'word'"),
     ],
 )
-async def test_a_batch_that_fails_fails_the_shard(bench, error, text):
+async def test_ct9_a_batch_that_fails_fails_the_shard(bench, error, text):
     finished = []
 
     class Failing(Numbered):
@@ -81,7 +81,7 @@ async def failed(bench, application, spec=None, **options):
     return (await replica.host.reached("FAILED")).errors
 
 
-async def test_failures_are_told_in_chained_texts(bench):
+async def test_cs3_cs4_ct9_failures_are_told_in_chained_texts(bench):
     class Broken(Numbered):
         at = ""
 
@@ -146,7 +146,7 @@ async def test_failures_are_told_in_chained_texts(bench):
     assert bench.desk.backups == [None, None]
 
 
-async def test_journals_that_are_missing_or_wrong_fail_the_shard(bench):
+async def test_cs1_cs3_ch3_journals_that_are_missing_or_wrong_fail_the_shard(bench):
     [error] = await failed(bench, Numbered(), spec_of("in/none", log=False))
     assert error == (
         "runTransactions: readMessage: fetching journal spec: named journal does not exist (in/none)"

@@ -84,7 +84,7 @@ async def test_streams_of_four_workers_are_summed(world):
     assert {type(store).__name__ for store in stores.values()} == {"SQLiteStore", "RocksDBStore"}
 
 
-async def test_streams_go_on_while_processes_come_and_go(world):
+async def test_gb2_streams_go_on_while_processes_come_and_go(world):
     client, consumers, prefix = world
     first = await consumers.start(Summer(), hints_interval_s=0.2)
     await create_shards(consumers, prefix)

@@ -66,7 +66,7 @@ def histories(draw):
 
 
 @given(histories())
-def test_a_set_is_of_the_same_numbers_in_whatever_order_they_come(history):
+def test_gs3_a_set_is_of_the_same_numbers_in_whatever_order_they_come(history):
     segments, owners, shuffled = history
     # A lower bound that is before that of an earlier number contradicts it.
     segments = monotonic(segments)

@@ -135,7 +135,7 @@ def test_bad_status_keeps_the_last_good_one():
     assert state.assignment_of(SHARD, B) is None
 
 
-def test_shards_are_found_by_their_sources():
+def test_cr5_shards_are_found_by_their_sources():
     other = replace(SPEC, id="app/shard-001", sources=(ShardSource("a/two"),))
     state = group([])
     state.begin()
@@ -164,12 +164,12 @@ def test_shards_are_found_by_their_sources():
         (BACKFILL, FAILED, (False, False)),
     ],
 )
-def test_replica_is_consistent_by_its_status(primary, standby, expected):
+def test_cc1_replica_is_consistent_by_its_status(primary, standby, expected):
     state = group([(A, 0, primary), (B, 1, standby)])
     assert tuple(map(state.is_consistent_replica, state.assignments_of(SHARD))) == expected
 
 
-def test_failed_replica_without_a_primary_is_not_consistent():
+def test_cc1_failed_replica_without_a_primary_is_not_consistent():
     state = group([(A, 1, FAILED)])
     assert not state.is_consistent_replica(state.assignment_of(SHARD, A))
 

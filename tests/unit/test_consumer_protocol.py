@@ -85,7 +85,7 @@ CHECKPOINT_HEX = (
 )
 
 
-def test_checkpoint_of_gazette_is_read_and_written():
+def test_cv5_checkpoint_of_gazette_is_read_and_written():
     # Maps have no order on the wire, so that ours may differ.
     ours = pb.Checkpoint.FromString(CHECKPOINT.encode())
     assert ours == pb.Checkpoint.FromString(bytes.fromhex(CHECKPOINT_HEX))
@@ -230,7 +230,7 @@ def test_valid_specs_pass():
         ),
     ],
 )
-def test_invalid_specs_are_refused(changes, problem):
+def test_cv1_invalid_specs_are_refused(changes, problem):
     with pytest.raises(ValidationError) as refused:
         replace(VALID, **changes).validate()
     assert str(refused.value).startswith(problem)
@@ -250,12 +250,14 @@ def test_derived_values_of_a_spec():
     ("standbys", "disable", "replication_max", "expected"),
     [(0, False, 4, 1), (2, False, 4, 3), (9, False, 4, 4), (2, True, 4, 0), (2, False, 1, 1)],
 )
-def test_replication_is_the_primary_and_its_standbys(standbys, disable, replication_max, expected):
+def test_cv2_replication_is_the_primary_and_its_standbys(
+    standbys, disable, replication_max, expected
+):
     spec = replace(FULL, hot_standbys=standbys, disable=disable)
     assert spec.desired_replication(replication_max) == expected
 
 
-def test_status_folds_to_the_greatest_code_and_all_errors():
+def test_cv4_status_folds_to_the_greatest_code_and_all_errors():
     failed = ReplicaStatus(ReplicaCode.FAILED, ("one",))
     primary = ReplicaStatus(ReplicaCode.PRIMARY)
     assert ReplicaStatus.folded([]) == ReplicaStatus()
@@ -275,7 +277,7 @@ def test_status_folds_to_the_greatest_code_and_all_errors():
         (ReplicaStatus(ReplicaCode.from_wire(7)), "Code: invalid value (7)"),
     ],
 )
-def test_errors_and_failed_come_together(status, problem):
+def test_cv1_errors_and_failed_come_together(status, problem):
     with pytest.raises(ValidationError) as refused:
         status.validate()
     assert str(refused.value) == problem
@@ -289,7 +291,7 @@ def test_errors_and_failed_come_together(status, problem):
         ({"shard_limit": -1}, "invalid ShardLimit (-1;"),
     ],
 )
-def test_invalid_consumer_specs_are_refused(changes, problem):
+def test_cv1_invalid_consumer_specs_are_refused(changes, problem):
     valid = ConsumerSpec(ProcessId("zone", "suffix"), "http://host:1")
     valid.validate()
     with pytest.raises(ValidationError) as refused:

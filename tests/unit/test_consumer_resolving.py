@@ -179,7 +179,7 @@ def assigned(slot, create):
         ((0, 5), (0, 5), False, "STOP", ""),
     ],
 )
-def test_replica_follows_its_assignment(held, now, has_spec, step, tasks):
+def test_cr4_replica_follows_its_assignment(held, now, has_spec, step, tasks):
     found = replica_step(
         None if held is None else HeldReplica(*held),
         None if now is None else assigned(*now),
@@ -195,7 +195,7 @@ def test_status_of_a_standby_begins_with_its_log():
     assert first_status("").code is ReplicaCode.STANDBY
 
 
-def test_error_of_a_primary_is_cut():
+def test_cs4_error_of_a_primary_is_cut():
     long = "x" * 3000
     cut = failed_status(long, ReplicaTask.PRIMARY)
     assert cut == ReplicaStatus(ReplicaCode.FAILED, ("x" * 2048 + " ...[truncated]",))

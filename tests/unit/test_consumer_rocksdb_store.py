@@ -67,7 +67,7 @@ async def check_cut(recorder, directory, cut, states, dice):
     return offset
 
 
-async def test_a_log_that_is_cut_anywhere_has_the_state_of_a_commit(tmp_path):
+async def test_cl1_a_log_that_is_cut_anywhere_has_the_state_of_a_commit(tmp_path):
     dice = random.Random(7)
     recorder = new_recorder(tmp_path)
     store, checkpoint = await begun(recorder, options=small(), log_bytes_max=40_000)

@@ -99,11 +99,11 @@ def test_good_changes_pass(change):
         ),
     ],
 )
-def test_bad_changes_are_refused(change, problem):
+def test_cv1_bad_changes_are_refused(change, problem):
     assert refused(validate_shard_apply_request, pb.ApplyRequest(changes=[change])) == problem
 
 
-def test_selector_of_a_list_is_checked():
+def test_cv1_selector_of_a_list_is_checked():
     validate_shard_list_request(pb.ListRequest())
     selector = LabelSelector(LabelSet((Label("id", "x"), Label("aa"))))
     problem = refused(validate_shard_list_request, pb.ListRequest(selector=selector.to_pb()))
@@ -123,7 +123,7 @@ def listed(**changes):
     return pb.ListResponse(header=HEADER, shards=[fields])
 
 
-def test_listing_has_a_status_for_each_member():
+def test_cv1_listing_has_a_status_for_each_member():
     validate_shard_list_response(listed())
     assert refused(validate_shard_list_response, listed(status=[])) == (
         "Shards[0]: length of Route.Members and Status are not equal (1 vs 0)"
@@ -149,7 +149,7 @@ def test_listing_has_a_status_for_each_member():
         (validate_shard_unassign_response, pb.UnassignResponse(status=9)),
     ],
 )
-def test_unknown_status_is_refused(check, response):
+def test_cv1_unknown_status_is_refused(check, response):
     assert refused(check, response) == "Status: invalid value (9)"
 
 
@@ -161,17 +161,17 @@ def test_unknown_status_is_refused(check, response):
         (validate_shard_stat_response, pb.StatResponse()),
     ],
 )
-def test_header_is_checked(check, response):
+def test_cv1_header_is_checked(check, response):
     assert refused(check, response).startswith("Header.")
     response.header.CopyFrom(HEADER)
     check(response)
 
 
-def test_header_of_hints_is_not_checked():
+def test_cv1_header_of_hints_is_not_checked():
     validate_shard_hints_response(pb.GetHintsResponse(status=1))
 
 
-def test_offsets_of_progress_are_not_negative():
+def test_cv1_offsets_of_progress_are_not_negative():
     for field in ("read_through", "publish_at"):
         response = pb.StatResponse(header=HEADER, **{field: {"a/one": 0}})
         validate_shard_stat_response(response)
@@ -182,7 +182,7 @@ def test_offsets_of_progress_are_not_negative():
         )
 
 
-def test_unassign_names_valid_shards_and_has_to_succeed():
+def test_cv1_unassign_names_valid_shards_and_has_to_succeed():
     validate_shard_unassign_request(pb.UnassignRequest(shards=["shard-000"]))
     assert refused(validate_shard_unassign_request, pb.UnassignRequest(shards=["good", "bad"])) == (
         "Shards[1]: invalid length (3; expected 4 <= length <= 512)"

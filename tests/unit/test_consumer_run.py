@@ -113,7 +113,7 @@ def a_run(application, store=None, **spec):
     )
 
 
-async def test_the_longest_time_ends_a_transaction_within_a_sequence():
+async def test_ct5_the_longest_time_ends_a_transaction_within_a_sequence():
     application, store = Consuming(SPAN, seconds=0.6), Store()
     await a_run(application, store).run()
     assert application.transactions == [[1, 2], [3, 4], [5]]
@@ -158,7 +158,7 @@ async def test_a_replay_that_ends_early_is_an_error():
     assert whole.transactions == [[1, 2, 3, 4, 5]]
 
 
-async def test_a_begin_that_fails_is_matched_by_no_finish():
+async def test_ct9_a_begin_that_fails_is_matched_by_no_finish():
     class Failing(Consuming):
         def begin(self, txn):
             raise ValueError("no turn")
@@ -286,7 +286,7 @@ async def test_a_commit_that_fails_later_fails_the_run(caplog):
     assert "never retrieved" not in caplog.text
 
 
-async def test_what_is_deferred_first_is_an_error():
+async def test_ct9_what_is_deferred_first_is_an_error():
     class Deferring(Consuming):
         def consume(self, txn, envelope):
             raise DeferToNextTransaction

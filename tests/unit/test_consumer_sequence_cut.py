@@ -100,7 +100,7 @@ class Primary:
 
 @pytest.mark.parametrize("by_deferring", [False, True])
 @pytest.mark.parametrize("cut_after", [1, 2, 3, 4])
-def test_rest_of_a_cut_sequence_is_of_the_next_transaction(cut_after, by_deferring):
+def test_ct5_ct6_rest_of_a_cut_sequence_is_of_the_next_transaction(cut_after, by_deferring):
     primary = Primary(Checkpoint(), cut_after=cut_after, by_deferring=by_deferring)
     first = primary.run()
     assert primary.consumed == [1, 2, 3, 4, 5][:cut_after]

@@ -46,14 +46,14 @@ INDEX_A = ShardSpec(
 )
 
 
-def test_document_asks_for_changes():
+def test_cv6_document_asks_for_changes():
     assert parse_shard_changes(DOCUMENT) == [
         ShardChange(INDEX_A, "", 12),
         ShardChange(None, "index-b", 13),
     ]
 
 
-def test_list_hoists_what_shards_share():
+def test_cv6_list_hoists_what_shards_share():
     other = replace(INDEX_A, id="index-b", labels=LabelSet.of(team="search"), hot_standbys=2)
     assert (
         shards_yaml([(other, 13), (INDEX_A, 12)])
@@ -81,7 +81,7 @@ shards:
     )
 
 
-def test_of_one_shard_everything_but_its_id_is_common():
+def test_cv6_of_one_shard_everything_but_its_id_is_common():
     space = shard_space_of([(INDEX_A, 12)]).hoist()
     assert space == ShardSpace(
         replace(INDEX_A, id=""), (ShardEntry(ShardSpec("index-a"), revision=12),)
@@ -90,7 +90,7 @@ def test_of_one_shard_everything_but_its_id_is_common():
     assert shards_yaml([]) == "{}\n"
 
 
-def test_shard_wins_over_common_by_field_and_by_name_of_label():
+def test_cv3_shard_wins_over_common_by_field_and_by_name_of_label():
     common = ShardSpec(
         "",
         (ShardSource("a/one"),),
@@ -137,13 +137,13 @@ SHARDS = st.lists(SPECS, unique_by=lambda spec: spec.id).map(
 
 @given(SHARDS)
 @settings(max_examples=60)
-def test_hoisting_and_yaml_lose_nothing(space):
+def test_cv3_hoisting_and_yaml_lose_nothing(space):
     assert space.hoist().push_down() == space
     assert parse_shard_space(render_shard_space(space)) == space
     assert parse_shard_space(render_shard_space(space.hoist())).push_down() == space
 
 
-def test_patch_adds_in_order_or_overlays():
+def test_cv6_patch_adds_in_order_or_overlays():
     space = shard_space_of([(INDEX_A, 12), (replace(INDEX_A, id="index-c"), 14)])
     new = ShardEntry(ShardSpec("index-b", hot_standbys=3), comment="new")
     added = space.patch(new)

@@ -71,7 +71,7 @@ async def check_cuts(recorder, tmp_path, committed, every=1):
         await store.destroy()
 
 
-async def test_a_log_that_is_cut_anywhere_has_the_state_of_the_last_commit(tmp_path, small):
+async def test_cl1_a_log_that_is_cut_anywhere_has_the_state_of_the_last_commit(tmp_path, small):
     dice = random.Random(7)
     (tmp_path / "one").mkdir()
     recorder = KeptRecorder(tmp_path / "one")
@@ -122,7 +122,7 @@ STATEMENTS = st.one_of(
 
 @settings(max_examples=8, deadline=None)
 @given(st.lists(st.lists(STATEMENTS, max_size=6), min_size=1, max_size=8), st.randoms())
-def test_random_statements_are_played_as_they_were_committed(tmp_path_factory, commits, dice):
+def test_cl3_random_statements_are_played_as_they_were_committed(tmp_path_factory, commits, dice):
     async def run():
         home = tmp_path_factory.mktemp("random")
         (home / "one").mkdir()
@@ -206,7 +206,9 @@ async def test_a_commit_is_one_operation_or_few(tmp_path):
     await store.destroy()
 
 
-async def test_a_transaction_that_outgrows_the_cache_is_of_the_next_commit_all_the_same(tmp_path):
+async def test_cl2_a_transaction_that_outgrows_the_cache_is_of_the_next_commit_all_the_same(
+    tmp_path,
+):
     (tmp_path / "one").mkdir()
     recorder = KeptRecorder(tmp_path / "one")
     store, _ = await begun(recorder, cache_bytes=40_000)

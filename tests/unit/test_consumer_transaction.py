@@ -54,7 +54,7 @@ class Driver:
         self.machine.prepared(self.now, read_through or {"a/one": 10}, acks)
 
 
-def test_waits_for_a_first_message_and_begins_with_it():
+def test_ct2_waits_for_a_first_message_and_begins_with_it():
     driver = Driver()
     assert driver.decide() is Action.WAIT
     assert driver.machine.wakes_at is None
@@ -113,7 +113,7 @@ def test_first_message_is_consumed_however_late():
     assert driver.decide(has_message=True) is Action.COMMIT
 
 
-def test_acks_of_pending_sequences_are_awaited_until_the_longest_time():
+def test_ct2_acks_of_pending_sequences_are_awaited_until_the_longest_time():
     driver = Driver()
     driver.consume()
     driver.pass_s(1)
@@ -134,7 +134,7 @@ def test_acks_are_not_awaited_if_the_spec_says_so():
     assert driver.decide(has_pending=True) is Action.COMMIT
 
 
-def test_next_transaction_consumes_while_the_prior_one_commits():
+def test_ct1_next_transaction_consumes_while_the_prior_one_commits():
     driver = Driver()
     driver.consume()
     driver.pass_s(1)
@@ -165,7 +165,7 @@ def test_transaction_without_acks_is_done_with_its_commit():
     assert not driver.machine.is_barrier_up
 
 
-def test_transaction_stalls_behind_a_slow_commit():
+def test_ct1_transaction_stalls_behind_a_slow_commit():
     driver = Driver()
     driver.consume()
     driver.pass_s(1)
@@ -224,7 +224,7 @@ def test_closed_queue_ends_without_a_commit_if_nothing_was_consumed():
     assert driver.decide(is_closed=True) is Action.FINISH
 
 
-def test_closed_queue_commits_what_was_consumed_and_then_ends():
+def test_ct3_closed_queue_commits_what_was_consumed_and_then_ends():
     driver = Driver()
     driver.consume()
     assert driver.decide(is_closed=True, has_message=True) is Action.CONSUME
@@ -236,7 +236,7 @@ def test_closed_queue_commits_what_was_consumed_and_then_ends():
     assert driver.decide(is_closed=True) is Action.FINISH
 
 
-def test_acks_of_a_restored_checkpoint_are_the_first_barrier():
+def test_ct7_acks_of_a_restored_checkpoint_are_the_first_barrier():
     driver = Driver(acks=["out/one", "out/gone"], read_through={"a/one": 7})
     driver.consume()
     driver.pass_s(1)
@@ -259,7 +259,7 @@ def test_nothing_is_published_between_the_acks_and_their_place_in_the_queue():
 
 
 @pytest.mark.parametrize("outcome", Outcome)
-def test_what_leaves_nothing_to_consume_moves_progress(outcome):
+def test_ct4_what_leaves_nothing_to_consume_moves_progress(outcome):
     is_no_op = outcome in {
         Outcome.OUTSIDE_ALREADY_ACKED,
         Outcome.CONTINUE_ALREADY_ACKED,

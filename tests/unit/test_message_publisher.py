@@ -51,7 +51,7 @@ def clocks(broker, journal):
     return [(each.clock, each.flags) for each in parts(broker, journal)]
 
 
-async def test_a_transaction_of_two_journals_has_the_clocks_of_the_contract():
+async def test_mp2_a_transaction_of_two_journals_has_the_clocks_of_the_contract():
     async with publishing() as (broker, _, publisher):
         for name in ("a/one", "a/two"):
             await publisher.publish_uncommitted({"to": name})
@@ -64,7 +64,7 @@ async def test_a_transaction_of_two_journals_has_the_clocks_of_the_contract():
         assert {each.producer for each in parts(broker, "a/one")} == {PRODUCER}
 
 
-async def test_a_journal_has_one_ack_a_transaction_in_the_order_of_the_first_messages():
+async def test_mp2_a_journal_has_one_ack_a_transaction_in_the_order_of_the_first_messages():
     async with publishing() as (_broker, _, publisher):
         for name in ("a/two", "a/one", "a/two"):
             await publisher.publish_uncommitted({"to": name})
@@ -92,7 +92,7 @@ async def test_clocks_rise_in_each_journal_however_many_tasks_publish():
         assert max(broker.append_sizes) < 3000
 
 
-async def test_the_clock_follows_the_time_and_never_goes_back():
+async def test_mp1_the_clock_follows_the_time_and_never_goes_back():
     clock = ManualClock(datetime(2026, 1, 2, tzinfo=UTC))
     async with publishing(clock) as (broker, _, publisher):
         await publisher.publish_committed({"to": "a/one"})
@@ -127,7 +127,7 @@ async def test_acks_may_be_appended_again_and_an_append_that_came_twice_counts_o
         assert [each["n"] for each in found if "n" in each] == [1, 2]
 
 
-async def test_what_cannot_be_published_takes_no_place():
+async def test_mp1_what_cannot_be_published_takes_no_place():
     async with publishing() as (broker, _, publisher):
         with pytest.raises(ValidationError, match="unrecognized content-type"):
             await publisher.publish_uncommitted({"to": "a/one", "as": "image/png"})
@@ -200,7 +200,7 @@ async def test_a_transaction_whose_acks_could_not_be_made_stays_open():
             ]
 
 
-async def test_a_clock_of_the_callers_own_is_used():
+async def test_mp1_a_clock_of_the_callers_own_is_used():
     async with publishing() as (broker, _, publisher):
         own = Publisher(
             publisher.service, by_name, None, message_clock=MessageClock(1600), framing=JSON

@@ -226,7 +226,7 @@ async def test_content_without_an_end_of_a_message_is_given_up():
 
 @pytest.mark.parametrize("ring_size", [1, 3, 4])
 @pytest.mark.parametrize("size", [17, 5000])
-async def test_transactions_larger_than_the_ring_are_read_again(ring_size, size):
+async def test_mp3_transactions_larger_than_the_ring_are_read_again(ring_size, size):
     committed = Committed(CONTENT, ring_size=ring_size, size=size)
     assert await numbers(committed.reader) == [1, 5, 2, 4, 6, 3, 8]
     frame = len(line(A, 1, OUT))
@@ -266,7 +266,7 @@ async def test_a_replay_that_ends_early_is_an_error():
         await numbers(reader)
 
 
-async def test_a_replay_that_fails_can_be_gone_on_with_from_the_checkpoint():
+async def test_ms16_a_replay_that_fails_can_be_gone_on_with_from_the_checkpoint():
     def failing(wanted):
         return UncommittedReader(Listed((wanted.begin, b"nope\n")), JSON)
 

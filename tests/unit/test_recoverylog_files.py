@@ -30,7 +30,7 @@ def fsm_of(*operations):
     return fsm
 
 
-def test_files_are_staged_by_fnode_and_placed_by_path(files):
+def test_gp2_gp6_files_are_staged_by_fnode_and_placed_by_path(files):
     recording = Recording(Fsm(FsmHints("a/log")), "a/log", 1, "/dir", write_head=0)
     recording.create("/dir/a/b")
     recording.link("/dir/a/b", "/dir/c")
@@ -75,7 +75,7 @@ def test_a_path_that_leads_elsewhere_is_refused(files, path):
     assert not (files.directory.parent / "out").exists()
 
 
-def test_a_file_is_created_once_and_an_unknown_one_is_an_error(files):
+def test_gp3_a_file_is_created_once_and_an_unknown_one_is_an_error(files):
     files.apply([CreateFile(1)])
     with pytest.raises(FileExistsError):
         files.apply([CreateFile(1)])

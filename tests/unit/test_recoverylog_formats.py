@@ -38,7 +38,7 @@ def test_checksum_of_pieces_is_that_of_the_whole():
     assert extend_checksum(0, b"abcdef") == 1404891121
 
 
-def test_recorded_operations_have_the_bytes_of_the_contract():
+def test_gr1_recorded_operations_have_the_bytes_of_the_contract():
     recording = Recording(Fsm(FsmHints("a/log")), "a/log", 1234, "/dir", write_head=0)
     fnode, frame = recording.create("/dir/path/to/file")
     assert fnode == 1

@@ -63,7 +63,7 @@ def refused(driver, verdict, act):
     assert not verdict.advances
 
 
-def test_a_store_begins_at_sequence_number_1():
+def test_gf1_a_store_begins_at_sequence_number_1():
     driver = Driver()
     assert driver.state() == (1, 0, LOG, {}, {})
     refused(driver, Verdict.WRONG_SEQ_NO, lambda: driver.create("/a", seq_no=2))
@@ -74,7 +74,7 @@ def test_a_store_begins_at_sequence_number_1():
     refused(driver, Verdict.WRONG_SEQ_NO, lambda: driver.create("/a", seq_no=1))
 
 
-def test_links_come_and_go_and_the_last_one_ends_a_file():
+def test_gf3_links_come_and_go_and_the_last_one_ends_a_file():
     driver = Driver()
     driver.create("/a")
     assert driver.link(1, "/b") is Verdict.APPLIED
@@ -88,7 +88,7 @@ def test_links_come_and_go_and_the_last_one_ends_a_file():
     assert driver.fsm.links == {"/a": 6}
 
 
-def test_operations_that_do_not_fit_change_nothing():
+def test_gf3_operations_that_do_not_fit_change_nothing():
     driver = Driver()
     driver.create("/a")
     driver.set_property("/p", "x")
@@ -104,7 +104,7 @@ def test_operations_that_do_not_fit_change_nothing():
 
 
 @pytest.mark.parametrize("act", ["link", "unlink"])
-def test_operations_of_unknown_files_are_passed(act):
+def test_gf4_operations_of_unknown_files_are_passed(act):
     driver = Driver()
     driver.create("/a")
     assert getattr(driver, act)(9, "/b") is Verdict.NOT_TRACKED
@@ -112,7 +112,7 @@ def test_operations_of_unknown_files_are_passed(act):
     assert driver.create("/b") is Verdict.APPLIED
 
 
-def test_properties_are_replaced():
+def test_gf3_properties_are_replaced():
     driver = Driver()
     assert driver.set_property("/p", "x") is Verdict.APPLIED
     assert driver.set_property("/p", "y") is Verdict.APPLIED
@@ -147,7 +147,7 @@ def test_writes_of_an_author_stretch_a_segment_and_those_of_another_begin_one():
     hints.validate()
 
 
-def test_a_file_that_is_removed_is_in_no_hints():
+def test_gf9_a_file_that_is_removed_is_in_no_hints():
     driver = Driver()
     driver.create("/a")
     driver.unlink(1, "/a")
@@ -163,7 +163,7 @@ def hinted(*runs, properties=()):
     return Driver(FsmHints(LOG, nodes, properties))
 
 
-def test_hints_begin_at_their_first_segment_and_jump_to_the_next():
+def test_gf2_gf6_gf7_hints_begin_at_their_first_segment_and_jump_to_the_next():
     driver = hinted([(1, 10, 11, 0xA)], [(2, 20, 20, 0xB)])
     fsm = driver.fsm
     assert (fsm.next_seq_no, fsm.next_checksum) == (10, 0xA)
@@ -182,7 +182,7 @@ def test_hints_begin_at_their_first_segment_and_jump_to_the_next():
     assert driver.create("/c", author=77) is Verdict.APPLIED
 
 
-def test_a_hinted_file_has_to_be_created():
+def test_gf5_a_hinted_file_has_to_be_created():
     driver = hinted([(1, 10, 12, 0)], [(1, 11, 12, 5)])
     refused(driver, Verdict.EXPECTED_HINTED_FNODE, driver.apply)
     assert driver.create("/a") is Verdict.APPLIED
@@ -191,7 +191,7 @@ def test_a_hinted_file_has_to_be_created():
     assert driver.create("/b") is Verdict.APPLIED
 
 
-def test_a_file_that_is_dead_by_the_hints_is_passed():
+def test_gf4_a_file_that_is_dead_by_the_hints_is_passed():
     driver = hinted([(1, 10, 14, 0)], [(1, 12, 12, 9)])
     driver.create("/a")
     assert driver.create("/dead") is Verdict.NOT_TRACKED
@@ -218,7 +218,7 @@ def test_hints_that_are_not_valid_are_refused():
         Fsm(FsmHints())
 
 
-def test_hints_reproduce_themselves():
+def test_gf8_hints_reproduce_themselves():
     driver = Driver()
     driver.create("/a")
     driver.create("/dead")

@@ -79,7 +79,7 @@ def test_files_follow_from_what_was_recorded():
 
 
 @pytest.mark.parametrize("piece", [1, 2, 7, 16, 50])
-def test_pieces_of_any_size_give_the_same(piece):
+def test_gp5_pieces_of_any_size_give_the_same(piece):
     log = Log(b"?garbage" * 3)
     fnode = log.create("/dir/a")
     log.write(fnode, 0, b"x" * 40)
@@ -93,7 +93,7 @@ def test_pieces_of_any_size_give_the_same(piece):
     assert sum(each.end - each.begin for each in skipped) == 24
 
 
-def test_it_is_at_the_head_when_it_has_read_through():
+def test_gp1_it_is_at_the_head_when_it_has_read_through():
     log = Log()
     log.create("/dir/a")
     playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
@@ -116,7 +116,7 @@ def test_an_empty_log_is_at_its_head_at_once():
 
 
 @pytest.mark.parametrize("is_early", [True, False])
-def test_it_finishes_at_the_head_whenever_it_was_asked(is_early):
+def test_gp1_it_finishes_at_the_head_whenever_it_was_asked(is_early):
     log = Log()
     log.create("/dir/a")
     playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
@@ -151,7 +151,7 @@ def test_it_is_asked_to_end_once():
 @pytest.mark.parametrize(
     "garbage", [b"f", b"\x66\x33\x93\x36", b"\x66\x33\x93\x36\x09\0\0\0abc", b"?" * 9]
 )
-def test_it_finishes_behind_garbage(garbage):
+def test_gp7_it_finishes_behind_garbage(garbage):
     log = Log()
     log.create("/dir/a")
     begin = len(log.content)
@@ -165,7 +165,7 @@ def test_it_finishes_behind_garbage(garbage):
     assert playback.is_done
 
 
-def test_a_frame_that_holds_no_operation_is_passed_over():
+def test_gp5_a_frame_that_holds_no_operation_is_passed_over():
     log = Log(bytes.fromhex("66339336 02000000 ffff"))
     fnode = log.create("/dir/a")
     playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
@@ -173,7 +173,7 @@ def test_a_frame_that_holds_no_operation_is_passed_over():
     assert effects == [Skipped(LOG, 0, 10), CreateFile(fnode)]
 
 
-def test_the_hand_off_takes_the_log_over():
+def test_gp4_gp8_the_hand_off_takes_the_log_over():
     log = Log()
     fnode = log.create("/dir/a")
     playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
@@ -217,7 +217,7 @@ def test_a_hand_off_is_found_in_pieces_and_not_before(piece):
     assert playback.is_done
 
 
-def test_a_write_that_comes_before_the_hand_off_is_read_and_the_hand_off_made_again():
+def test_gp8_a_write_that_comes_before_the_hand_off_is_read_and_the_hand_off_made_again():
     log = Log()
     fnode = log.create("/dir/a")
     playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
@@ -269,7 +269,7 @@ def test_a_hand_off_that_was_swallowed_by_content_is_an_error():
         played(playback, log)
 
 
-def test_content_that_ends_early_is_an_error():
+def test_gp4_content_that_ends_early_is_an_error():
     log = Log()
     fnode = log.create("/dir/a")
     log.append(log.files.write(fnode, 0, 5), b"abc")
@@ -319,7 +319,7 @@ def hinted_log():
 
 
 @pytest.mark.parametrize("which", [1, 2])
-def test_dead_ranges_are_not_read(which):
+def test_gp1_dead_ranges_are_not_read(which):
     log, *hints = hinted_log()
     playback = Playback(hints[which - 1], {LOG: len(log.content)})
     offsets, effects = [], []
@@ -333,14 +333,14 @@ def test_dead_ranges_are_not_read(which):
     assert playback.fsm.next_checksum == log.files.fsm.next_checksum
 
 
-def test_what_was_fed_and_is_dead_is_passed_without_another_read():
+def test_gp4_what_was_fed_and_is_dead_is_passed_without_another_read():
     log, hints, _ = hinted_log()
     playback = Playback(hints, {LOG: len(log.content)})
     assert playback.next().offset == 20
     assert told(playback.feed(log.content[20:])) == [CreateFile(1), CreateFile(6), (6, 0, b"hello")]
 
 
-def test_hints_beyond_the_head_are_possible_data_loss():
+def test_gp9_hints_beyond_the_head_are_possible_data_loss():
     _, by_player, by_recorder = hinted_log()
     last = by_player.live_nodes[-1].segments[-1]
     Playback(by_player, {LOG: last.last_offset})
@@ -352,7 +352,7 @@ def test_hints_beyond_the_head_are_possible_data_loss():
         Playback(by_recorder, {LOG: first_offset})
 
 
-def test_hints_that_the_log_does_not_have_are_possible_data_loss():
+def test_gp9_hints_that_the_log_does_not_have_are_possible_data_loss():
     log, _, hints = hinted_log()
     end = len(log.content) - len(b"hello") - 10
     playback = Playback(hints, {LOG: end})
@@ -378,7 +378,7 @@ def test_a_jump_is_fatal_if_it_passes_what_is_needed():
     assert by_recorder.live_nodes[0].segments[0].first_offset <= first.first_offset
 
 
-def test_two_logs_are_read_in_order():
+def test_gp10_two_logs_are_read_in_order():
     log, hints, _ = hinted_log()
     old = Playback(hints, {LOG: len(log.content)})
     old.finish_at_write_head()

@@ -23,7 +23,7 @@ def hints(*spans, log=LOG, first=1):
     return FsmHints(log, (FnodeSegments(first, segments),))
 
 
-def test_all_slots_count_and_the_last_segment_of_each_has_no_end():
+def test_g2_all_slots_count_and_the_last_segment_of_each_has_no_end():
     primary = hints((LOG, 50, 60), (LOG, 300, 400))
     backup = hints((LOG, 10, 20), (LOG, 100, 200))
     needs = needs_of([ShardHints(LOG, (primary, backup))])
@@ -35,14 +35,14 @@ def test_all_slots_count_and_the_last_segment_of_each_has_no_end():
 @pytest.mark.parametrize(
     "slots", [(), (None,), (hints((LOG, 0, 9)), None), (FsmHints(LOG),)], ids=str
 )
-def test_a_shard_with_incomplete_hints_keeps_its_log(slots):
+def test_g2_a_shard_with_incomplete_hints_keeps_its_log(slots):
     other = ShardHints("b/log", (hints(("b/log", 0, 9), log="b/log"),))
     needs = needs_of([ShardHints(LOG, slots), other])
     assert needs.skipped == (LOG,)
     assert list(needs.segments) == ["b/log"]
 
 
-def test_a_shared_log_is_needed_by_all_that_have_read_it():
+def test_g2_a_shared_log_is_needed_by_all_that_have_read_it():
     forked = hints((LOG, 30, 40), ("b/log", 0, 9), log="b/log")
     own = hints((LOG, 70, 80))
     needs = needs_of([ShardHints("b/log", (forked,)), ShardHints(LOG, (own,))])
@@ -67,11 +67,11 @@ def test_a_shared_log_is_needed_by_all_that_have_read_it():
         (55, 56, True, "keep"),
     ],
 )
-def test_a_fragment_goes_if_nothing_needs_it(begin, end, is_persisted, verdict):
+def test_g3_a_fragment_goes_if_nothing_needs_it(begin, end, is_persisted, verdict):
     needs = needs_of([ShardHints(LOG, (hints((LOG, 50, 60), (LOG, 300, 400)),))])
     found = judge_fragment(needs.segments[LOG], begin=begin, end=end, is_persisted=is_persisted)
     assert found == verdict
 
 
-def test_without_segments_all_is_kept():
+def test_g3_without_segments_all_is_kept():
     assert judge_fragment((), begin=0, end=9, is_persisted=True) == "keep"

@@ -30,7 +30,7 @@ def told(frames):
     return ops
 
 
-def test_a_new_file_is_created_and_an_old_one_is_replaced():
+def test_gr1_a_new_file_is_created_and_an_old_one_is_replaced():
     files = recording()
     fnode, frames = files.create("/dir//a")
     assert (fnode, told(frames)) == (1, [Op(seq_no=1, create=Op.Create(path="/a"))])
@@ -47,7 +47,7 @@ def test_a_new_file_is_created_and_an_old_one_is_replaced():
         files.create("/dir/a", exclusive=True)
 
 
-def test_a_write_is_followed_by_its_content():
+def test_gr1_a_write_is_followed_by_its_content():
     files = recording()
     fnode, _ = files.create("/dir/a")
     assert told(files.write(fnode, 7, 3)) == [
@@ -56,7 +56,7 @@ def test_a_write_is_followed_by_its_content():
     assert told(files.write(fnode, 0, 0)) == [Op(seq_no=3, write=Op.Write(fnode=1))]
 
 
-def test_links_are_made_and_removed():
+def test_gr1_links_are_made_and_removed():
     files = recording()
     files.create("/dir/a")
     assert told(files.link("/dir/a", "/dir/b/c")) == [
@@ -67,7 +67,7 @@ def test_links_are_made_and_removed():
     assert files.build_hints() == FsmHints(LOG)
 
 
-def test_a_rename_replaces_what_is_there():
+def test_gr1_a_rename_replaces_what_is_there():
     files = recording()
     files.create("/dir/a")
     files.create("/dir/b")
@@ -92,7 +92,7 @@ def test_a_rename_between_links_of_one_file_is_none():
     assert files.fsm.links == {"/a": 1, "/b": 1}
 
 
-def test_the_identity_is_recorded_as_a_property():
+def test_gr1_the_identity_is_recorded_as_a_property():
     files = recording()
     files.create("/dir/IDENTITY.dbtmp")
     with pytest.raises(ValidationError, match="expected the content of the property /IDENTITY"):
@@ -139,7 +139,7 @@ def test_what_cannot_be_done_is_told_and_records_nothing(name, args, error):
     assert files.fsm.next_seq_no == before
 
 
-def test_hints_move_up_with_what_was_committed():
+def test_gr1_hints_move_up_with_what_was_committed():
     files = recording(write_head=100)
     fnode, _ = files.create("/dir/a")
     files.committed(130)
@@ -174,11 +174,11 @@ def test_only_one_author_may_append():
     assert str(selector) == "author=16i"
 
 
-def test_a_recording_that_goes_on_in_its_log_begins_with_nothing():
+def test_gr5_a_recording_that_goes_on_in_its_log_begins_with_nothing():
     assert recording().begin() == (b"", None)
 
 
-def test_a_recording_in_another_log_begins_with_a_no_op():
+def test_gr5_a_recording_in_another_log_begins_with_a_no_op():
     frame = recording().create("/dir/a")[1]
     played, op = Fsm(FsmHints(LOG)), Op.FromString(body_of(frame))
     played.apply(op, body_of(frame), log=LOG, first_offset=0, last_offset=len(frame))
@@ -197,7 +197,7 @@ def test_a_recording_in_another_log_begins_with_a_no_op():
 
 
 @pytest.mark.parametrize("author", [0, -1, 1 << 32])
-def test_an_author_has_32_bits_and_is_not_zero(author):
+def test_gr4_an_author_has_32_bits_and_is_not_zero(author):
     with pytest.raises(ValidationError, match="author"):
         Recording(Fsm(FsmHints(LOG)), LOG, author, "/dir", write_head=0)
 

@@ -23,7 +23,7 @@ def seg(first, last, begin=0, end=0, *, author=1, checksum=None, log="a/log"):
         (seg(1, 1, 10, 10), "invalid LastOffset"),
     ],
 )
-def test_invalid_segments_are_refused(segment, error):
+def test_gs1_invalid_segments_are_refused(segment, error):
     with pytest.raises(ValidationError, match=error):
         segment.validate()
     with pytest.raises(ValidationError, match=error):
@@ -55,7 +55,7 @@ def test_invalid_segments_are_refused(segment, error):
         (seg(1, 5, 10, 50), seg(3, 9, 20, 90), seg(1, 9, 10, 90)),
     ],
 )
-def test_two_segments_merge(one, other, merged):
+def test_gs2_two_segments_merge(one, other, merged):
     expected = (one, other) if merged is None else (merged,)
     assert merge_segments(one, other) == merge_segments(other, one) == expected
     assert SegmentSet([one, other]) == SegmentSet([other, one]) == SegmentSet(expected)
@@ -72,7 +72,7 @@ def test_two_segments_merge(one, other, merged):
         (seg(1, 5, 0, 60), seg(3, 6, 10, 50), "expected monotonic LastOffset"),
     ],
 )
-def test_segments_that_contradict_each_other_are_refused(one, other, error):
+def test_gs2_segments_that_contradict_each_other_are_refused(one, other, error):
     for pair in ((one, other), (other, one)):
         with pytest.raises(ValidationError, match=error):
             merge_segments(*pair)
@@ -93,7 +93,7 @@ def test_segments_that_contradict_each_other_are_refused(one, other, error):
         ),
     ],
 )
-def test_sets_whose_offsets_fall_are_refused(segments, error):
+def test_gs2_sets_whose_offsets_fall_are_refused(segments, error):
     for order in (segments, segments[::-1]):
         with pytest.raises(ValidationError, match=error):
             SegmentSet(order)
@@ -114,7 +114,7 @@ def test_a_set_of_two_logs_is_in_order():
     ("begin", "end", "is_needed"),
     [(0, 10, False), (0, 11, True), (15, 16, True), (19, 30, True), (20, 30, False), (19, 0, True)],
 )
-def test_overlap_is_by_half_open_offsets(begin, end, is_needed):
+def test_gs4_overlap_is_by_half_open_offsets(begin, end, is_needed):
     assert seg(1, 2, 10, 20).overlaps(begin, end) is is_needed
     found = SegmentSet([seg(1, 2, 10, 20)]).overlapping("a/log", begin, end)
     assert len(found) == is_needed

@@ -51,19 +51,38 @@ GROUPS = {
     "T": 12,
     "F": 5,
     "Z": 19,
-    # messages: UUIDs, framings, mapping, readers, sequencer
+    # messages: UUIDs, framings, mapping, publisher, readers, sequencer
     "MU": 6,
     "MF": 11,
     "MM": 3,
+    "MP": 3,
     "MR": 5,
     "MS": 16,
+    # consumers: validation, consistency, hints, shard, resolver, API, transactions, SQL store, local
+    # stores, consumertest
+    "CV": 6,
+    "CC": 1,
+    "CH": 3,
+    "CS": 4,
+    "CR": 6,
+    "CA": 7,
+    "CT": 9,
+    "CQ": 2,
+    "CL": 7,
+    "CN": 2,
+    # recovery logs: segments, state machine, recorder, player, replicas of RocksDB
+    "GS": 4,
+    "GF": 9,
+    "GR": 5,
+    "GP": 10,
+    "GB": 5,
     # key space; protocol, journal trees, tokens; brokertest, gazctl, Kubernetes
     "Y": 6,
     "V": 11,
     "J": 1,
     "U": 1,
     "B": 5,
-    "G": 1,
+    "G": 3,
     "X": 1,
 }
 SCENARIOS = {
