@@ -3,6 +3,8 @@
 import pytest
 
 from gazette_platform.consumer.store import JSONFileStore, Memories, MemoryStore
+from gazette_platform.consumer.store.rocksdb import RocksDBStore
+from gazette_platform.consumer.store.sqlite import SQLiteStore
 from gazette_platform.testing.shard_store_conformance import ShardStoreConformance, StoreKind
 
 pytestmark = pytest.mark.etcd
@@ -17,6 +19,34 @@ class JSONFiles(StoreKind):
 
     async def get(self, store, key):
         return store.state.get(key)
+
+
+class Tables(StoreKind):
+    """Of a log that is short for what the tests keep, so that databases are recorded anew."""
+
+    async def open(self, shard, recorder):
+        schema = "CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value TEXT)"
+        return SQLiteStore(recorder, schema=schema, span_bytes_min=100_000)
+
+    async def put(self, store, key, value):
+        store.db.execute("REPLACE INTO kept VALUES (?, ?)", (key, value))
+
+    async def get(self, store, key):
+        return store.db.execute("SELECT value FROM kept WHERE key = ?", (key,)).get
+
+
+class Keys(StoreKind):
+    """As `Tables`."""
+
+    async def open(self, shard, recorder):
+        return RocksDBStore(recorder, log_bytes_max=20_000)
+
+    async def put(self, store, key, value):
+        store.put(key.encode(), value.encode())
+
+    async def get(self, store, key):
+        found = store.get(key.encode())
+        return None if found is None else found.decode()
 
 
 class InMemory(StoreKind):
@@ -45,6 +75,30 @@ class TestJSONFileStore(ShardStoreConformance):
     @pytest.fixture
     def kind(self):
         return JSONFiles()
+
+
+class TestSQLiteStore(ShardStoreConformance):
+    served_by = "SQLiteStore: its log on a broker"
+
+    @pytest.fixture
+    def broker(self, module_broker):
+        return module_broker
+
+    @pytest.fixture
+    def kind(self):
+        return Tables()
+
+
+class TestRocksDBStore(ShardStoreConformance):
+    served_by = "RocksDBStore: its log on a broker"
+
+    @pytest.fixture
+    def broker(self, module_broker):
+        return module_broker
+
+    @pytest.fixture
+    def kind(self):
+        return Keys()
 
 
 class TestMemoryStore(ShardStoreConformance):

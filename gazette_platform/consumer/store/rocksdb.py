@@ -19,9 +19,9 @@ from typing_extensions import override
 
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.store.base import ShardStore
+from gazette_platform.consumer.store.commits import Commits
 from gazette_platform.consumer.store.rocksdb_files import RecordedFiles, settle
 from gazette_platform.errors import ApplicationFailed, DataError, StoreError
-from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.ops.threads import run_in
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class RocksDBStore(ShardStore):
         self._db: Rdict | None = None
         self._is_flushing = False
         self._disk = ThreadPoolExecutor(1, f"rocksdb {recorder.log}")
-        self._tasks = TaskGroup(f"commits of {self._directory}")
+        self._commits = Commits(recorder.log)
 
     @property
     def db(self) -> Rdict:
@@ -190,7 +190,7 @@ class RocksDBStore(ShardStore):
         except Exception as err:  # rocksdict raises no other
             raise self._failed(err) from err
         self._changes.clear()
-        return self._tasks.spawn(self._commit(files, is_recorded=is_recorded))
+        return self._commits.start(lambda: self._commit(files, is_recorded=is_recorded))
 
     async def _commit(self, files: RecordedFiles, *, is_recorded: bool) -> None:
         if not is_recorded or self._is_snapshot_due(files):
@@ -228,7 +228,7 @@ class RocksDBStore(ShardStore):
 
     @override
     async def destroy(self) -> None:
-        await self._tasks.close()
+        await self._commits.close()
         db, self._db = self._db, None
         try:
             await run_in(self._disk, self._give_back, db)

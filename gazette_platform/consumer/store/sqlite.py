@@ -35,10 +35,10 @@ from typing_extensions import override
 
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.store.base import ShardStore
+from gazette_platform.consumer.store.commits import Commits
 from gazette_platform.consumer.store.sqlite_tape import Tape, settle
 from gazette_platform.consumer.store.sqlite_vfs import RecordedVFS
 from gazette_platform.errors import ApplicationFailed, DataError, StoreError
-from gazette_platform.ops.tasks import TaskGroup
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -115,7 +115,7 @@ class SQLiteStore(ShardStore):
         self._vfs: RecordedVFS | None = None
         self._db: apsw.Connection | None = None
         self._is_ours = False
-        self._tasks = TaskGroup(f"commits of {self._path}")
+        self._commits = Commits(recorder.log)
 
     @property
     def db(self) -> apsw.Connection:
@@ -208,7 +208,7 @@ class SQLiteStore(ShardStore):
                 f"{self._path}: the commit failed: {type(err).__name__}: {err} (is the local disk full?)"
             ) from err
         self._tape.flush()
-        return self._tasks.spawn(self._recorder.barrier())
+        return self._commits.start(self._recorder.barrier)
 
     def _tidy(self, recorded_bytes: int) -> None:
         """Keep short what of the log is needed, by work in proportion to the commit.
@@ -247,7 +247,7 @@ class SQLiteStore(ShardStore):
                 db.close(True)
             if self._vfs is not None:
                 self._vfs.unregister()
-            await self._tasks.close()
+            await self._commits.close()
             await asyncio.to_thread(shutil.rmtree, self._recorder.directory)
         except (apsw.Error, OSError) as err:
             _log.warning("%s: left behind: %s", Path(self._path).parent, err)
