@@ -163,6 +163,28 @@ async def test_a_recorder_that_has_nothing_to_append_learns_that_it_is_fenced(cl
     await service.close()
 
 
+async def test_gr2_operations_go_on_and_barriers_raise_once_appends_have_ended(client, tmp_path):
+    service = client.append_service()
+    first = await taken_over(client, tmp_path / "one", 1)
+    recorder = await Recorder.start(client, service, first, 1)
+    fnode = recorder.create(str(first.directory / "a"))
+    recorder.write(fnode, 0, b"kept")
+    hints = await recorder.build_hints()
+    await service.close()
+    recorder.write(fnode, 4, b" not")
+    recorder.rename(str(first.directory / "a"), str(first.directory / "b"))
+    assert recorder.open(str(first.directory / "b")) == fnode
+    for _ in range(2):
+        with pytest.raises(GazetteError, match="closed") as info:
+            await recorder.barrier()
+        assert not isinstance(info.value, Fenced)
+    recorder.remove(str(first.directory / "b"))
+    with pytest.raises(GazetteError, match="closed"):
+        await recorder.build_hints()
+    again = await played(client, tmp_path / "two", hints)
+    assert tree(again.directory) == ({"a": b"kept"}, [["a"]])
+
+
 async def test_operations_of_threads_keep_their_order(client, tmp_path):
     service = client.append_service()
     first = await taken_over(client, tmp_path / "one", 1)
@@ -268,6 +290,14 @@ async def test_gb5_a_playback_that_fails_or_is_cancelled_leaves_no_directory(cli
     await service.close()
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "left over").touch()
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        # Before it plays anything: what it has just made, in place of what was there.
+        (tmp_path / "four").mkdir()
+        (tmp_path / "four" / "left over").touch()
+        playing = tasks.create_task(Player(client, FsmHints(LOG), tmp_path / "four").play())
+        await asyncio.sleep(0)
+        playing.cancel()
+    assert not (tmp_path / "four").exists()
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         player = Player(client, FsmHints(LOG), tmp_path / "two")
         playing = tasks.create_task(player.play())

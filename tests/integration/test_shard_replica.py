@@ -66,6 +66,9 @@ async def test_ch2_cs1_a_shard_goes_on_where_it_was(bench, kind, log):
     expected = ["BACKFILL", "STANDBY", "PRIMARY"] if log else ["STANDBY", "PRIMARY"]
     assert sorted(first.host.told) == sorted(expected)
     assert first.shard.recovered_hints == (FsmHints(LOG) if log else None)
+    # What was recovered is a backup; the first primary hints come with the first interval.
+    assert bench.desk.primary is None
+    assert bench.desk.backups == [FsmHints(LOG) if log else None, None]
     # The end of the ACK is where to read its results.
     assert set(first.progress.publish_at) == {OUT}
     assert first.progress.publish_at[OUT] == await bench.client.write_head(OUT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from shard_bench import (
@@ -172,6 +173,26 @@ async def test_cs1_cs3_ch3_journals_that_are_missing_or_wrong_fail_the_shard(ben
         "beginRecovery: expected label content-type value application/x-gazette-recoverylog "
         "(got application/x-ndjson"
     )
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+async def test_ch3_hints_beyond_the_head_fail_the_shard(bench, slot):
+    first = bench.replica(Numbered(), settings={"hints_interval_s": 0.0})
+    await through(first, await bench.publish(1))
+    await through(first, await bench.publish(2))
+    await first.stop()
+    exact = bench.desk.primary
+    *nodes, node = exact.live_nodes
+    segments = (*node.segments[:-1], replace(node.segments[-1], last_offset=1 << 40))
+    bench.desk.primary = replace(exact, live_nodes=(*nodes, replace(node, segments=segments)))
+    errors = await failed(bench, Numbered(), slot=slot)
+    assert any(each.startswith("player.Play: ") for each in errors)
+    assert all("possible data loss" in each for each in errors)
+    assert [*bench.directory.iterdir()] == []
+    # It is the hints alone.
+    bench.desk.primary = exact
+    again = bench.replica(Numbered())
+    assert (await through(again, {})).state == {"all": 2, "k": 2}
 
 
 async def test_a_commit_that_fails_takes_what_was_published_with_it(bench):

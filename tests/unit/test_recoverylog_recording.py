@@ -1,8 +1,18 @@
 """What a recorder writes for operations of files."""
 
-import pytest
+from random import Random
 
-from gazette_platform.consumer.recoverylog import FnodeSegments, Fsm, FsmHints, Property, Recording
+import pytest
+from typing_extensions import override
+
+from gazette_platform.consumer.recoverylog import (
+    FnodeSegments,
+    Fsm,
+    FsmHints,
+    Property,
+    Recording,
+    new_author,
+)
 from gazette_platform.consumer.recoverylog.chain import body_of
 from gazette_platform.consumer.recoverylog.segments import Segment
 from gazette_platform.errors import ValidationError
@@ -200,6 +210,22 @@ def test_gr5_a_recording_in_another_log_begins_with_a_no_op():
 def test_gr4_an_author_has_32_bits_and_is_not_zero(author):
     with pytest.raises(ValidationError, match="author"):
         Recording(Fsm(FsmHints(LOG)), LOG, author, "/dir", write_head=0)
+
+
+def test_gr4_the_least_author_that_is_drawn_is_1():
+    class Lowest(Random):
+        @override
+        def getrandbits(self, k):
+            return 0
+
+        @override
+        def random(self):
+            return 0.0
+
+    assert new_author(Lowest()) == 1
+    drawn = {new_author(Random(seed)) for seed in range(100)}
+    assert len(drawn) == 100
+    assert max(drawn) < 1 << 32
 
 
 def test_a_recording_needs_an_absolute_directory_and_no_hints_left():
