@@ -135,6 +135,10 @@ def test_cv1_listing_has_a_status_for_each_member():
     assert refused(validate_shard_list_response, listed(mod_revision=0)) == (
         "Shards[0]: invalid ModRevision (0; expected > 0)"
     )
+    route = Route(endpoints=("http://a:80",)).to_pb()
+    assert refused(validate_shard_list_response, listed(route=route)).startswith(
+        "Shards[0].Route: "
+    )
     # What another process let pass must not hide all shards.
     validate_shard_list_response(listed(spec=BAD_SPEC))
 

@@ -165,6 +165,29 @@ def test_transaction_without_acks_is_done_with_its_commit():
     assert not driver.machine.is_barrier_up
 
 
+def test_ct1_the_prior_commit_may_end_before_the_shortest_time():
+    driver = Driver()
+    driver.consume()
+    driver.pass_s(1)
+    driver.commit()
+    driver.consume()
+    driver.now += 0.25
+    assert driver.machine.committed(driver.now) is not None
+    # That hurries nobody.
+    assert driver.decide() is Action.WAIT
+    assert driver.machine.wakes_at == 102.0
+    assert driver.decide(has_message=True) is Action.CONSUME
+    driver.now += 0.75
+    assert driver.decide(has_message=True) is Action.TICK
+    driver.pass_s(0)
+    assert driver.decide() is Action.COMMIT
+    driver.machine.preparing(driver.now)
+    driver.machine.prepared(driver.now, {"a/one": 20}, ())
+    second = driver.machine.committed(driver.now)
+    assert second.times.phases_s()["sync", "20-consuming"] == 1.0
+    assert second.times.phases_s()["sync", "30-stalled"] == 0.0
+
+
 def test_ct1_transaction_stalls_behind_a_slow_commit():
     driver = Driver()
     driver.consume()

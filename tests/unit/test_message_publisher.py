@@ -16,6 +16,7 @@ from gazette_platform.message import (
     Mapped,
     MessageClock,
     Publisher,
+    SequencerCounts,
     clock_of,
     read_committed,
 )
@@ -72,6 +73,25 @@ async def test_mp2_a_journal_has_one_ack_a_transaction_in_the_order_of_the_first
         ticket = await publisher.publish_uncommitted({"to": "a/one"})
         assert [each.journal for each in publisher.build_acks()] == ["a/one"]
         await ticket
+
+
+@pytest.mark.parametrize("ring_size", [3, 8])
+async def test_mp3_a_committed_message_overtakes_a_transaction_that_outgrows_the_ring(ring_size):
+    async with publishing() as (broker, client, publisher):
+        spec = JournalSpec("a/one", 1, LabelSet.of(**{"content-type": NDJSON}))
+        broker.journals["a/one"].spec = spec
+        other = Publisher(publisher.service, by_name, None, producer=bytes([9]) * 6)
+        for n in range(5):
+            await publisher.publish_uncommitted({"to": "a/one", "n": n})
+            if n == 1:
+                await other.publish_committed({"to": "a/one", "n": 100})
+        await publisher.append_acks(publisher.build_acks())
+        counts = SequencerCounts()
+        reader = await read_committed(client, "a/one", ring_size=ring_size, counts=counts)
+        async with reader:
+            found = [each.message async for batch in reader for each in batch]
+        assert [each["n"] for each in found if "n" in each] == [100, 0, 1, 2, 3, 4]
+        assert bool(counts.replayed) is (ring_size == 3)
 
 
 async def test_clocks_rise_in_each_journal_however_many_tasks_publish():

@@ -238,6 +238,70 @@ def test_gp8_a_write_that_comes_before_the_hand_off_is_read_and_the_hand_off_mad
     assert playback.is_done
 
 
+def test_gp8_of_two_hand_offs_at_once_the_last_in_the_log_has_it():
+    log = Log()
+    log.create("/dir/a")
+    players = [Playback(FsmHints(LOG), {LOG: len(log.content)}) for _ in range(2)]
+    steps = []
+    for author, player in enumerate(players, 2):
+        player.inject_handoff(author)
+        played(player, log)
+        player.at_head()
+        steps.append(player.next())
+    ends = [log.append(step.content) for step in steps]
+    for player, end in zip(players, ends, strict=True):
+        player.injected(end)
+    # The second sees that the first was before it, and tries again behind that.
+    assert played(players[0], log)[1] is None
+    assert players[0].is_done
+    assert not players[1].is_done
+    assert isinstance(played(players[1], log)[1], Read)
+    players[1].at_head()
+    again = players[1].next()
+    assert again.registers.value_of("author") == steps[1].registers.value_of("author")
+    players[1].injected(log.append(again.content))
+    assert played(players[1], log)[1] is None
+    assert players[1].is_done
+    reader = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    played(reader, log)
+    assert reader.fsm.next_checksum == players[1].fsm.next_checksum
+    assert reader.fsm.next_seq_no == players[0].fsm.next_seq_no + 1
+
+
+def test_gb3_hints_say_which_of_two_branches_is_played():
+    """Two writers, of whom neither knows of the other: registers that nobody has checked."""
+    log = Log()
+    fnode = log.create("/dir/a")
+    log.write(fnode, 0, b"both ")
+    writers = []
+    for author in (2, 3):
+        player = Playback(FsmHints(LOG), {LOG: len(log.content)})
+        played(player, log)
+        writers.append(Recording(player.fsm, LOG, author, "/dir", write_head=len(log.content)))
+
+    def record(writer, frames, content=b""):
+        log.append(frames, content)
+        writer.committed(len(log.content))
+
+    for turn in range(3):
+        for name, writer in zip(("two", "three"), writers, strict=True):
+            content = f"{name} {turn} ".encode()
+            record(writer, writer.write(fnode, 10 * turn, len(content)), content)
+            record(writer, writer.create(f"/dir/{name} {turn}")[1])
+    hints = [writer.build_hints() for writer in writers]
+    for name, writer, of_writer in zip(("two", "three"), writers, hints, strict=True):
+        player = Playback(of_writer, {LOG: len(log.content)})
+        effects, _ = played(player, log)
+        written = [bytes(each.content) for each in effects if isinstance(each, WriteFile)]
+        assert written == [b"both ", *(f"{name} {turn} ".encode() for turn in range(3))]
+        assert set(player.fsm.links) == {"/a", *(f"/{name} {turn}" for turn in range(3))}
+        assert player.fsm.next_checksum == writer.fsm.next_checksum
+    # Without hints, the branch that came first.
+    player = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    played(player, log)
+    assert "/two 2" in player.fsm.links
+
+
 def test_a_hand_off_is_found_behind_the_beginning_of_a_frame():
     log = Log()
     log.create("/dir/a")
