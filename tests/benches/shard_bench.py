@@ -102,6 +102,9 @@ class Host:
     def promoted(self, assignment):
         pass
 
+    async def confirm(self):
+        pass
+
     async def fetch_hints(self):
         return [self.desk.primary, *self.desk.backups]
 

@@ -85,6 +85,7 @@ async def test_nothing_is_told_under_an_assignment_that_is_gone(group, ours):
     await group.txn(Delete(key))
     for call in (
         replica.set_status(PRIMARY),
+        replica.confirm(),
         replica.fetch_hints(),
         replica.put_hints(hints(1)),
         replica.put_backup_hints(hints(1)),
@@ -101,13 +102,30 @@ async def test_nothing_is_told_under_an_assignment_that_is_gone(group, ours):
     assert assignment(ours).status == PRIMARY
 
 
-async def test_assignment_that_went_before_we_know_of_it_guards_hints(group, ours):
+async def test_assignment_that_went_before_we_know_of_it_is_found_out(group, ours):
     replica = await host(group, ours)
+    await replica.set_status(PRIMARY)
+    await replica.confirm()
     await ours.tasks.close()
-    await group.etcd.delete(assignment(ours).key)
-    with pytest.raises(ShardStopped):
-        await replica.put_hints(hints(1))
+    key = assignment(ours).key
+    await group.etcd.delete(key)
+    for _ in range(2):
+        with pytest.raises(ShardStopped):
+            await replica.put_hints(hints(1))
+        with pytest.raises(ShardStopped):
+            await replica.confirm()
+        await group.etcd.put(key, encode_replica_status(PRIMARY))  # another one
     assert await group.etcd.get(f"{group.prefix}-hints/{SHARD}.primary") is None
+
+
+async def test_nothing_is_confirmed_once_our_lease_has_ended_by_our_own_clock(group, ours):
+    await group.assign(SHARD, ours)
+    lease = await group.etcd.grant_lease(2)  # and nobody renews it
+    replica = EtcdShardHost(ours.api, assignment(ours), lease=lease)
+    await replica.confirm()
+    await asyncio.sleep(lease.remaining_s)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(replica.confirm(), 0.3)
 
 
 async def test_hints_come_back_as_they_were_kept(group, ours):
@@ -132,11 +150,14 @@ async def test_it_outlasts_an_etcd_that_does_not_answer(own_etcd_server, etcd_pr
             own_etcd_server.kill()
             setting = group.tasks.spawn(replica.set_status(PRIMARY))
             fetching = group.tasks.spawn(replica.fetch_hints())
+            confirming = group.tasks.spawn(replica.confirm())
             await asyncio.sleep(0.3)
             assert not setting.done()
+            assert not confirming.done()
             own_etcd_server.start()
             async with asyncio.timeout(30):
                 await setting
+                await confirming
                 assert await fetching == (None,)
             assert assignment(ours).status == PRIMARY
         finally:

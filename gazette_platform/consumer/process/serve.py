@@ -287,7 +287,7 @@ class ConsumerProcess:
         return ShardReplica(
             self.application,
             self.client,
-            EtcdShardHost(self.api, assignment),
+            EtcdShardHost(self.api, assignment, lease=self._lease),
             fqn=item_key(self.config.etcd_prefix, spec.id),
             spec=spec,
             assignment=assignment,

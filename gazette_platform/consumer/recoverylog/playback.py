@@ -25,11 +25,7 @@ from typing import TYPE_CHECKING, Final, final
 from google.protobuf.message import DecodeError
 
 from gazette_platform.consumer.recoverylog.fsm import Fsm, Verdict
-from gazette_platform.consumer.recoverylog.recording import (
-    author_registers,
-    check_author,
-    handoff_frame,
-)
+from gazette_platform.consumer.recoverylog.recording import check_author, handoff_frame
 from gazette_platform.errors import DataError, Desynchronized, ValidationError
 from gazette_platform.message.framing import FIXED_HEADER, FIXED_MAGIC, FRAME_BYTES_MAX
 from gazette_platform.protocol.pb import recoverylog_pb2 as pb
@@ -38,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gazette_platform.consumer.recoverylog.hints import FsmHints
-    from gazette_platform.protocol import LabelSet
 
 __all__ = [
     "CreateFile",
@@ -66,12 +61,12 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Inject:
-    """Append to a log, and tell `injected`."""
+    """Take a log over by appending to it, and tell `injected`."""
 
     log: str
     content: bytes
-    registers: LabelSet
-    """To set with it."""
+    author: int
+    """Whose the log is to be."""
 
 
 Step = Read | Inject
@@ -234,7 +229,7 @@ class Playback:
             return None
         if self._state is _State.INJECT:
             content = handoff_frame(self.fsm, self._author)
-            return Inject(self.log, content, author_registers(self._author))
+            return Inject(self.log, content, self._author)
         wants_to_end = self._finishes or self._author
         is_blocking = not (self._state is _State.TAIL and wants_to_end)
         return Read(self.log, self.offset, is_blocking=is_blocking)

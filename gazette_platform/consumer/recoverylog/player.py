@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.consumer.recoverylog.files import PlayedFiles
 from gazette_platform.consumer.recoverylog.playback import Ignored, Inject, Playback, Skipped
+from gazette_platform.consumer.recoverylog.takeover import take_over
 from gazette_platform.errors import OffsetJump, ValidationError
 from gazette_platform.ops.threads import run_in
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from gazette_platform.client import AsyncClient, Reader
@@ -61,6 +63,7 @@ class Player:
         self._directory = directory
         self._playback: Playback | None = None
         self._author: int | None = None  # 0: to finish at the head
+        self._confirm: Callable[[], Awaitable[None]] | None = None
         self._reader: Reader | None = None
         self._is_blocking = False
 
@@ -68,11 +71,18 @@ class Player:
         """End at the head of the log, without owning it. Once, and at any time."""
         self._ask(0)
 
-    def inject_handoff(self, author: int) -> None:
+    def inject_handoff(
+        self, author: int, *, confirm: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         """Take the log over as `author`, and end. Once, and at any time.
+
+        Args:
+            confirm: asked when the log was played to its head, whether it is to be taken over still; see
+                `take_over`. What it raises `play` raises.
 
         Raises: ValidationError: not an author, or it was asked to end before.
         """
+        self._confirm = confirm
         self._ask(author)
 
     def _ask(self, author: int) -> None:
@@ -90,6 +100,7 @@ class Player:
         Raises:
             DataError: the logs do not have what the hints need.
             GazetteError: a log cannot be read, or appended to.
+            Exception: whatever `confirm` raises.
             OSError: the files cannot be written.
 
         Cancellation: deletes the directory, as every error does.
@@ -109,10 +120,14 @@ class Player:
                     if playback.is_tailing:
                         self.tailing.set()
                     if isinstance(step, Inject):
-                        result = await self._client.append(
-                            step.log, step.content, union_registers=step.registers
+                        end = await take_over(
+                            self._client,
+                            step.log,
+                            step.content,
+                            step.author,
+                            confirm=self._confirm,
                         )
-                        playback.injected(result.end)
+                        playback.injected(end)
                         continue
                     effects = await self._read(playback, step)
                     _warn(effects)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Self, final
 from gazette_platform.client import AppendOptions, AppendTicket
 from gazette_platform.consumer.recoverylog.recording import Recording
 from gazette_platform.consumer.recoverylog.segments import AUTHOR_MAX
+from gazette_platform.consumer.recoverylog.takeover import take_over
 from gazette_platform.errors import Fenced, GazetteError, RegisterMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Awaitable, Callable, Collection
     from random import Random
 
     from gazette_platform.client import AppendService, AsyncClient, Dependency
@@ -60,6 +61,7 @@ class Recorder:
         author: int,
         *,
         log: str = "",
+        confirm: Callable[[], Awaitable[None]] | None = None,
     ) -> Self:
         """Go on with files that were played.
 
@@ -69,9 +71,10 @@ class Recorder:
                 another recorder of this log has used: once that is fenced, it takes no more of the log.
             played: what a player has ended with.
             author: the one who was handed over to, if anybody was.
-            log: journal to append to, if it is to be another one than was played.
+            log: journal to append to, if it is to be another one than was played. It is taken over.
+            confirm: see `take_over`.
 
-        Raises: GazetteError: the log cannot be appended to.
+        Raises: GazetteError: the log cannot be appended to. Whatever `confirm` raises.
         Cancellation: safe; the log may have a no-op more.
         """
         log = log or played.log
@@ -79,10 +82,8 @@ class Recorder:
         recording = Recording(
             played.fsm, log, author, str(played.directory), write_head=barrier.end
         )
-        frames, registers = recording.begin()
-        if registers is not None:
-            result = await client.append(log, frames, union_registers=registers)
-            recording.committed(result.end)
+        if frames := recording.begin():
+            recording.committed(await take_over(client, log, frames, author, confirm=confirm))
         return cls(recording, client, service)
 
     @property

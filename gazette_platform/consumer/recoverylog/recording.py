@@ -29,6 +29,7 @@ __all__ = [
     "check_author",
     "handoff_frame",
     "recorded_path",
+    "still_of",
 ]
 
 PROPERTY_PATHS: Final = frozenset({"/IDENTITY"})
@@ -40,6 +41,18 @@ _AUTHOR: Final = "author"
 def author_registers(author: int) -> LabelSet:
     """The registers that make `author` the only one who may append."""
     return LabelSet.of({_AUTHOR: author_label(author)})
+
+
+def still_of(registers: LabelSet) -> LabelSelector:
+    """What registers match, as long as the author is the one of `registers`, or there still is none.
+
+    >>> str(still_of(LabelSet.of(author="7", other="x"))), str(still_of(LabelSet.of(other="x")))
+    ('author=7', '!author')
+    """
+    found = registers.values_of(_AUTHOR)
+    if not found:
+        return LabelSelector(exclude=LabelSet.of({_AUTHOR: ""}))
+    return LabelSelector(include=LabelSet.of(*((_AUTHOR, value) for value in found)))
 
 
 def check_author(author: int) -> None:
@@ -117,15 +130,13 @@ class Recording:
         """What the registers of the journal have to match, for each append of this recorder."""
         return LabelSelector(include=author_registers(self.author))
 
-    def begin(self) -> tuple[bytes, LabelSet | None]:
-        """What is to be appended first, and the registers that it is to set.
+    def begin(self) -> bytes:
+        """What the log is to be taken over by; nothing, if that was done.
 
         There is something if the files come from another log: a no-op, so that the log begins where
-        that one is left. That append has to set the registers, and not to check them.
+        that one is left.
         """
-        if self.fsm.last_log == self.log:
-            return b"", None
-        return self._record(pb.RecordedOp()), author_registers(self.author)
+        return b"" if self.fsm.last_log == self.log else self._record(pb.RecordedOp())
 
     def committed(self, end: int) -> None:
         """Learn that an append of this recorder ended at offset `end`."""

@@ -29,6 +29,15 @@ class ShardHost(Protocol):
         """The replica goes on under another assignment, of a lower slot."""
         ...
 
+    async def confirm(self) -> None:
+        """Wait until it is certain that the assignment is there at this moment.
+
+        Asked before a log, or what a remote store has, is taken from whoever had it.
+
+        Raises: GazetteError: it is gone, or that will never be known.
+        """
+        ...
+
     async def fetch_hints(self) -> Sequence[FsmHints | None]:
         """Hints of the shard: the primary's, then backups, newest first; None where there are none.
 

@@ -109,8 +109,7 @@ class Primary(Generic[StoreT, M]):
                     counts=self._counts,
                 )
                 await self._run.run()
-                with step("store.RestoreCheckpoint"):
-                    checkpoint = await store.restore_checkpoint()
+                checkpoint = await self._restore(store)
                 self._standing.ready(checkpoint)
 
     def abandon(self) -> None:
@@ -131,8 +130,7 @@ class Primary(Generic[StoreT, M]):
                 await discard(Path(self._recorder.directory))
             raise
         self.store = store
-        with step("store.RestoreCheckpoint"):
-            checkpoint = await store.restore_checkpoint()
+        checkpoint = await self._restore(store)
         # Only now: what cannot be opened must not take the place of hints that are good.
         hints = shard.recovered_hints
         if hints is not None and hints.log == self._log:
@@ -140,13 +138,31 @@ class Primary(Generic[StoreT, M]):
                 await self._host.put_backup_hints(hints)
         return store, checkpoint
 
+    async def _restore(self, store: StoreT) -> Checkpoint:
+        """The store's checkpoint. A remote store fences whoever restored before.
+
+        The host confirms first that we are to do so. That leaves a window of one call of the store, in
+        which another process may come to own the shard: it is fenced by us then, and is to begin again.
+        A log has no such window; see `recoverylog.takeover`.
+        """
+        if self._recorder is None:
+            with step("confirming the assignment"):
+                await self._host.confirm()
+        with step("store.RestoreCheckpoint"):
+            return await store.restore_checkpoint()
+
     async def _take_over(self, recovery: Recovery) -> None:
         played, author = await recovery.take_over()
         try:
             self._shard.recovered_hints = played.fsm.build_hints(played.log)
             with step("Recorder.start"):
                 self._recorder = await Recorder.start(
-                    self._shard.client, self._log_appends, played, author, log=self._log
+                    self._shard.client,
+                    self._log_appends,
+                    played,
+                    author,
+                    log=self._log,
+                    confirm=self._host.confirm,
                 )
         except BaseException:
             await discard(played.directory)

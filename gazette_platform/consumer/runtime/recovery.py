@@ -87,14 +87,14 @@ class Recovery:
         await self._host.set_status(ReplicaStatus(ReplicaCode.STANDBY))
 
     async def take_over(self) -> tuple[Played, int]:
-        """Take the log over. Once.
+        """Take the log over, as soon as the host confirms that it is ours. Once.
 
         Returns: the files, and the author that the log is of now.
         Raises: what `play` raises. Cancellation: safe, but nobody else can take over.
         """
         player = await asyncio.shield(self._player)
         author = new_author(self._dice)
-        player.inject_handoff(author)
+        player.inject_handoff(author, confirm=self._host.confirm)
         return await asyncio.shield(self._played), author
 
     async def _begin(self) -> Player:

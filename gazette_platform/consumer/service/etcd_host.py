@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.cluster import ShardAssignment
     from gazette_platform.consumer.protocol import ReplicaStatus, ShardSpec
     from gazette_platform.consumer.service.shard_api import ShardApi
+    from gazette_platform.etcd import Lease
 
 __all__ = ["EtcdShardHost"]
 
@@ -37,13 +38,17 @@ class EtcdShardHost:
     Args:
         api: of this process; hints are fetched by it, as an application may have its own.
         assignment: of the replica.
+        lease: of this process, under which its assignments are; None: they end otherwise.
     """
 
-    def __init__(self, api: ShardApi, assignment: ShardAssignment) -> None:
+    def __init__(
+        self, api: ShardApi, assignment: ShardAssignment, *, lease: Lease | None = None
+    ) -> None:
         self._api = api
         self._etcd = api.etcd
         self._space = api.resolver.space
         self._held = assignment
+        self._lease = lease
 
     def promoted(self, assignment: ShardAssignment) -> None:
         """The replica goes on under another assignment, of a lower slot."""
@@ -69,6 +74,28 @@ class EtcdShardHost:
                 revision = result.header.revision
                 await self._space.wait_for_revision(revision, timeout_s=_VIEW_TIMEOUT_S)
             return result.succeeded
+
+        await self._insist(attempt)
+
+    async def confirm(self) -> None:
+        """Wait until etcd itself says that the assignment is there: our view of it may be old.
+
+        A process that was stopped, or cut off from etcd, finds out so. If our lease has ended by our own
+        clock when etcd has answered, the answer is old as well; then there is nothing to wait for but the
+        end of this process.
+
+        Raises: ShardStopped: the assignment is gone. EtcdError: not retriable.
+        Cancellation: safe.
+        """
+
+        async def attempt() -> bool:
+            held, _ = self._present()
+            found = await self._etcd.get(held.key)
+            if found is None or found.create_revision != held.create_revision:
+                if held.create_revision != self._held.create_revision:
+                    return False  # promoted meanwhile
+                raise ShardStopped("its assignment is gone", journal=held.shard)
+            return self._lease is None or self._lease.remaining_s > 0
 
         await self._insist(attempt)
 
