@@ -89,7 +89,7 @@ _OPTIONS = (
         "restart-failed",
         float,
         "After which a shard that failed here is started again, doubled each time. Default: not before "
-        "somebody unassigns it.",
+        "somebody unassigns it, unless it was fenced.",
         "restart_failed_s",
     ),
     _consumer("directory", Path, "Folder of the files of shards, while they run here."),

@@ -54,13 +54,13 @@ async def make_journals(client):
     await client.apply([Change(spec) for spec in [*specs, journal(LOG, CONTENT_TYPE)]])
 
 
-def spec_of(*sources, log=True, **fields):
+def spec_of(*sources, log=True, hint_prefix="/hints", **fields):
     """A shard that reads IN, unless told otherwise."""
     return ShardSpec(
         SHARD,
         tuple(ShardSource(name) for name in sources or (IN,)),
         recovery_log_prefix="recovery" if log else "",
-        hint_prefix="/hints" if log else "",
+        hint_prefix=hint_prefix if log else "",
         hint_backups=2 if log else 0,
         max_txn_duration_ns=SECOND_NS,
         **fields,

@@ -95,7 +95,7 @@ class ConsumerConfig:
 
     restart_failed_s: float | None = None
     """Seconds after which a shard that failed here is started again, longer each time; None: it never is,
-    until somebody unassigns it.
+    until somebody unassigns it. One that was fenced is in any case, after a second.
     """
 
     drain_timeout_s: float | None = None

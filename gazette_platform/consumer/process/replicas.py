@@ -68,6 +68,13 @@ class ShardReplicas(Generic[R]):
         """Our replica of a shard."""
         return self.held.get(shard)
 
+    def error_of(self, assignment: ShardAssignment) -> Exception | None:
+        """What our replica under that assignment failed with, if there is one that has."""
+        replica = self.held.get(assignment.shard)
+        if replica is None or replica.held.create_revision != assignment.create_revision:
+            return None
+        return replica.error
+
     async def close(self) -> None:
         """Stop all replicas, and follow assignments no more. Cancellation: they may go on."""
         self._is_closed = True

@@ -1,4 +1,4 @@
-"""Starts shards again that have failed here, for groups that want it."""
+"""Starts shards again that have failed here: those that were fenced, and all for groups that want it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import logging
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.consumer.protocol import ReplicaCode
-from gazette_platform.errors import EtcdError
+from gazette_platform.errors import EtcdError, Fenced
 from gazette_platform.etcd import Compare, Delete
+from gazette_platform.ops.retry import backoff_s
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gazette_platform.consumer.cluster import ConsumerState, ShardAssignment
     from gazette_platform.etcd import EtcdClient
     from gazette_platform.keyspace import KeySpace
@@ -25,16 +28,25 @@ _log = logging.getLogger(__name__)
 # How often the pause is doubled, of a shard that fails again and again.
 _DOUBLINGS_MAX: Final = 6
 
+FENCED_PAUSE_S: Final = 1.0
+"""Seconds before a shard that was fenced starts again for the first time, at most."""
+
 
 @final
 class Restarts:
     """Removes our assignments that have failed, after a pause, so that they are made anew.
 
+    A shard that was fenced while it is assigned to us is ours all the same: a former owner came late. It
+    starts again whether others do or not.
+
     The pause doubles each time, up to 64 times the first one, and begins anew for a shard that did well
-    for twice its last pause. An assignment whose status changes meanwhile is left alone.
+    for twice its last pause: processes of two groups which share a log by mistake fence each other ever
+    more seldom. An assignment that is gone meanwhile, by whomever, is left alone. That etcd does not
+    answer is waited out.
 
     Args:
-        pause_s: seconds before the first attempt.
+        pause_s: seconds before the first attempt; None: only shards that were fenced start again.
+        error_of: what our replica under an assignment failed with, if there is one.
         tasks: owns the waiting.
     """
 
@@ -44,7 +56,8 @@ class Restarts:
         space: KeySpace[ConsumerState],
         process_id: ProcessId,
         *,
-        pause_s: float,
+        pause_s: float | None,
+        error_of: Callable[[ShardAssignment], Exception | None],
         clock: Clock,
         tasks: TaskGroup,
     ) -> None:
@@ -52,6 +65,7 @@ class Restarts:
         self._state = space.state
         self._id = process_id
         self._pause_s = pause_s
+        self._error_of = error_of
         self._clock = clock
         self._tasks = tasks
         # Keys of assignments that are waited for; of each shard, how often, until when, and how long.
@@ -64,13 +78,20 @@ class Restarts:
             assignment = self._state.assignment_of(shard, self._id)
             if assignment is None or assignment.status.code is not ReplicaCode.FAILED:
                 continue
+            pause_s = self._first_pause_s(assignment)
             which = (assignment.key, assignment.create_revision)
-            if which not in self._waiting and not self._tasks.is_closed:
-                self._waiting.add(which)
-                self._tasks.spawn(self._restart(assignment), name=f"restart {shard}")
+            if pause_s is None or which in self._waiting or self._tasks.is_closed:
+                continue
+            self._waiting.add(which)
+            self._tasks.spawn(self._restart(assignment, pause_s), name=f"restart {shard}")
 
-    async def _restart(self, assignment: ShardAssignment) -> None:
-        pause_s = self._next_pause_s(assignment.shard)
+    def _first_pause_s(self, failed: ShardAssignment) -> float | None:
+        if not isinstance(self._error_of(failed), Fenced):
+            return self._pause_s
+        return FENCED_PAUSE_S if self._pause_s is None else min(self._pause_s, FENCED_PAUSE_S)
+
+    async def _restart(self, assignment: ShardAssignment, first_pause_s: float) -> None:
+        pause_s = self._next_pause_s(assignment.shard, first_pause_s)
         _log.warning(
             "shard %s has failed, and starts again in %g s: %s",
             assignment.shard,
@@ -84,21 +105,30 @@ class Restarts:
             self._waiting.discard((assignment.key, assignment.create_revision))
 
     async def _remove(self, failed: ShardAssignment) -> None:
-        current = self._state.assignment_of(failed.shard, self._id)
-        if current is None or current.create_revision != failed.create_revision:
-            return
-        try:
-            await self._etcd.txn(
-                [Compare.mod(current.key, current.mod_revision)], [Delete(current.key)]
-            )
-        except EtcdError as err:
-            _log.warning("shard %s is not started again: %s", failed.shard, err)
+        """Remove it, if it still is there: then it has failed still, for that never changes."""
+        failures = 0
+        while True:
+            current = self._state.assignment_of(failed.shard, self._id)
+            if current is None or current.create_revision != failed.create_revision:
+                return
+            try:
+                await self._etcd.txn(
+                    [Compare.create(failed.key, failed.create_revision)], [Delete(failed.key)]
+                )
+            except EtcdError as err:
+                _log.warning("shard %s is not started again yet: %s", failed.shard, err)
+                if not err.retriable:
+                    return
+            else:
+                return
+            await asyncio.sleep(backoff_s(failures))
+            failures += 1
 
-    def _next_pause_s(self, shard: str) -> float:
+    def _next_pause_s(self, shard: str, first_s: float) -> float:
         now_s = self._clock.monotonic()
         times, until_s, last_s = self._former.get(shard, (0, now_s, 0.0))
         if now_s > until_s + 2 * last_s:
             times = 0
-        pause_s = self._pause_s * float(1 << min(times, _DOUBLINGS_MAX))
+        pause_s = first_s * float(1 << min(times, _DOUBLINGS_MAX))
         self._former[shard] = (times + 1, now_s + pause_s, pause_s)
         return pause_s

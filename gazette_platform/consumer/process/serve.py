@@ -185,15 +185,15 @@ class ConsumerProcess:
             tasks=self.tasks,
             faults=self.faults,
         )
-        if config.restart_failed_s is not None:
-            Restarts(
-                self._etcd,
-                self._space,
-                self.process_id,
-                pause_s=config.restart_failed_s,
-                clock=self._clock,
-                tasks=self.tasks,
-            )
+        Restarts(
+            self._etcd,
+            self._space,
+            self.process_id,
+            pause_s=config.restart_failed_s,
+            error_of=self.replicas.error_of,
+            clock=self._clock,
+            tasks=self.tasks,
+        )
         self.replicas.on_stopped = self.metrics.watch(self.replicas.held).leave
         self._stack.push_async_callback(self.replicas.close)
         self._start_service()
