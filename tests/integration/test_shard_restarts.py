@@ -116,3 +116,27 @@ async def test_a_shard_starts_again_though_etcd_was_away_when_it_was_to(
         await asyncio.sleep(1.5)
         own_etcd_server.start()
         await case.check()
+
+
+async def test_a_standby_that_has_failed_begins_anew_when_it_is_promoted(
+    local_consumers, tmp_path, etcd_prefix
+):
+    case = Case(local_consumers, tmp_path / "bench")
+    await case.begin(spec_of(hint_prefix=f"{etcd_prefix}-hints", hot_standbys=1))
+    folder = tmp_path / "second"
+    folder.mkdir()
+    (process,) = case.consumers.processes
+    second = await case.consumers.start(case.application, directory=folder)
+    folder.rmdir()
+    folder.touch()  # as a disk that takes nothing
+
+    async def has_failed():
+        replica = second.replicas.get(SHARD)
+        return replica is not None and replica.error is not None
+
+    await eventually(has_failed)
+    folder.unlink()
+    folder.mkdir()
+    await case.publish()
+    await case.consumers.crash(process)
+    await case.check()

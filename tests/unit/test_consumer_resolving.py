@@ -172,6 +172,9 @@ def assigned(slot, create):
         ((0, 5), (0, 5), True, "KEEP", ""),
         ((1, 5), (0, 6), True, "PROMOTE", "PRIMARY"),
         ((2, 5), (1, 6), True, "PROMOTE", ""),
+        ((1, 5, True), (0, 6), True, "RESTART", "STANDBY PRIMARY"),
+        ((2, 5, True), (1, 6), True, "RESTART", "STANDBY"),
+        ((1, 5, True), (1, 5), True, "KEEP", ""),
         ((0, 5), (1, 6), True, "RESTART", "STANDBY"),
         ((0, 5), (0, 6), True, "RESTART", "STANDBY PRIMARY"),
         ((1, 5), (1, 6), True, "RESTART", "STANDBY"),
@@ -181,7 +184,7 @@ def assigned(slot, create):
 )
 def test_cr4_replica_follows_its_assignment(held, now, has_spec, step, tasks):
     found = replica_step(
-        None if held is None else HeldReplica(*held),
+        None if held is None else HeldReplica(*held[:2], has_failed=len(held) > 2),
         None if now is None else assigned(*now),
         has_spec=has_spec,
     )

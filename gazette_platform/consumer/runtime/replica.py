@@ -161,7 +161,9 @@ class ShardReplica(Generic[StoreT, M]):
     def held(self) -> HeldReplica:
         """As decisions about replicas know it."""
         assignment = self._shard.assignment
-        return HeldReplica(assignment.slot, assignment.create_revision)
+        return HeldReplica(
+            assignment.slot, assignment.create_revision, has_failed=self.error is not None
+        )
 
     @property
     def progress(self) -> Progress:

@@ -6,13 +6,13 @@
     none           some                                    START
     some           none, or the shard is gone              STOP
     some           of the same creation                    KEEP: spec and status are read anew
-    some           of another creation, in a lower slot    PROMOTE: the replica goes on
+    some, at work  of another creation, in a lower slot    PROMOTE: the replica goes on
     some           of another creation, else               RESTART: the old one stops, a new one starts
 
 A slot is part of the key: whoever gets another slot has another assignment. A replica that started as
 standby runs the standby's task to the end of its life, and the primary's beside it once it has slot 0.
 
-Source: Gazette's consumer.
+Source: Gazette's consumer. Departs: there a standby that has failed is promoted, and fails again.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class HeldReplica:
 
     slot: int
     create_revision: int
+    has_failed: bool = False
 
 
 def replica_step(
@@ -84,7 +85,8 @@ def replica_step(
         return ReplicaStep.START
     if assignment.create_revision == held.create_revision:
         return ReplicaStep.KEEP
-    return ReplicaStep.PROMOTE if assignment.slot < held.slot else ReplicaStep.RESTART
+    may_go_on = assignment.slot < held.slot and not held.has_failed
+    return ReplicaStep.PROMOTE if may_go_on else ReplicaStep.RESTART
 
 
 def tasks_to_start(step: ReplicaStep, slot: int) -> tuple[ReplicaTask, ...]:
