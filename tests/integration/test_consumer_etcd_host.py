@@ -66,6 +66,17 @@ async def test_status_is_folded_and_known_here_at_once(group, ours):
     assert assignment(ours).status.errors == ("some error", "another")
 
 
+async def test_failure_of_a_former_replica_is_replaced(group, ours):
+    await group.assign(SHARD, ours, status=FAILED)
+    replica = EtcdShardHost(ours.api, assignment(ours))
+    await asyncio.gather(replica.set_status(PRIMARY), replica.set_status(STANDBY))
+    assert assignment(ours).status == PRIMARY
+    another = ReplicaStatus(ReplicaCode.FAILED, ("another",))
+    await replica.set_status(another)
+    await replica.set_status(PRIMARY)
+    assert assignment(ours).status == another
+
+
 async def test_status_is_tried_again_when_somebody_else_wrote(group, ours):
     replica = await host(group, ours)
     await ours.tasks.close()  # our view stands still

@@ -140,3 +140,8 @@ async def test_a_standby_that_has_failed_begins_anew_when_it_is_promoted(
     await case.publish()
     await case.consumers.crash(process)
     await case.check()
+
+    async def is_told():
+        return (await case.status()).code is ReplicaCode.PRIMARY
+
+    await eventually(is_told)

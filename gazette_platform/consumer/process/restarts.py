@@ -41,8 +41,8 @@ class Restarts:
 
     The pause doubles each time, up to 64 times the first one, and begins anew for a shard that did well
     for twice its last pause: processes of two groups which share a log by mistake fence each other ever
-    more seldom. An assignment that is gone meanwhile, by whomever, is left alone. That etcd does not
-    answer is waited out.
+    more seldom. An assignment that is gone meanwhile, or has another status, is left alone. That etcd does
+    not answer is waited out.
 
     Args:
         pause_s: seconds before the first attempt; None: only shards that were fenced start again.
@@ -105,22 +105,22 @@ class Restarts:
             self._waiting.discard((assignment.key, assignment.create_revision))
 
     async def _remove(self, failed: ShardAssignment) -> None:
-        """Remove it, if it still is there: then it has failed still, for that never changes."""
+        """Remove it, if it still is there, and has failed still."""
         failures = 0
         while True:
             current = self._state.assignment_of(failed.shard, self._id)
             if current is None or current.create_revision != failed.create_revision:
                 return
+            if current.status.code is not ReplicaCode.FAILED:
+                return
+            guard = Compare.mod(current.key, current.mod_revision)
             try:
-                await self._etcd.txn(
-                    [Compare.create(failed.key, failed.create_revision)], [Delete(failed.key)]
-                )
+                if (await self._etcd.txn([guard], [Delete(current.key)])).succeeded:
+                    return
             except EtcdError as err:
                 _log.warning("shard %s is not started again yet: %s", failed.shard, err)
                 if not err.retriable:
                     return
-            else:
-                return
             await asyncio.sleep(backoff_s(failures))
             failures += 1
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.consumer.cluster import STATUS_RETRY_S, write_status
-from gazette_platform.consumer.protocol import ShardStatus
+from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus, ShardStatus
 from gazette_platform.consumer.recoverylog import FsmHints
 from gazette_platform.consumer.service.hints import put_primary_hints, rotate_hints
 from gazette_platform.errors import EtcdError, ShardStopped, status_error
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from gazette_platform.consumer.cluster import ShardAssignment
-    from gazette_platform.consumer.protocol import ReplicaStatus, ShardSpec
+    from gazette_platform.consumer.protocol import ShardSpec
     from gazette_platform.consumer.service.shard_api import ShardApi
     from gazette_platform.etcd import Lease
 
@@ -49,6 +50,7 @@ class EtcdShardHost:
         self._space = api.resolver.space
         self._held = assignment
         self._lease = lease
+        self._has_told_failed = False
 
     def promoted(self, assignment: ShardAssignment) -> None:
         """The replica goes on under another assignment, of a lower slot."""
@@ -57,14 +59,20 @@ class EtcdShardHost:
     async def set_status(self, status: ReplicaStatus) -> None:
         """Fold a status into that of the assignment, and wait until our own view has it.
 
-        A status that the assignment has already, or that is behind it, is not written.
+        A status that the assignment has already, or that is behind it, is not written. A failure that is
+        not of this replica is replaced: the value went along when the slot was changed, of a replica
+        that has failed in the former one.
 
         Raises: ShardStopped: the assignment is gone. EtcdError: not retriable.
         Cancellation: leaves open whether it was written.
         """
 
+        self._has_told_failed |= status.code is ReplicaCode.FAILED
+
         async def attempt() -> bool:
             assignment, _ = self._present()
+            if assignment.status.code is ReplicaCode.FAILED and not self._has_told_failed:
+                assignment = replace(assignment, status=ReplicaStatus())
             known = assignment.status
             if known.code >= status.code and set(status.errors) <= set(known.errors):
                 return True  # an attempt whose outcome was not known may have done it
