@@ -145,7 +145,9 @@ async def test_hints_come_back_as_they_were_kept(group, ours):
     await replica.put_hints(hints(1))
     await replica.put_backup_hints(hints(2))
     await replica.put_backup_hints(hints(3))
-    assert await replica.fetch_hints() == (hints(1), hints(3), hints(2))
+    for _ in "12":  # the second time as after an answer that was lost, or a recovery of the same
+        await replica.put_backup_hints(hints(3))
+        assert await replica.fetch_hints() == (hints(1), hints(3), hints(2))
     await replica.put_hints(hints(4, "logs/other"))
     with pytest.raises(DataError, match="are of recovery log logs/other"):
         await replica.fetch_hints()

@@ -85,13 +85,18 @@ def rotate_backup_hints(
 ) -> GuardedWrite:
     """Put new backup hints first, and move the older ones on by one, up to a free key or the last.
 
+    If they are first already nothing moves: a shard that is recovered again and again, or an answer of etcd
+    that was lost, would drive out older ones, which may be needed.
+
     Args:
         hints: of the recovery that succeeded.
         present: what each of `backup_hint_keys` holds, in their order; None: nothing.
 
-    Returns: a write; without operations, if the shard keeps no backups.
+    Returns: a write; without operations, if the shard keeps no backups, or has these.
     """
     compares = [_is_assigned(assignment)]
+    if present and present[0] is not None and present[0].value == hints:
+        return GuardedWrite(tuple(compares), ())
     operations: list[Operation] = []
     moved = hints
     for key, found in zip(backup_hint_keys(spec), present, strict=True):

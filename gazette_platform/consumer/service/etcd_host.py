@@ -142,7 +142,7 @@ class EtcdShardHost:
     async def put_backup_hints(self, hints: FsmHints) -> None:
         """Keep hints of a recovery that succeeded, before older ones.
 
-        If etcd did not answer whether it has done so, they may be kept twice.
+        Those that are the newest already are not kept twice.
 
         Raises: ShardStopped: the assignment is gone. EtcdError: not retriable.
         Cancellation: leaves open whether they were written.
