@@ -66,7 +66,6 @@ class EtcdShardHost:
         Raises: ShardStopped: the assignment is gone. EtcdError: not retriable.
         Cancellation: leaves open whether it was written.
         """
-
         self._has_told_failed |= status.code is ReplicaCode.FAILED
 
         async def attempt() -> bool:
