@@ -258,7 +258,7 @@ def test_gp8_of_two_hand_offs_at_once_the_last_in_the_log_has_it():
     assert isinstance(played(players[1], log)[1], Read)
     players[1].at_head()
     again = players[1].next()
-    assert again.registers.value_of("author") == steps[1].registers.value_of("author")
+    assert again.author == steps[1].author
     players[1].injected(log.append(again.content))
     assert played(players[1], log)[1] is None
     assert players[1].is_done
