@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import subprocess
 import time
 import warnings
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from gazette_platform import lake
 from gazette_platform.embedded import tools
@@ -211,6 +212,17 @@ def plain_spark_session(**properties: str) -> Iterator[SparkSession]:
         yield session
 
 
+def _end_callbacks(gateway: Any) -> None:
+    """Shut down the sockets over which the JVM calls back, as it does for `foreachBatch`.
+
+    Py4J closes their streams first, which waits for ever while a thread of its own reads from them.
+    """
+    server = gateway.get_callback_server()
+    for connection in [] if server is None else list(server.connections):
+        with suppress(OSError, AttributeError):  # it is closed already
+            connection.socket.shutdown(socket.SHUT_RDWR)
+
+
 @contextmanager
 def _ending(session: SparkSession) -> Iterator[SparkSession]:
     """Stop the session, and its JVM."""
@@ -223,6 +235,7 @@ def _ending(session: SparkSession) -> Iterator[SparkSession]:
         gateway = SparkContext._gateway
         SparkContext._gateway = SparkContext._jvm = None
         if gateway is not None:
+            _end_callbacks(gateway)
             gateway.shutdown()
             gateway.proc.stdin.close()
             gateway.proc.wait(20)
