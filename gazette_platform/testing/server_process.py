@@ -9,6 +9,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Self
 
 from gazette_platform.embedded.ports import choose_ports
@@ -26,7 +27,7 @@ _LOG_TAIL_BYTES = 16384
 _HURRIED_S = 15.0
 
 
-class ServerProcess:
+class ServerProcess(ABC):
     """One process that serves gRPC and HTTP, from `start` to `stop`; it may be started again.
 
     Args:
@@ -54,12 +55,12 @@ class ServerProcess:
     def __exit__(self, *exc_info: object) -> None:
         self.kill()
 
+    @abstractmethod
     def start(self, *, timeout_s: float = 30.0) -> None:
         """Start, and wait until it is ready.
 
         Raises: SetupError: as `run`.
         """
-        raise NotImplementedError
 
     @property
     def address(self) -> str:

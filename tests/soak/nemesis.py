@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
 from collections import Counter
 from typing import TYPE_CHECKING, final
 
@@ -104,7 +103,7 @@ class Nemesis:
         if "broker" in fault.kind:
             return self._brokers.brokers[self._brokers.names[fault.target]].pid
         server = self._consumers.servers[self._consumers.names[fault.target]]
-        return None if server.process is None else server.process.pid
+        return server.pid or None
 
     async def _inflict(self, fault: Fault) -> None:
         broker = self._brokers.names[fault.target]
@@ -146,9 +145,12 @@ class Nemesis:
     async def _on_consumer(self, fault: Fault, consumer: str) -> None:
         match fault.kind:
             case Kind.PAUSE_CONSUMER:
-                self._consumers.servers[consumer].signal(signal.SIGSTOP)
-                await asyncio.sleep(fault.lasts_s)
-                self._consumers.servers[consumer].signal(signal.SIGCONT)
+                server = self._consumers.servers[consumer]
+                if not server.has_ended:
+                    server.pause()
+                    await asyncio.sleep(fault.lasts_s)
+                    if not server.has_ended:
+                        server.resume()
             case Kind.CUT_CONSUMER:
                 self._consumers.isolate(consumer)
                 await asyncio.sleep(fault.lasts_s)
@@ -161,7 +163,7 @@ class Nemesis:
     async def _kill_consumers(self, fault: Fault, consumer: str) -> None:
         names = self._consumers.names if fault.kind is Kind.KILL_CONSUMERS else (consumer,)
         for name in names:
-            self._consumers.servers[name].signal(signal.SIGKILL)
+            self._consumers.servers[name].strike()
         for name in names:
             self._consumers.servers[name].kill()
         await asyncio.sleep(fault.lasts_s)
@@ -225,11 +227,7 @@ class Nemesis:
         """Start processes that have ended, and tell those that must not have."""
         ended = [
             *[(n, b.pid, b.log_of_run) for n, b in self._brokers.brokers.items() if b.has_ended],
-            *[
-                (n, s.process.pid if s.process else 0, s.log_of_run)
-                for n, s in self._consumers.servers.items()
-                if s.has_ended
-            ],
+            *[(n, s.pid, s.log_of_run) for n, s in self._consumers.servers.items() if s.has_ended],
         ]
         for name, pid, log in ended:
             if pid:
