@@ -177,13 +177,15 @@ class HeldFragments:
 
 
 def pid_behind(port):
-    """The process that has a connection from a local port."""
+    """The process that has a connection from a local port. Others end meanwhile."""
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     inode = next(p[9] for p in map(str.split, lines) if int(p[1].rpartition(":")[2], 16) == port)
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
+    for process in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
         with contextlib.suppress(OSError):
-            if str(link.readlink()) == f"socket:[{inode}]":
-                return int(link.parts[2])
+            for link in Path("/proc", process, "fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    if str(link.readlink()) == f"socket:[{inode}]":
+                        return int(process)
     raise AssertionError(port)
 
 
