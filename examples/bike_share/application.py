@@ -93,7 +93,7 @@ class BikeShare(Application[SQLiteStore | SQLStore, list[str]]):
         else:
             found = await store.run(_add_ride, ride)
         if found:
-            _ = await txn.publisher.publish(self._cycle_mapping, _cycle(ride["bike_id"], found))
+            await txn.publisher.publish(self._cycle_mapping, _cycle(ride["bike_id"], found))
 
 
 def _add_ride(connection: Connection, ride: Mapping[str, Any]) -> list[Row]:

@@ -69,7 +69,7 @@ class Summer(Application[Store, Chunk]):
             total = sums[key] = load(txn.store, key)
         if add(total, chunk):
             # A copy: it gets a UUID, and the next commit reads the other one.
-            _ = await txn.publisher.publish(SUMS, msgspec.structs.replace(total))
+            await txn.publisher.publish(SUMS, msgspec.structs.replace(total))
 
     @override
     def finalize(self, txn: Transaction[Store]) -> None:

@@ -25,7 +25,10 @@ M = TypeVar("M")
 
 @dataclass(frozen=True, slots=True)
 class AckIntent:
-    """The acknowledgement of a transaction in one journal, framed: to keep, and then to append."""
+    """The acknowledgement of a transaction in one journal, framed: to keep, and then to append.
+
+    Messages of the transaction that are not appended yet may come before it.
+    """
 
     journal: str
     content: bytes
@@ -119,6 +122,19 @@ class Publisher(Generic[M]):
         for ticket in tickets:
             await ticket
 
+    def frame_uncommitted(self, message: M, to: Mapped) -> bytes:
+        """An uncommitted message with its UUID, for a caller who appends it, before anything that is framed later.
+
+        Raises: ValidationError: it cannot be stamped or written.
+        """
+        framing: Framing[Any] = self._framing or framing_of(to.content_type)
+        # Made before the message is accepted, which could not be acknowledged if there was none.
+        ack = framing.acknowledgement(message) if to.journal not in self._open else None
+        frame = self._frame(message, framing, Flags.CONTINUE_TXN)
+        if ack is not None:
+            self._open[to.journal] = framing, ack
+        return frame
+
     async def _publish(self, message: M, flags: Flags, to: Mapped | None = None) -> AppendTicket:
         if to is None:
             if self._mapping is None:
@@ -131,11 +147,13 @@ class Publisher(Generic[M]):
         ack = framing.acknowledgement(message) if joins else None
         await self.service.room()
         # From here on nothing waits: clocks are taken in the order in which appends are.
-        if self._clock is not None:
-            self._message_clock.update(int(self._clock.unix_s() * 1e6) * 1000)
-        uuid = build_uuid(self.producer, self._message_clock.tick(), flags)
-        frame = framing.encode(framing.stamp(message, uuid))
-        ticket = self.service.submit_nowait(journal, frame)
+        ticket = self.service.submit_nowait(journal, self._frame(message, framing, flags))
         if ack is not None:
             self._open.setdefault(journal, (framing, ack))
         return ticket
+
+    def _frame(self, message: M, framing: Framing[Any], flags: Flags) -> bytes:
+        if self._clock is not None:
+            self._message_clock.update(int(self._clock.unix_s() * 1e6) * 1000)
+        uuid = build_uuid(self.producer, self._message_clock.tick(), flags)
+        return framing.encode(framing.stamp(message, uuid))
