@@ -53,7 +53,8 @@ class TransactionPublisher:
 
         Args:
             to: a journal, or a mapping, which chooses one.
-            message: in a form that the journal's framing knows.
+            message: in a form that the journal's framing knows. If its type has a method ``validate``, that is
+                called first.
 
         Returns: of its append, which nobody has to wait for: the commit does.
 
@@ -61,11 +62,13 @@ class TransactionPublisher:
             JournalNotFound: there is no such journal.
             ValidationError: the message cannot be mapped, stamped or written.
             GazetteError: an append of the journal failed before.
+            Exception: whatever the message's ``validate`` raises.
 
         Cancellation: safe; the message is accepted or not.
         """
+        mapped: Mapped | Callable[[M], Mapped]
         if not isinstance(to, str):
-            mapped = to(message)
+            mapped = to
         elif (known := self._known.get(to)) is not None:
             mapped = known
         else:

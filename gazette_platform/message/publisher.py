@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from gazette_platform.errors import ValidationError
@@ -38,6 +39,9 @@ class Publisher(Generic[M]):
     A message gets its UUID at the moment at which it takes its place in the journal, so that the clocks
     of a producer rise in each journal, however many tasks publish. Keep one for the life of a process:
     readers remember each producer. Use from one event loop.
+
+    A message whose type has a method ``validate`` is asked by it before it is mapped, and has no UUID yet.
+    What that raises is raised here, and the message is not published. Acknowledgements are not asked.
 
     Args:
         service: appends.
@@ -80,18 +84,21 @@ class Publisher(Generic[M]):
         Raises:
             GazetteError: an append of the journal failed before.
             ValidationError: it cannot be mapped, stamped or written.
+            Exception: whatever the message's ``validate`` raises.
 
         Cancellation: safe; the message is accepted or not.
         """
         return await self._publish(message, Flags.OUTSIDE_TXN)
 
-    async def publish_uncommitted(self, message: M, *, to: Mapped | None = None) -> AppendTicket:
+    async def publish_uncommitted(
+        self, message: M, *, to: Mapped | Callable[[M], Mapped] | None = None
+    ) -> AppendTicket:
         """Publish a message that counts once its transaction is acknowledged; by one task at a time.
 
         See `build_acks`. Returns, raises, cancellation: as `publish_committed`.
 
         Args:
-            to: where it goes, whatever the mapping says.
+            to: where it goes, or another mapping, which says so; None: as the publisher's mapping says.
         """
         return await self._publish(message, Flags.CONTINUE_TXN, to)
 
@@ -119,12 +126,18 @@ class Publisher(Generic[M]):
         for ticket in tickets:
             await ticket
 
-    async def _publish(self, message: M, flags: Flags, to: Mapped | None = None) -> AppendTicket:
+    async def _publish(
+        self, message: M, flags: Flags, to: Mapped | Callable[[M], Mapped] | None = None
+    ) -> AppendTicket:
+        validate = getattr(type(message), "validate", None)
+        if isfunction(
+            validate
+        ):  # pydantic has a class method of that name, which is something else
+            validate(message)
+        to = self._mapping if to is None else to
         if to is None:
-            if self._mapping is None:
-                raise ValidationError("this publisher has no mapping: say where the message goes")
-            to = self._mapping(message)
-        journal, content_type = to
+            raise ValidationError("this publisher has no mapping: say where the message goes")
+        journal, content_type = to(message) if callable(to) else to
         framing: Framing[Any] = self._framing or framing_of(content_type)
         joins = flags == Flags.CONTINUE_TXN and journal not in self._open
         # Made before the message is accepted, which could not be acknowledged if there was none.
