@@ -26,6 +26,8 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # (`ci` is hypothesis' own: the same examples each time.)
 settings.register_profile("house", deadline=None)
 settings.register_profile("nightly", deadline=None, max_examples=10_000)
+# For another interpreter, where what is wrong is wrong of most examples.
+settings.register_profile("brief", settings.get_profile("ci"), max_examples=20)
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "house")
 )

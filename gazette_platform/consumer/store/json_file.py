@@ -43,6 +43,9 @@ _MODE: Final = 0o600
 
 _LINES: Final = 3
 
+_INLINE_BYTES_MAX: Final = 64 << 10
+"""Written on the event loop up to this size: a hop to a thread costs more."""
+
 _PIECE_BYTES: Final = 1 << 20
 """Bytes of one write in the log: large for the frame around it, small for what may wait at once."""
 
@@ -135,18 +138,25 @@ class JSONFileStore(ShardStore, Generic[_T]):
     async def _commit(self, content: bytes) -> None:
         recorder, path = self._recorder, self._directory / _NEXT
         try:
-            await run_in(self._disk, _write, path, content)
-            fnode, view = recorder.create(str(path)), memoryview(content)
-            for begin in range(0, len(content), _PIECE_BYTES):
-                await recorder.room()
-                recorder.write(fnode, begin, view[begin : begin + _PIECE_BYTES])
-            await run_in(self._disk, os.replace, path, self._directory / _STATE)
-            recorder.rename(str(path), str(self._directory / _STATE))
+            if len(content) <= _INLINE_BYTES_MAX:
+                self._replace(path, content)
+            else:
+                await run_in(self._disk, self._replace, path, content)
         except OSError as err:
             raise StoreError(
                 f"{path} cannot be written ({err}): nothing was committed; see to the disk"
             ) from err
+        fnode, view = recorder.create(str(path)), memoryview(content)
+        for begin in range(0, len(content), _PIECE_BYTES):
+            await recorder.room()
+            recorder.write(fnode, begin, view[begin : begin + _PIECE_BYTES])
+        recorder.rename(str(path), str(self._directory / _STATE))
         await recorder.barrier()
+
+    def _replace(self, path: Path, content: bytes) -> None:
+        """Write the file, and put it in place of the former one."""
+        _write(path, content)
+        path.replace(self._directory / _STATE)
 
     @override
     async def destroy(self) -> None:
