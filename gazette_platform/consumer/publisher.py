@@ -64,17 +64,20 @@ class TransactionPublisher:
 
         Args:
             to: a journal, or a mapping, which chooses one.
-            message: in a form that the journal's framing knows.
+            message: in a form that the journal's framing knows. If its type has a method ``validate``, that is
+                called first.
 
         Raises:
             JournalNotFound: there is no such journal.
             ValidationError: the message cannot be mapped, stamped or written.
             GazetteError: an append of the journal failed before.
+            Exception: whatever the message's ``validate`` raises.
 
         Cancellation: safe; the message is accepted or not.
         """
+        mapped: Mapped | Callable[[M], Mapped]
         if not isinstance(to, str):
-            mapped = to(message)
+            mapped = to
         elif (known := self._known.get(to)) is not None:
             mapped = known
         else:
@@ -83,13 +86,13 @@ class TransactionPublisher:
             self._known.put(to, mapped)
         if self._held is None:
             await self._appends.room()
-        frame = self._publisher.frame_uncommitted(message, mapped)
+        journal, frame = self._publisher.frame_uncommitted(message, mapped)
         if self._held is not None and self._held_bytes + len(frame) > _HELD_BYTES_MAX:
             self._append_held()
         if self._held is None:
-            _ = self._appends.submit_nowait(mapped.journal, frame)
+            _ = self._appends.submit_nowait(journal, frame)
         else:
-            self._held.setdefault(mapped.journal, []).append(frame)
+            self._held.setdefault(journal, []).append(frame)
             self._held_bytes += len(frame)
 
     def _append_held(self) -> None:

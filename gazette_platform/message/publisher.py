@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from gazette_platform.errors import ValidationError
@@ -41,6 +42,9 @@ class Publisher(Generic[M]):
     A message gets its UUID at the moment at which it takes its place in the journal, so that the clocks
     of a producer rise in each journal, however many tasks publish. Keep one for the life of a process:
     readers remember each producer. Use from one event loop.
+
+    A message whose type has a method ``validate`` is asked by it before it is mapped, and has no UUID yet.
+    What that raises is raised here, and the message is not published. Acknowledgements are not asked.
 
     Args:
         service: appends.
@@ -83,18 +87,21 @@ class Publisher(Generic[M]):
         Raises:
             GazetteError: an append of the journal failed before.
             ValidationError: it cannot be mapped, stamped or written.
+            Exception: whatever the message's ``validate`` raises.
 
         Cancellation: safe; the message is accepted or not.
         """
         return await self._publish(message, Flags.OUTSIDE_TXN)
 
-    async def publish_uncommitted(self, message: M, *, to: Mapped | None = None) -> AppendTicket:
+    async def publish_uncommitted(
+        self, message: M, *, to: Mapped | Callable[[M], Mapped] | None = None
+    ) -> AppendTicket:
         """Publish a message that counts once its transaction is acknowledged; by one task at a time.
 
         See `build_acks`. Returns, raises, cancellation: as `publish_committed`.
 
         Args:
-            to: where it goes, whatever the mapping says.
+            to: where it goes, or another mapping, which says so; None: as the publisher's mapping says.
         """
         return await self._publish(message, Flags.CONTINUE_TXN, to)
 
@@ -122,25 +129,30 @@ class Publisher(Generic[M]):
         for ticket in tickets:
             await ticket
 
-    def frame_uncommitted(self, message: M, to: Mapped) -> bytes:
+    def frame_uncommitted(
+        self, message: M, to: Mapped | Callable[[M], Mapped]
+    ) -> tuple[str, bytes]:
         """An uncommitted message with its UUID, for a caller who appends it, before anything that is framed later.
 
-        Raises: ValidationError: it cannot be stamped or written.
+        Returns: the journal that it belongs to, and its bytes there.
+
+        Raises:
+            ValidationError: it cannot be mapped, stamped or written.
+            Exception: whatever the message's ``validate`` raises.
         """
-        framing: Framing[Any] = self._framing or framing_of(to.content_type)
+        journal, content_type = self._mapped(message, to)
+        framing: Framing[Any] = self._framing or framing_of(content_type)
         # Made before the message is accepted, which could not be acknowledged if there was none.
-        ack = framing.acknowledgement(message) if to.journal not in self._open else None
+        ack = framing.acknowledgement(message) if journal not in self._open else None
         frame = self._frame(message, framing, Flags.CONTINUE_TXN)
         if ack is not None:
-            self._open[to.journal] = framing, ack
-        return frame
+            self._open[journal] = framing, ack
+        return journal, frame
 
-    async def _publish(self, message: M, flags: Flags, to: Mapped | None = None) -> AppendTicket:
-        if to is None:
-            if self._mapping is None:
-                raise ValidationError("this publisher has no mapping: say where the message goes")
-            to = self._mapping(message)
-        journal, content_type = to
+    async def _publish(
+        self, message: M, flags: Flags, to: Mapped | Callable[[M], Mapped] | None = None
+    ) -> AppendTicket:
+        journal, content_type = self._mapped(message, to)
         framing: Framing[Any] = self._framing or framing_of(content_type)
         joins = flags == Flags.CONTINUE_TXN and journal not in self._open
         # Made before the message is accepted, which could not be acknowledged if there was none.
@@ -151,6 +163,16 @@ class Publisher(Generic[M]):
         if ack is not None:
             self._open.setdefault(journal, (framing, ack))
         return ticket
+
+    def _mapped(self, message: M, to: Mapped | Callable[[M], Mapped] | None) -> Mapped:
+        validate = getattr(type(message), "validate", None)
+        # pydantic has a class method of that name, which is something else.
+        if isfunction(validate):
+            validate(message)
+        to = self._mapping if to is None else to
+        if to is None:
+            raise ValidationError("this publisher has no mapping: say where the message goes")
+        return to(message) if callable(to) else to
 
     def _frame(self, message: M, framing: Framing[Any], flags: Flags) -> bytes:
         if self._clock is not None:

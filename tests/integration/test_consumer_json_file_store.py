@@ -109,6 +109,16 @@ async def test_journals_are_in_order_and_escaped_as_gazette_does(owner):
     )
 
 
+async def test_state_is_escaped_as_gazette_does(owner):
+    owner.store.state["<a&b>"] = "\u2028\u2029é"
+    await owner.commit(Checkpoint())
+    lines = (owner.directory / "state.json").read_bytes().splitlines()
+    state = rb'{"hello":"world","\u003ca\u0026b\u003e":"\u2028\u2029%b"}' % "é".encode()
+    assert lines[1] == state
+    await owner.store.restore_checkpoint()
+    assert owner.store.state == {"hello": "world", "<a&b>": "\u2028\u2029é"}
+
+
 async def test_a_commit_is_recorded_as_a_new_file(owner, monkeypatch):
     told = []
     for name in ("create", "write", "rename", "gate", "barrier"):

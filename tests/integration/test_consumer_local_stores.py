@@ -3,8 +3,9 @@
 import asyncio
 
 import pytest
+from rocksdict import Options, Rdict
 
-from gazette_platform.client import AsyncClient, Change, ClientConfig
+from gazette_platform.client import AppendOptions, AsyncClient, Change, ClientConfig
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE, FsmHints, Player, Recorder
 from gazette_platform.consumer.store.rocksdb import RocksDBStore
@@ -16,12 +17,12 @@ from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpe
 
 pytestmark = pytest.mark.etcd
 
-LOG = "a/recovery-log"
+LOG, OTHER_LOG = "a/recovery-log", "b/recovery-log"
 
 
 @pytest.fixture
 async def client(broker):
-    """A client, and one log."""
+    """A client, and two logs."""
     fragment = FragmentSpec(
         length=1 << 16,
         codec=CompressionCodec.SNAPPY,
@@ -30,9 +31,9 @@ async def client(broker):
     )
     labels = LabelSet.of({"content-type": CONTENT_TYPE})
     async with AsyncClient(ClientConfig(address=broker.address)) as client:
-        await client.apply(
-            [Change(JournalSpec(name=LOG, replication=1, labels=labels, fragment=fragment))]
-        )
+        for name in (LOG, OTHER_LOG):
+            spec = JournalSpec(name=name, replication=1, labels=labels, fragment=fragment)
+            await client.apply([Change(spec)])
         yield client
 
 
@@ -73,29 +74,45 @@ def at(offset):
     return Checkpoint(SequencerCheckpoint(offsets={"a/journal": offset}))
 
 
-async def taken_over(kind, client, directory, author, hints=None):
-    """A state that goes on in a directory of its own, its recorder, and its checkpoint."""
-    player = Player(client, hints or FsmHints(LOG), directory)
-    player.inject_handoff(author)
-    service = client.append_service()
+async def begun(kind, client, played, author, **options):
+    """A state that goes on with files that were played, its recorder, and its checkpoint."""
     async with asyncio.timeout(30):
-        recorder = await Recorder.start(client, service, await player.play(), author)
+        service = client.append_service()
+        recorder = await Recorder.start(client, service, played, author, **options)
         state = kind(recorder)
         return state, recorder, await state.store.restore_checkpoint()
 
 
-async def seen_now(kind, client, directory):
-    """What whoever plays the log now has, and its checkpoint; the log is not taken over."""
-    player = Player(client, FsmHints(LOG), directory)
+async def taken_over(kind, client, directory, author, hints=None, **options):
+    """A state that goes on in a directory of its own, its recorder, and its checkpoint."""
+    player = Player(client, hints or FsmHints(LOG), directory)
+    player.inject_handoff(author)
+    async with asyncio.timeout(30):
+        return await begun(kind, client, await player.play(), author, **options)
+
+
+async def played_now(client, directory, hints=None):
+    """The files as whoever plays the log now has them; it is not taken over."""
+    player = Player(client, hints or FsmHints(LOG), directory)
     player.finish_at_write_head()
     async with asyncio.timeout(30):
-        played = await player.play()
-        recorder = await Recorder.start(client, client.append_service(), played, 99)
-        state = kind(recorder)
-        checkpoint = await state.store.restore_checkpoint()
+        return await player.play()
+
+
+async def seen_now(kind, client, directory, hints=None):
+    """What whoever plays the log now has, and its checkpoint."""
+    played = await played_now(client, directory, hints)
+    state, _, checkpoint = await begun(kind, client, played, 99)
     found = state.all(), checkpoint
     await state.store.destroy()
     return found
+
+
+async def committed(state, number, **changes):
+    """Commit `changes`, and that all was read up to `number`."""
+    state.set(changes)
+    async with asyncio.timeout(30):
+        await state.store.start_commit(at(number), ())
 
 
 async def test_cl1_gb1_a_killed_process_is_followed_by_another(kind, client, tmp_path):
@@ -169,4 +186,104 @@ async def test_cl2_nothing_of_a_commit_is_in_the_log_before_its_gate_has_opened(
     with pytest.raises(GazetteError, match="it was not to be"):
         await commit
     assert await seen_now(kind, client, tmp_path / "last") == ({"a": 2}, at(2))
+    await state.store.destroy()
+
+
+async def test_gb2_standbys_take_over_from_each_other_while_all_write(kind, client, tmp_path):
+    """Each has what the former one knew to be committed, and perhaps what it was about to commit."""
+    state, recorder, _ = await taken_over(kind, client, tmp_path / "1", 1)
+    states, expected, last = [state], [{}], 0
+    for author in (2, 3, 4):
+        known = []
+
+        async def write(state=state, last=last, known=known):
+            while True:
+                last += 1
+                expected.append(expected[last - 1] | {"all": last, f"word {last % 50}": last})
+                await committed(state, last, **expected[last])
+                known.append(last)
+
+        player = Player(client, await recorder.build_hints(), tmp_path / f"{author}")
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+            playing = tasks.create_task(player.play())
+            await player.tailing.wait()
+            writing = tasks.create_task(fenced(write()))
+            while len(known) < 5:
+                assert not writing.done()
+                await asyncio.sleep(0.01)
+            player.inject_handoff(author)
+            state, recorder, checkpoint = await begun(kind, client, await playing, author)
+        states.append(state)
+        last = checkpoint.read_through["a/journal"]
+        assert last in (known[-1], known[-1] + 1)
+        assert state.all() == expected[last]
+        del expected[last + 1 :]
+    assert await seen_now(kind, client, tmp_path / "seen") == (expected[last], at(last))
+    for each in states:
+        await each.store.destroy()
+
+
+async def fenced(writing):
+    with pytest.raises(Fenced):
+        await writing
+
+
+async def test_gb3_hints_choose_the_branch_of_one_of_two_writers(kind, client, tmp_path):
+    """Of two that know nothing of each other, as if no broker checked registers."""
+    first, recorder, _ = await taken_over(kind, client, tmp_path / "one", 1)
+    await committed(first, 1, both=1)
+    played = await played_now(client, tmp_path / "two", await recorder.build_hints())
+    second, other, checkpoint = await begun(kind, client, played, 2)
+    assert (second.all(), checkpoint) == ({"both": 1}, at(1))
+    for each in (recorder, other):
+        each._options = AppendOptions()
+    for number in range(2, 6):
+        await committed(first, number, first=number)
+        await committed(second, 10 * number, second=number)
+    branches = {
+        1: (await recorder.build_hints(), {"both": 1, "first": 5}, at(5)),
+        2: (await other.build_hints(), {"both": 1, "second": 5}, at(50)),
+    }
+    for author, (hints, expected, checkpoint) in branches.items():
+        assert author in {each.author for each in hints.segments()}
+        found = await seen_now(kind, client, tmp_path / f"branch-{author}", hints)
+        assert found == (expected, checkpoint)
+    # Nobody tells which one it is of a log without hints: the one that was first in it.
+    assert await seen_now(kind, client, tmp_path / "none") == branches[1][1:]
+    await first.store.destroy()
+    await second.store.destroy()
+
+
+async def test_gb4_a_store_goes_on_in_another_log(kind, client, tmp_path):
+    first, recorder, _ = await taken_over(kind, client, tmp_path / "one", 1)
+    for number in range(1, 4):
+        await committed(first, number, old=number)
+    end = (await client.append(LOG, b"")).end
+    hints = await recorder.build_hints()
+    played = await played_now(client, tmp_path / "two", hints)
+    second, recorder, checkpoint = await begun(kind, client, played, 2, log=OTHER_LOG)
+    assert (second.all(), checkpoint) == ({"old": 3}, at(3))
+    for number in range(4, 7):
+        await committed(second, number, new=number)
+        hints = await recorder.build_hints()
+        assert hints.log == OTHER_LOG
+        found = await seen_now(kind, client, tmp_path / f"{number}", hints)
+        assert found == ({"old": 3, "new": number}, at(number))
+    assert (await client.append(LOG, b"")).end == end
+    third, _, checkpoint = await taken_over(kind, client, tmp_path / "three", 3, hints)
+    assert (third.all(), checkpoint) == ({"old": 3, "new": 6}, at(6))
+    for each in (first, second, third):
+        await each.store.destroy()
+
+
+async def test_gb2_the_checkpoint_is_where_gazettes_stores_of_rocksdb_have_it(client, tmp_path):
+    state, _, _ = await taken_over(Keys, client, tmp_path / "one", 1)
+    await committed(state, 7, a=1)
+    played = await played_now(client, tmp_path / "two")
+    db = Rdict(str(played.directory), Options(raw_mode=True))
+    assert dict(db.items()) == {
+        bytes.fromhex("0012636865636b706f696e740001"): at(7).encode(),
+        b"a": b"1",
+    }
+    db.close()
     await state.store.destroy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import aiohttp
 import pytest
 from shard_bench import IN, NDJSON, OUT, SHARD, make_journals
 from sqlalchemy import text
@@ -175,6 +176,36 @@ async def test_cn1_a_source_with_a_name_of_its_reader_is_read_and_handed_over(wo
         progress = await client.stat(SHARD)
     # A reader's name is part of that of the source.
     assert progress.read_through == {f"{IN};sums": await world.consumers.client.write_head(IN)}
+
+
+async def test_cr6_metrics_tell_the_status_of_each_shard_while_it_is_here(world):
+    application = InFile()
+    first = await world.consumers.start(application)
+    await world.consumers.create_shards(world.spec(hot_standbys=1))
+    second = await world.consumers.start(application)
+    await world.have(ReplicaCode.STANDBY, ReplicaCode.PRIMARY)
+
+    async def told(process):
+        url = f"http://127.0.0.1:{process.http_port}/debug/metrics"
+        async with aiohttp.ClientSession() as http, http.get(url) as answer:
+            lines = (await answer.text()).splitlines()
+        return [each for each in lines if each.startswith("gazette_shard_up{")]
+
+    def line(status):
+        return [f'gazette_shard_up{{shard="{SHARD}",status="{status}"}} 1.0']
+
+    async def tell(*statuses):
+        async def do():
+            return [await told(first), await told(second)] == list(statuses)
+
+        await eventually(do)
+
+    await tell(line("primary"), line("standby"))
+    assert await world.move() is second
+    await tell(line("standby"), line("primary"))
+    async with world.consumers.shard_client() as client:
+        await client.apply([ShardChange(None, delete=SHARD, revision=-1)])
+    await tell([], [])
 
 
 @pytest.mark.parametrize("which", ["primary", "backup"])

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.consumer.publisher import TransactionPublisher
 from gazette_platform.errors import JournalNotFound, ValidationError
 from gazette_platform.message import (
     Flags,
@@ -19,6 +20,7 @@ from gazette_platform.message import (
     SequencerCounts,
     clock_of,
     read_committed,
+    register_framing,
 )
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import JournalSpec, LabelSet
@@ -163,6 +165,80 @@ async def test_mp1_what_cannot_be_published_takes_no_place():
         assert publisher.build_acks() == []
         await publisher.service.flush("a/one")
         assert clocks(broker, "a/one") == []
+
+
+class Limited(msgspec.Struct):
+    """Says itself what may be published."""
+
+    n: int = 0
+    UUID: str = ""
+
+    def validate(self):
+        assert not self.UUID  # it gets one later
+        if self.n > 9:
+            raise ValidationError(f"n is {self.n}, of at most 9")
+
+
+class Parsed(msgspec.Struct):
+    """With a class method of that name, which is to make one of something else, as models of pydantic have."""
+
+    UUID: str = ""
+
+    @classmethod
+    def validate(cls, value):
+        raise AssertionError(value)
+
+
+async def test_mp1_a_message_that_is_not_valid_is_neither_mapped_nor_published():
+    mapped = []
+
+    def mapping(message):
+        mapped.append(message.n)
+        return Mapped("a/one", NDJSON)
+
+    framing = JsonFraming(message_type=Limited)
+    async with publishing() as (broker, client, former):
+        publisher = Publisher(former.service, mapping, None, framing=framing)
+        with pytest.raises(ValidationError, match="n is 10, of at most 9"):
+            await publisher.publish_committed(Limited(10))
+        for to in (None, mapping, Mapped("a/one", NDJSON)):
+            with pytest.raises(ValidationError, match="n is 11"):
+                await publisher.publish_uncommitted(Limited(11), to=to)
+        assert (mapped, publisher.build_acks()) == ([], [])
+        await publisher.publish_committed(Limited(9))
+        await publisher.publish_uncommitted(Limited(8), to=mapping)
+        await publisher.append_acks(publisher.build_acks())
+        assert mapped == [9, 8]
+        # What was refused has taken no clock.
+        assert [clock for clock, _ in clocks(broker, "a/one")] == [160, 320, 480]
+
+        spec = JournalSpec("a/two", 1, LabelSet.of(**{"content-type": NDJSON}))
+        broker.journals["a/two"].spec = spec
+        register_framing(framing)
+        try:
+            of_shard = TransactionPublisher(client, former.service, ManualClock())
+            for to in ("a/two", lambda _: pytest.fail("it was mapped")):
+                with pytest.raises(ValidationError, match="n is 12"):
+                    await of_shard.publish(to, Limited(12))
+            assert of_shard.build_acks() == []
+            await of_shard.publish("a/two", Limited(7))
+            [ack] = of_shard.build_acks()
+        finally:
+            register_framing(JSON)
+        assert ack.journal == "a/two"
+        assert len(ack.content.splitlines()) == 2
+
+
+async def test_a_class_method_named_validate_is_not_called():
+    async with publishing() as (broker, _, former):
+        publisher = Publisher(
+            former.service,
+            lambda _: Mapped("a/one", NDJSON),
+            None,
+            framing=JsonFraming(message_type=Parsed),
+        )
+        await (await publisher.publish_committed(Parsed()))
+        assert len(parts(broker, "a/one")) == 1
 
 
 class Untold(msgspec.Struct):

@@ -8,6 +8,7 @@ from gazette_platform.consumer.recoverylog import (
     FnodeSegments,
     Fsm,
     FsmHints,
+    Playback,
     Property,
     Recording,
     Segment,
@@ -17,11 +18,12 @@ from gazette_platform.consumer.recoverylog import (
     pick_hints,
 )
 from gazette_platform.consumer.recoverylog.chain import body_of
+from gazette_platform.consumer.recoverylog.playback import CreateFile, Read, WriteFile
 from gazette_platform.consumer.recoverylog.recording import handoff_frame
 from gazette_platform.errors import DataError, ValidationError
 
 CREATE = "66339336180000000801 1dd2040000 220f0a0d2f706174682f746f2f66696c65"
-WRITE = "66339336120000000802154e8e8e561dd20400003a0408011005".replace("1005", "1805")
+WRITE = "66339336120000000802154e8e8e561dd20400003a0408011805"
 NO_OP = "663393360c00000008031584af96e01d2e160000"
 JSON = (
     b'{"log":"a/log","live_nodes":[{"fnode":1,"segments":[{"author":1234,"first_seq_no":1,'
@@ -49,6 +51,24 @@ def test_gr1_recorded_operations_have_the_bytes_of_the_contract():
     assert recording.fsm.next_checksum == 0xE096AF84
     assert handoff_frame(recording.fsm, 5678) == bytes.fromhex(NO_OP)
     assert body_of(frame) == frame[8:]
+
+
+def test_the_operations_of_the_contract_are_a_log_that_has_its_hints():
+    """As a player reads them: the no-op of the other author is no part of the file."""
+    log = bytes.fromhex(CREATE) + bytes.fromhex(WRITE) + b"hello" + bytes.fromhex(NO_OP)
+    for hints in (FsmHints("a/log"), FsmHints.from_bytes(JSON)):
+        playback = Playback(hints, {"a/log": len(log)})
+        playback.finish_at_write_head()
+        effects = []
+        while (step := playback.next()) is not None:
+            assert isinstance(step, Read)
+            effects += playback.feed(log[step.offset :]) or playback.at_head()
+        assert effects == [CreateFile(1), WriteFile(1, 0, b"hello")]
+        fsm = playback.fsm
+        assert fsm.build_hints("a/log").to_json() == JSON
+        assert fsm.next_seq_no == 4
+        assert fsm.next_checksum == extend_checksum(0xE096AF84, bytes.fromhex(NO_OP)[8:])
+        assert fsm.links == {"/path/to/file": 1}
 
 
 @pytest.mark.parametrize(

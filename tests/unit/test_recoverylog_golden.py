@@ -1,15 +1,21 @@
-"""A whole log, with its hints, as it was once written. The files of its data never change.
+"""Whole logs, with their hints, as they were once written. The files of their data never change.
 
 ``log.bin`` was recorded by two authors, and has what a late one appended, and an append that was made
 again. ``primary.json`` are the hints of its last recorder, ``backup.json`` those of a player.
+
+The golden shards are of our own stores, and are played here without a broker; see `tools/golden_shards.py`.
 """
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
 
 from gazette_platform.consumer.recoverylog import Fsm, FsmHints, Playback, Recording
 from gazette_platform.consumer.recoverylog.playback import Inject, Read, WriteFile
+from gazette_platform.protocol import parse_fragment_path
+from tools.golden_shards import DATA as SHARDS, KINDS, LOG as SHARD_LOG, files_of, kept_log, sha1
 
 DATA = Path(__file__).parent / "data" / "recoverylog"
 LOG = "app/logs/shard-000"
@@ -56,7 +62,7 @@ def record():
 
 def played(log, hints, *, author=0, files=None):
     """Plays to the head; or takes the log over, which appends to it."""
-    playback = Playback(hints, {LOG: len(log)})
+    playback = Playback(hints, {hints.log: len(log)})
     playback.inject_handoff(author) if author else playback.finish_at_write_head()
     while (step := playback.next()) is not None:
         if isinstance(step, Inject):
@@ -88,3 +94,43 @@ def test_the_log_gives_its_files(name):
     fsm = played((DATA / "log.bin").read_bytes(), hints, files=files).fsm
     found = {path: bytes(files[fnode]) for path, fnode in fsm.links.items()}
     assert found | {path: each.encode() for path, each in fsm.properties.items()} == EXPECTED
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+def kind(request):
+    return request.param
+
+
+def golden_of(kind):
+    return json.loads((SHARDS / kind.name / "golden.json").read_text())
+
+
+def test_golden_shards_are_kept_as_they_were_written(kind):
+    golden, folder = golden_of(kind), SHARDS / kind.name
+    found = files_of(folder)
+    del found["golden.json"]
+    assert found == golden["kept"]
+    log = kept_log(kind)
+    assert (len(log), sha1(log)) == (golden["end"], golden["sha1"])
+    end = 0
+    for path in sorted((folder / "fragments").iterdir()):
+        fragment = parse_fragment_path(SHARD_LOG, path.name)
+        assert (fragment.begin, fragment.codec) == (end, kind.codec)
+        end = fragment.end
+        content = log[fragment.begin : end]
+        assert fragment.sum.hex() == hashlib.sha1(content, usedforsecurity=False).hexdigest()
+    assert end == golden["end"]
+
+
+@pytest.mark.parametrize("slot", ["none", "primary", "backup.0", "backup.1"])
+def test_golden_shards_give_their_files(kind, slot):
+    hints = FsmHints(SHARD_LOG)
+    if slot != "none":
+        value = (SHARDS / kind.name / "hints" / f"shard-000.{slot}").read_bytes()
+        hints = FsmHints.from_bytes(value)
+        hints.validate()
+        assert hints.to_json() == value
+    files = {}
+    fsm = played(kept_log(kind), hints, files=files).fsm
+    found = {path[1:]: sha1(bytes(files.get(fnode, b""))) for path, fnode in fsm.links.items()}
+    assert found == golden_of(kind)["files"]

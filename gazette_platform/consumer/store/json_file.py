@@ -133,7 +133,7 @@ class JSONFileStore(ShardStore, Generic[_T]):
                 f"{self._recorder.log}: the state cannot be written as JSON: {err}", path="state"
             ) from err
         offsets = _go_json(dict(sorted(checkpoint.read_through.items())))
-        return b"".join((offsets, state, b"\n", _go_json(checkpoint.json())))
+        return b"".join((offsets, escape_html(state), b"\n", _go_json(checkpoint.json())))
 
     async def _commit(self, content: bytes) -> None:
         recorder, path = self._recorder, self._directory / _NEXT
