@@ -150,6 +150,19 @@ class ServerConfig(ABC):
                 raise err.within(f"{self.flags}.auth-keys") from None
 
     @property
+    def scheme(self) -> str:
+        """Of its ports."""
+        return "https" if self.server_cert_file is not None else "http"
+
+    def endpoint(self, port: int) -> str:
+        """Where clients and peers reach it.
+
+        Args:
+            port: that is bound, for the gRPC service.
+        """
+        return self.advertise or f"{self.scheme}://{self.host}:{port}"
+
+    @property
     def host_names(self) -> tuple[str, ...]:
         """Names by which the HTTP port may be asked for; ``*``: any.
 
