@@ -9,9 +9,9 @@ from gazette_platform.client import ClientConfig
 from gazette_platform.consumer.client import ShardClient
 from gazette_platform.consumer.process import ConsumerConfig, ConsumerProcess
 from gazette_platform.consumer.protocol import ReplicaCode, ShardChange
-from gazette_platform.errors import LeaseLost
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.keyspace import member_key
+from gazette_platform.testing.expected_errors import ExpectedErrors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,8 +51,7 @@ class LocalConsumers:
         self._prefix = prefix
         self.client = client
         self._count = 0
-        # Tests end leases, and a busy machine does: that is no fault of a consumer.
-        self._expected: set[type[BaseException]] = {LeaseLost}
+        self._expected = ExpectedErrors()
 
     async def __aenter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -64,16 +63,7 @@ class LocalConsumers:
             await process.abandon()
         if kind is None:  # else that tells more
             for process in processes:
-                self._check(process)
-
-    def _check(self, process: ConsumerProcess) -> None:
-        """Raises: AssertionError: something went wrong with it that its test did not bring about."""
-        for error in (process.failure, *process.faults.recent):
-            if error is not None and not isinstance(error, tuple(self._expected)):
-                raise AssertionError(
-                    f"consumer {process.config.id}: {type(error).__name__}: {error} (the test that brings "
-                    "it about says so by `expect`)"
-                ) from error
+                self._expected.check(process)
 
     def expect(self, *errors: type[BaseException]) -> None:
         """Let processes fail by these, and meet them where nobody foresaw it.
@@ -81,7 +71,7 @@ class LocalConsumers:
         Of any other error, but the loss of a lease, the exit of this context manager raises an
         AssertionError.
         """
-        self._expected.update(errors)
+        self._expected.add(*errors)
 
     async def start(self, application: Application[Any, Any], **settings: Any) -> ConsumerProcess:
         """Start a process; `settings` are those of its config that differ."""
