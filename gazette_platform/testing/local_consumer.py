@@ -50,7 +50,8 @@ class LocalConsumers:
         self._etcd = etcd
         self._prefix = prefix
         self.client = client
-        self._count = 0
+        # With those that left: what they met before, or on the way out, counts as well.
+        self._started: list[ConsumerProcess] = []
         self._expected = ExpectedErrors()
 
     async def __aenter__(self) -> Self:
@@ -62,7 +63,7 @@ class LocalConsumers:
         for process in processes:
             await process.abandon()
         if kind is None:  # else that tells more
-            for process in processes:
+            for process in self._started:
                 self._expected.check(process)
 
     def expect(self, *errors: type[BaseException]) -> None:
@@ -75,9 +76,8 @@ class LocalConsumers:
 
     async def start(self, application: Application[Any, Any], **settings: Any) -> ConsumerProcess:
         """Start a process; `settings` are those of its config that differ."""
-        self._count += 1
         defaults: dict[str, Any] = {
-            "id": f"consumer-{self._count}",
+            "id": f"consumer-{len(self._started) + 1}",
             "etcd_address": self._etcd,
             "etcd_prefix": self._prefix,
             # More than a busy machine keeps a process waiting for; who wants a lease to end revokes it.
@@ -89,6 +89,7 @@ class LocalConsumers:
         }
         process = ConsumerProcess(application, ConsumerConfig(**(defaults | settings)))
         self.processes.append(process)
+        self._started.append(process)
         await process.start()
         return process
 
