@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, final
+from typing import TYPE_CHECKING, final
 
 from typing_extensions import override
 
 from gazette_platform.consumer.cluster import values
 from gazette_platform.consumer.protocol import ConsumerSpec, ReplicaCode, ReplicaStatus, ShardSpec
-from gazette_platform.keyspace import ClusterItem, ClusterMember, ClusterState, SlotAssignment
+from gazette_platform.keyspace import ClusterState, SlotAssignment
 from gazette_platform.protocol import ProcessId, strip_meta
 
 if TYPE_CHECKING:
@@ -18,13 +18,7 @@ if TYPE_CHECKING:
     from gazette_platform.etcd import KeyValue
     from gazette_platform.keyspace import AssignmentKey
 
-__all__ = ["Consumer", "ConsumerState", "Shard", "ShardAssignment"]
-
-Shard: TypeAlias = ClusterItem[ShardSpec]
-"""A shard."""
-
-Consumer: TypeAlias = ClusterMember[ConsumerSpec]
-"""A process."""
+__all__ = ["ConsumerState", "ShardAssignment"]
 
 
 @dataclass(frozen=True, slots=True)
