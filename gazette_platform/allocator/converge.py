@@ -108,7 +108,7 @@ class _Builder:
         # Several operations of an item rest on the same keys: each is compared once.
         self.compares[(compare.key, compare.target.value)] = compare
 
-    def move(self, assignment: SlotAssignment, slot: int) -> None:
+    def move(self, assignment: SlotAssignment[Any], slot: int) -> None:
         """Another slot is another key; value and lease go along."""
         self.check(Compare.mod(assignment.key, assignment.mod_revision))
         key = assignment_key(self.prefix, self.item, assignment.process_id, slot)
@@ -149,7 +149,7 @@ def converge_item(
     current = state.assignments_of(name)
     builder = _Builder(prefix, name)
     surplus = [a for a in current if a.process_id not in desired]
-    removed: list[SlotAssignment] = []
+    removed: list[SlotAssignment[Any]] = []
     if surplus:
         consistent = {a.key for a in current if state.is_consistent_replica(a)}
         removed = _removable(surplus, replication, loads, consistent=consistent)
@@ -209,19 +209,19 @@ def batch_pieces(pieces: Iterable[Piece], *, fixed_compares: int = 1) -> list[tu
 
 
 def _removable(
-    surplus: Sequence[SlotAssignment],
+    surplus: Sequence[SlotAssignment[Any]],
     replication: int,
     loads: Loads,
     *,
     consistent: set[str],
-) -> list[SlotAssignment]:
+) -> list[SlotAssignment[Any]]:
     """The surplus that may go now: the most loaded first, never below `replication` that are consistent.
 
     Args:
         consistent: keys of the item's assignments, kept or not, whose replica is.
     """
     count = len(consistent)
-    removed: list[SlotAssignment] = []
+    removed: list[SlotAssignment[Any]] = []
     for assignment in sorted(surplus, key=lambda a: -loads.ratio(a.process_id)):
         is_consistent = assignment.key in consistent
         if count < replication or (is_consistent and count == replication):
@@ -232,7 +232,7 @@ def _removable(
 
 
 def _remove(
-    builder: _Builder, item: ClusterItem[Any], assignment: SlotAssignment, loads: Loads
+    builder: _Builder, item: ClusterItem[Any], assignment: SlotAssignment[Any], loads: Loads
 ) -> None:
     builder.check(Compare.mod(item_key(builder.prefix, builder.item), item.mod_revision))
     builder.check(Compare.mod(assignment.key, assignment.mod_revision))
@@ -244,7 +244,7 @@ def _remove(
 def _add(
     builder: _Builder,
     state: AnyClusterState,
-    current: Sequence[SlotAssignment],
+    current: Sequence[SlotAssignment[Any]],
     desired: Sequence[ProcessId],
     loads: Loads,
 ) -> bool:
@@ -273,7 +273,7 @@ def _add(
     return is_added
 
 
-def _pack(builder: _Builder, kept: Sequence[SlotAssignment]) -> None:
+def _pack(builder: _Builder, kept: Sequence[SlotAssignment[Any]]) -> None:
     """Close the first gap in the slots; later rounds close the others."""
     for index, assignment in enumerate(kept):
         if assignment.slot != index:

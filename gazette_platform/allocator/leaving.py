@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gazette_platform.errors import EtcdError
 from gazette_platform.ops.retry import insist
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from gazette_platform.keyspace import KeySpace
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["Words", "deadline", "say_leaving", "wait_handed_over"]
+__all__ = ["Words", "deadline", "give_back", "say_leaving", "wait_handed_over"]
 
 _log = logging.getLogger(__name__)
 
@@ -163,6 +164,17 @@ async def wait_handed_over(
                 else f"no other {words.member} has room (start one, or set --{words.flag})",
             )
         await asyncio.sleep(_POLL_S)
+
+
+async def give_back(lease: Lease) -> None:
+    """Have etcd forget us now, and others take over what is still assigned to us; if etcd fails, that is logged.
+
+    Cancellation: leaves open whether it has.
+    """
+    try:
+        await lease.revoke()
+    except EtcdError as err:
+        _log.warning("our keys in etcd end with the lease: %s", err)
 
 
 def _all_leave(space: KeySpace[Any]) -> bool:

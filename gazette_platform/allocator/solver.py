@@ -119,7 +119,9 @@ class Solver:
             net.set_limits(changed)
         self._is_stale |= bool(changed or gone)
 
-    def set_item(self, name: str, replication: int, assignments: Sequence[SlotAssignment]) -> None:
+    def set_item(
+        self, name: str, replication: int, assignments: Sequence[SlotAssignment[Any]]
+    ) -> None:
         """Tell what an item desires, and who holds it now.
 
         Args:

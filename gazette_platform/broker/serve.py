@@ -49,12 +49,13 @@ from gazette_platform.serving.auth import Authenticator
 from gazette_platform.serving.grpc_server import GrpcServer
 from gazette_platform.serving.http_server import HttpServer
 from gazette_platform.serving.interface import RpcFailed
+from gazette_platform.serving.process.departure import Departure
 from gazette_platform.serving.process.names import random_id
 from gazette_platform.stores import StoreRegistry, health_check, open_store
 from gazette_platform.stores.metrics import MeasuredStore
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Collection
+    from collections.abc import Collection
 
     from gazette_platform.allocator import Announcement
     from gazette_platform.broker.config import BrokerConfig
@@ -93,9 +94,6 @@ _SYNC_S = 1.0
 # only copy.
 _PERSIST_TIMEOUT_S = 24 * 3600.0
 
-# Seconds for each step of leaving once the process was told to leave twice.
-_HURRY_S = 1.0
-
 
 @final
 class Broker:
@@ -114,8 +112,7 @@ class Broker:
         self.tasks = TaskGroup("broker", faults=self.faults)
         self._stack = AsyncExitStack()
         self._is_ready = False
-        self._is_hurried = False
-        self._limit: asyncio.Timeout | None = None
+        self._departure = Departure(self.faults)
         self.port = 0
         self.http_port = 0
         self.debug_port = 0
@@ -133,12 +130,9 @@ class Broker:
     @property
     def endpoint(self) -> str:
         """Where clients and peers reach it."""
-        if self.config.advertise:
-            return self.config.advertise
-        if self.config.socket is not None:
+        if self.config.socket is not None and not self.config.advertise:
             return f"unix://{self.config.host}{self.config.socket}"
-        scheme = "https" if self.config.server_cert_file is not None else "http"
-        return f"{scheme}://{self.config.host}:{self.port}"
+        return self.config.endpoint(self.port)
 
     async def start(self) -> None:
         """Announce this broker, load the key space, and serve.
@@ -199,7 +193,9 @@ class Broker:
             await self._server.start()
         except BaseException:  # peers never saw our port, so they would wait until our lease ends
             self._context.membership.give_up("this broker does not start")
-            await self._within(_GRACE_S, "giving back the lease", self._revoke())
+            await self._departure.step(
+                _GRACE_S, "giving back the lease", leaving.give_back(self._lease)
+            )
             raise
         self._allocating = self.tasks.keep(
             self._allocator.run, name="allocator", ends_by=(LeaseLost,)
@@ -454,28 +450,26 @@ class Broker:
         Returns: fragments that could not be persisted within the drain timeout.
         Cancellation: leaves the process to end with its lease.
         """
-        await self._within(None, "handing over", self._ask_others())
+        await self._departure.step(None, "handing over", self._ask_others())
         self._is_ready = False
         self.service.stop_watches()
         async with still_storing(self._context, self._resolver, self._lease.id) as said:
-            await self._within(_STORING_S, "saying what it stores still", said.wait())
+            await self._departure.step(_STORING_S, "saying what it stores still", said.wait())
             stopping = self.tasks.spawn(self._server.stop(grace_s=_GRACE_S), name="stop serving")
-            await self._within(self._limit_s, "closing journals", self._resolver.close())
-            await self._within(2 * _GRACE_S, "finishing calls", stopping)
+            await self._departure.step(self._limit_s, "closing journals", self._resolver.close())
+            await self._departure.step(2 * _GRACE_S, "finishing calls", stopping)
             self._context.membership.give_up("this broker leaves")  # nobody waits for the rest
             left = await self._persist()
             await self._note_heads(self._held())
-            await self._within(_GRACE_S, "tidying up spools", self._tidy_up())
-            await self._within(_GRACE_S, "giving back the lease", self._release())
+            await self._departure.step(_GRACE_S, "tidying up spools", self._tidy_up())
+            await self._departure.step(_GRACE_S, "giving back the lease", self._release())
         await self.abandon()
+        _tell_unpersisted(left)
         return left
 
     def hurry(self) -> None:
         """Leave without waiting any longer for others, calls, disks or stores."""
-        self._is_hurried = True
-        limit = self._limit
-        if limit is not None and not limit.expired():
-            limit.reschedule(asyncio.get_running_loop().time())
+        self._departure.hurry()
 
     @property
     def leaves_within_s(self) -> float | None:
@@ -488,23 +482,6 @@ class Broker:
         """Seconds for a step that waits for disks or stores, which may hold the only copy."""
         timeout_s = self.config.drain_timeout_s
         return _PERSIST_TIMEOUT_S if timeout_s is None else max(timeout_s, _GRACE_S)
-
-    async def _within(self, limit_s: float | None, what: str, step: Awaitable[object]) -> bool:
-        """Await a step of leaving. Returns: whether it ended well, and in time."""
-        if self._is_hurried:
-            limit_s = _HURRY_S if limit_s is None else min(limit_s, _HURRY_S)
-        try:
-            async with asyncio.timeout(limit_s) as self._limit:
-                await step
-        except TimeoutError:
-            _log.error("leaving: %s takes too long; going on without", what)
-            return False
-        except Exception as err:  # noqa: BLE001  reported, and the next step counts
-            self.faults.report("leaving", f"leaving: {what}", err)
-            return False
-        finally:
-            self._limit = None
-        return True
 
     async def _ask_others(self) -> None:
         """Say that we leave, and let others take over what they can."""
@@ -525,7 +502,7 @@ class Broker:
         async def persist(timeout_s: float) -> None:
             left.extend(await self._persister.drain(timeout_s=timeout_s))
 
-        if not await self._within(None, "persisting", persist(self._limit_s)):
+        if not await self._departure.step(None, "persisting", persist(self._limit_s)):
             await persist(0.0)  # we were told to hurry: this only tells what is left
         for replica in self._resolver.unclosed:
             left.extend(replica.spool.unfinished())
@@ -539,7 +516,7 @@ class Broker:
             await self._say_leaving()  # other brokers of our journals may be leaving, too
             await note_heads(self._context, held, self._lease, timeout_s=_GRACE_S, alone=alone)
 
-        await self._within(3 * _GRACE_S, "noting write heads", note())
+        await self._departure.step(3 * _GRACE_S, "noting write heads", note())
 
     async def _say_leaving(self) -> None:
         is_over = leaving.deadline(self._context.clock, self._lease, _SAY_S)
@@ -549,13 +526,7 @@ class Broker:
     async def _release(self) -> None:
         """Give back the lease: others may take over what is still assigned to us."""
         self._allocating.cancel()  # it would take the end of our lease for a loss
-        await self._revoke()
-
-    async def _revoke(self) -> None:
-        try:
-            await self._lease.revoke()
-        except EtcdError as err:
-            _log.warning("our keys in etcd end with the lease: %s", err)
+        await leaving.give_back(self._lease)
 
     async def _tidy_up(self) -> None:
         """Let go of what is stored, so that nobody waits for us to come back."""
@@ -567,7 +538,7 @@ class Broker:
     async def abandon(self) -> None:
         """Stop everything at once; keys in etcd end with the lease."""
         self._is_ready = False
-        await self._within(_GRACE_S, "closing what is open", self._stack.aclose())
+        await self._departure.step(_GRACE_S, "closing what is open", self._stack.aclose())
 
     async def fail(self) -> list[Fragment]:
         """Stop serving after a failure, let others take over, and persist what is here.
@@ -586,15 +557,25 @@ class Broker:
         held = self._held()  # if we are evicted all the same, none of them is assigned to us later
         alone = held_alone(self._context, held)
         if has_lease:  # so that our peers do not take the end of our port for a crash
-            await self._within(_SAY_S, "saying that it leaves", self._say_leaving())
+            await self._departure.step(_SAY_S, "saying that it leaves", self._say_leaving())
         async with still_storing(self._context, self._resolver, self._lease.id) as said:
-            await self._within(_STORING_S, "saying what it stores still", said.wait())
-            await self._within(_GRACE_S, "finishing calls", self._server.stop(grace_s=1.0))
-            await self._within(self._limit_s, "closing journals", self._resolver.close())
+            await self._departure.step(_STORING_S, "saying what it stores still", said.wait())
+            await self._departure.step(_GRACE_S, "finishing calls", self._server.stop(grace_s=1.0))
+            await self._departure.step(self._limit_s, "closing journals", self._resolver.close())
             if has_lease:  # else others may have gone on from another head
                 await self._note_heads(held, alone)
-            await self._within(_GRACE_S, "giving back the lease", self._release())
+            await self._departure.step(_GRACE_S, "giving back the lease", self._release())
             left = await self._persist()
-            await self._within(_GRACE_S, "tidying up spools", self._tidy_up())
+            await self._departure.step(_GRACE_S, "tidying up spools", self._tidy_up())
         await self.abandon()
+        _tell_unpersisted(left)
         return left
+
+
+def _tell_unpersisted(left: Collection[Fragment]) -> None:
+    if left:
+        _log.error(
+            "%d fragments were not persisted, and only the spools of this broker have them (start it "
+            "again with its --broker.spool-dir; in a cluster with brokers of Gazette they are lost)",
+            len(left),
+        )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gazette_platform.cli.connection import config_of
 from gazette_platform.cli.option_table import ProcessOption, option_text, settings_of
+from gazette_platform.cli.server_options import ServerOptions
 from gazette_platform.client import ClientConfig
 from gazette_platform.consumer.process import ConsumerConfig
 from gazette_platform.errors import ValidationError
@@ -19,12 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["application_values", "consumer_config", "consumer_options"]
 
-
-def _consumer(name: str, kind: type, text: str, field: str = "") -> ProcessOption:
-    variable = "CONSUMER_" + name.replace("-", "_").upper()
-    return ProcessOption(
-        f"consumer.{name}", variable, kind, field or name.replace("-", "_"), text, ConsumerConfig
-    )
+_CONSUMER = ServerOptions(ConsumerConfig, "process")
 
 
 def _broker(name: str, kind: type, text: str, field: str = "") -> ProcessOption:
@@ -34,66 +30,35 @@ def _broker(name: str, kind: type, text: str, field: str = "") -> ProcessOption:
     )
 
 
-def _etcd(name: str, kind: type, field: str, text: str, variable: str = "") -> ProcessOption:
-    known = variable or "ETCD_" + name.replace("-", "_").upper()
-    return ProcessOption(f"etcd.{name}", known, kind, field, text, ConsumerConfig)
-
-
 _OPTIONS = (
-    _consumer("zone", str, "Availability zone of this process."),
-    _consumer(
-        "id", str, "Id of this process in its zone, at least 4 bytes. Default: two random words."
+    *_CONSUMER.address(
+        "Host that is bound, and advertised.",
+        _CONSUMER.own("port", int, "TCP port of the gRPC service; 0 for any free one."),
     ),
-    _consumer("host", str, "Host that is bound, and advertised."),
-    _consumer(
-        "advertise",
-        str,
-        "URL to advertise in its place, where others reach this process by another address than the "
-        "one that it binds, as http://consumer-0.consumers:8080.",
-    ),
-    _consumer("port", int, "TCP port of the gRPC service; 0 for any free one."),
-    _consumer("http-host", str, "Address that the HTTP port binds to."),
-    _consumer("http-port", int, "TCP port of HTTP, readiness and metrics; 0 for any free one."),
-    _consumer("server-cert-file", Path, "PEM certificate of both ports, which then speak TLS."),
-    _consumer("server-cert-key-file", Path, "PEM key of it."),
-    _consumer("server-ca-file", Path, "PEM roots of clients, which must then show a certificate."),
-    _consumer("peer-cert-file", Path, "PEM certificate to show to other processes of the group."),
-    _consumer("peer-cert-key-file", Path, "PEM key of it."),
-    _consumer("peer-ca-file", Path, "PEM roots to trust of them, not the system's."),
-    _consumer(
-        "auth-keys",
-        str,
-        "Base64 keys: the first signs, any verifies; AA== beside them admits calls without token. "
-        "Default: every call is allowed.",
-    ),
-    _consumer(
+    *_CONSUMER.security("other processes of the group", them="them"),
+    _CONSUMER.own(
         "allow-origin", list, "Origin whose pages may use the HTTP port; * for all. Repeatable."
     ),
-    _consumer(
+    _CONSUMER.own(
         "allow-host",
         list,
         "Host name by which the HTTP port may be asked for, beside those of --consumer.host, "
         "--consumer.advertise and the machine; * for any. Repeatable.",
     ),
-    _consumer("limit", int, "Most shards that this process takes on."),
-    _consumer("max-hot-standbys", int, "Cap on the hot standbys of shards."),
-    _consumer("watch-delay", float, "Time over which etcd events are gathered.", "watch_delay_s"),
-    _consumer("max-grpc-recv-size", int, "Largest message received, in bytes."),
-    _consumer(
-        "drain-timeout",
-        float,
-        "After SIGTERM, when to leave although nobody took over. Default: wait for ever, if there are others.",
-        "drain_timeout_s",
-    ),
-    _consumer(
+    _CONSUMER.own("limit", int, "Most shards that this process takes on."),
+    _CONSUMER.own("max-hot-standbys", int, "Cap on the hot standbys of shards."),
+    _CONSUMER.watch_delay(),
+    _CONSUMER.recv_size(),
+    _CONSUMER.drain_timeout(),
+    _CONSUMER.own(
         "restart-failed",
         float,
         "After which a shard that failed here is started again, doubled each time. Default: not before "
         "somebody unassigns it, unless it was fenced.",
         "restart_failed_s",
     ),
-    _consumer("directory", Path, "Folder of the files of shards, while they run here."),
-    _consumer(
+    _CONSUMER.own("directory", Path, "Folder of the files of shards, while they run here."),
+    _CONSUMER.own(
         "hints-interval",
         float,
         "How often a shard keeps hints: whoever recovers it plays what was recorded since.",
@@ -110,34 +75,9 @@ _OPTIONS = (
     ),
     _broker("cache.size", int, "Journals whose brokers are remembered.", "route_cache_size"),
     _broker("cache.ttl", float, "After which they are asked for anew.", "route_cache_ttl_s"),
-    _etcd("address", str, "etcd_address", "Etcd endpoints, comma-separated: http, https or unix."),
-    _etcd("cert-file", Path, "etcd_cert_file", "PEM certificate to show to https etcd endpoints."),
-    _etcd("cert-key-file", Path, "etcd_cert_key_file", "PEM key of it."),
-    _etcd(
-        "trusted-ca-file",
-        Path,
-        "etcd_trusted_ca_file",
-        "PEM roots to trust of them, not the system's.",
-    ),
-    _etcd(
-        "lease",
-        float,
-        "etcd_lease_s",
-        "Time after which etcd forgets a process that died, and others take over.",
-        "ETCD_LEASE_TTL",
-    ),
-    ProcessOption(
-        "log.level",
-        "LOG_LEVEL",
-        str,
-        "",
-        "trace, debug, info, warn, error or fatal.",
-        ConsumerConfig,
-        "warn",
-    ),
-    ProcessOption(
-        "log.format", "LOG_FORMAT", str, "", "text, json or color.", ConsumerConfig, "text"
-    ),
+    *_CONSUMER.etcd(),
+    _CONSUMER.lease("Time after which etcd forgets a process that died, and others take over."),
+    *_CONSUMER.log(),
 )
 
 

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, TypeAlias, final
 from typing_extensions import override
 
 from gazette_platform.keyspace import values
-from gazette_platform.keyspace.cluster_state import ClusterItem, ClusterMember, ClusterState
+from gazette_platform.keyspace.cluster_state import (
+    ClusterItem,
+    ClusterMember,
+    ClusterState,
+    SlotAssignment,
+)
 from gazette_platform.protocol import BrokerSpec, JournalSpec, ProcessId, Route
 
 if TYPE_CHECKING:
@@ -27,26 +32,18 @@ Member: TypeAlias = ClusterMember[BrokerSpec]
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
-    """A broker's slot of a journal; slot 0 is the primary.
-
-    `route` is what the primary last told in the value: with members and primary, no endpoints.
-    """
-
-    journal: str
-    process_id: ProcessId
-    slot: int
-    route: Route
-    mod_revision: int
-    create_revision: int
-    key: str
-    value: bytes
-    lease: int
+class Assignment(SlotAssignment[Route]):
+    """A broker's slot of a journal. The primary has told the route: with members and primary, no endpoints."""
 
     @property
-    def item(self) -> str:
-        """The journal."""
-        return self.journal
+    def journal(self) -> str:
+        """What is assigned."""
+        return self.item
+
+    @property
+    def route(self) -> Route:
+        """As the primary has told it last."""
+        return self.told
 
 
 @final
@@ -88,22 +85,4 @@ class BrokerState(ClusterState[JournalSpec, BrokerSpec, Assignment]):
     def _decode_assignment(
         self, key: AssignmentKey, kv: KeyValue, known: Assignment | None
     ) -> tuple[Assignment, Exception | None]:
-        error: Exception | None = None
-        try:
-            route = values.decode_route(kv.value)
-        except Exception as err:
-            if known is None:
-                raise
-            route, error = known.route, err
-        assignment = Assignment(
-            journal=key.item,
-            process_id=key.process_id,
-            slot=key.slot,
-            route=route,
-            mod_revision=kv.mod_revision,
-            create_revision=kv.create_revision,
-            key=kv.key,
-            value=kv.value,
-            lease=kv.lease,
-        )
-        return assignment, error
+        return Assignment.decoded(key, kv, values.decode_route, known)

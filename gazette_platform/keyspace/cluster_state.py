@@ -11,7 +11,7 @@ import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.keyspace.keys import (
@@ -23,7 +23,7 @@ from gazette_platform.keyspace.keys import (
 from gazette_platform.protocol import ProcessId, Route
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from google.protobuf.message import Message
 
@@ -81,53 +81,9 @@ class MemberSpec(Protocol):
         ...
 
 
-class SlotAssignment(Protocol):
-    """A member's slot of an item; slot 0 is the primary."""
-
-    @property
-    def item(self) -> str:
-        """What is assigned."""
-        ...
-
-    @property
-    def process_id(self) -> ProcessId:
-        """To whom."""
-        ...
-
-    @property
-    def slot(self) -> int:
-        """0 is the primary's."""
-        ...
-
-    @property
-    def mod_revision(self) -> int:
-        """Of the last change of the key."""
-        ...
-
-    @property
-    def create_revision(self) -> int:
-        """Of the key."""
-        ...
-
-    @property
-    def key(self) -> str:
-        """In etcd."""
-        ...
-
-    @property
-    def value(self) -> bytes:
-        """As it is in etcd."""
-        ...
-
-    @property
-    def lease(self) -> int:
-        """The assigned member's."""
-        ...
-
-
 S = TypeVar("S", bound=ItemSpec)
 M = TypeVar("M", bound=MemberSpec)
-A = TypeVar("A", bound=SlotAssignment)
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +103,58 @@ class ClusterMember(Generic[M]):
     mod_revision: int
     create_revision: int
     lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotAssignment(Generic[V]):
+    """A member's slot of an item; slot 0 is the primary."""
+
+    item: str
+    process_id: ProcessId
+    slot: int
+    told: V
+    """What was last told in the value of the key."""
+    mod_revision: int
+    create_revision: int
+    key: str
+    value: bytes
+    lease: int
+    """The assigned member's."""
+
+    @classmethod
+    def decoded(
+        cls, key: AssignmentKey, kv: KeyValue, decode: Callable[[bytes], V], known: Self | None
+    ) -> tuple[Self, Exception | None]:
+        """The assignment of a key; with what was told before, and the error, if the value is bad.
+
+        Args:
+            decode: a value. Raises: ValidationError.
+            known: as it was before.
+
+        Raises: ValidationError: the value is bad, and nothing was told before.
+        """
+        error: Exception | None = None
+        try:
+            told = decode(kv.value)
+        except Exception as err:
+            if known is None:
+                raise
+            told, error = known.told, err
+        assignment = cls(
+            item=key.item,
+            process_id=key.process_id,
+            slot=key.slot,
+            told=told,
+            mod_revision=kv.mod_revision,
+            create_revision=kv.create_revision,
+            key=kv.key,
+            value=kv.value,
+            lease=kv.lease,
+        )
+        return assignment, error
+
+
+A = TypeVar("A", bound=SlotAssignment[Any])
 
 
 @dataclass(slots=True)
@@ -194,10 +202,7 @@ class ClusterState(ABC, Generic[S, M, A]):
     def _decode_assignment(
         self, key: AssignmentKey, kv: KeyValue, known: A | None
     ) -> tuple[A, Exception | None]:
-        """An assignment; with the last good value and the error, if the value is bad.
-
-        Raises: ValidationError: it is bad, and no other one is known.
-        """
+        """See `SlotAssignment.decoded`."""
 
     @abstractmethod
     def is_consistent_replica(self, assignment: A) -> bool:

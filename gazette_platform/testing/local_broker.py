@@ -14,9 +14,9 @@ from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.serve import Broker
 from gazette_platform.client.wire import CALL_ERRORS
 from gazette_platform.codecs import compressor
-from gazette_platform.errors import LeaseLost
 from gazette_platform.protocol import CompressionCodec, Fragment, JournalSpec, Status
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
+from gazette_platform.testing.expected_errors import ExpectedErrors
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -54,8 +54,7 @@ class LocalBrokers:
         self._prefix = prefix
         self._brokers: list[Broker] = []
         self._channels: list[aio.Channel] = []
-        # Tests end leases, and a busy machine does: that is no fault of a broker.
-        self._expected: set[type[BaseException]] = {LeaseLost}
+        self._expected = ExpectedErrors()
 
     async def __aenter__(self) -> Self:
         self.fragments.mkdir(exist_ok=True)
@@ -69,16 +68,7 @@ class LocalBrokers:
             await broker.abandon()
         if kind is None:  # else that tells more
             for broker in self._brokers:
-                self._check(broker)
-
-    def _check(self, broker: Broker) -> None:
-        """Raises: AssertionError: something went wrong with it that its test did not bring about."""
-        for error in (broker.failure, *broker.faults.recent):
-            if error is not None and not isinstance(error, tuple(self._expected)):
-                raise AssertionError(
-                    f"broker {broker.config.id}: {type(error).__name__}: {error} (the test that brings "
-                    "it about says so by `expect`)"
-                ) from error
+                self._expected.check(broker)
 
     def expect(self, *errors: type[BaseException]) -> None:
         """Let brokers fail by these, and meet them where nobody foresaw it.
@@ -86,7 +76,7 @@ class LocalBrokers:
         Of any other error, but the loss of a lease, the exit of this context manager raises an
         AssertionError.
         """
-        self._expected.update(errors)
+        self._expected.add(*errors)
 
     async def start(self, **settings: Any) -> Broker:
         """Start a broker; `settings` are those of its config that differ."""

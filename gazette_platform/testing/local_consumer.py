@@ -9,9 +9,9 @@ from gazette_platform.client import ClientConfig
 from gazette_platform.consumer.client import ShardClient
 from gazette_platform.consumer.process import ConsumerConfig, ConsumerProcess
 from gazette_platform.consumer.protocol import ReplicaCode, ShardChange
-from gazette_platform.errors import LeaseLost
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.keyspace import member_key
+from gazette_platform.testing.expected_errors import ExpectedErrors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,9 +50,9 @@ class LocalConsumers:
         self._etcd = etcd
         self._prefix = prefix
         self.client = client
-        self._count = 0
-        # Tests end leases, and a busy machine does: that is no fault of a consumer.
-        self._expected: set[type[BaseException]] = {LeaseLost}
+        # With those that left: what they met before, or on the way out, counts as well.
+        self._started: list[ConsumerProcess] = []
+        self._expected = ExpectedErrors()
 
     async def __aenter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -63,17 +63,8 @@ class LocalConsumers:
         for process in processes:
             await process.abandon()
         if kind is None:  # else that tells more
-            for process in processes:
-                self._check(process)
-
-    def _check(self, process: ConsumerProcess) -> None:
-        """Raises: AssertionError: something went wrong with it that its test did not bring about."""
-        for error in (process.failure, *process.faults.recent):
-            if error is not None and not isinstance(error, tuple(self._expected)):
-                raise AssertionError(
-                    f"consumer {process.config.id}: {type(error).__name__}: {error} (the test that brings "
-                    "it about says so by `expect`)"
-                ) from error
+            for process in self._started:
+                self._expected.check(process)
 
     def expect(self, *errors: type[BaseException]) -> None:
         """Let processes fail by these, and meet them where nobody foresaw it.
@@ -81,13 +72,12 @@ class LocalConsumers:
         Of any other error, but the loss of a lease, the exit of this context manager raises an
         AssertionError.
         """
-        self._expected.update(errors)
+        self._expected.add(*errors)
 
     async def start(self, application: Application[Any, Any], **settings: Any) -> ConsumerProcess:
         """Start a process; `settings` are those of its config that differ."""
-        self._count += 1
         defaults: dict[str, Any] = {
-            "id": f"consumer-{self._count}",
+            "id": f"consumer-{len(self._started) + 1}",
             "etcd_address": self._etcd,
             "etcd_prefix": self._prefix,
             # More than a busy machine keeps a process waiting for; who wants a lease to end revokes it.
@@ -99,6 +89,7 @@ class LocalConsumers:
         }
         process = ConsumerProcess(application, ConsumerConfig(**(defaults | settings)))
         self.processes.append(process)
+        self._started.append(process)
         await process.start()
         return process
 

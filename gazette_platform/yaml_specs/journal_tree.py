@@ -17,6 +17,7 @@ from gazette_platform.protocol.enums import CompressionCodec, JournalFlag
 from gazette_platform.protocol.field_context import check_field
 from gazette_platform.protocol.names import conflicting_prefix, validate_journal_name
 from gazette_platform.protocol.specs import FragmentSpec, JournalChange, JournalSpec
+from gazette_platform.yaml_specs.changes import check_change
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -119,16 +120,9 @@ class JournalNode:
 
 def _change_of(leaf: JournalNode) -> JournalChange:
     name = leaf.spec.name
+    check_change(f"journal {name}", leaf.spec, delete=leaf.delete, revision=leaf.revision)
     if leaf.delete:
-        if leaf.revision == 0:
-            raise ValidationError(
-                f"journal {name}: delete needs the revision to delete, or -1 for any"
-            )
         return JournalChange(None, name, leaf.revision)
-    try:
-        leaf.spec.validate()
-    except ValidationError as err:
-        raise ValidationError(f"journal {name}: {err}") from None
     return JournalChange(leaf.spec, "", leaf.revision)
 
 

@@ -109,7 +109,7 @@ async def test_who_is_told_twice_waits_for_nothing(cluster, tasks):
     await cluster.start(journal_limit=0)  # without room for the journal: it waits for ever
     broker._persister._put = never
     draining = tasks.spawn(broker.drain(), name="drain")
-    await eventually(lambda: broker._limit is not None)
+    await eventually(lambda: broker._departure._limit is not None)
     broker.hurry()
     async with asyncio.timeout(10):
         (left,) = await draining

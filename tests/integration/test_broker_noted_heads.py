@@ -599,7 +599,7 @@ async def test_no_append_goes_beyond_a_head_that_a_hurried_broker_noted(
 
     monkeypatch.setattr(serve, "note_heads", note_then_commit)
     draining = tasks.spawn(broker.drain(), name="drain")
-    await eventually(lambda: broker._limit is not None)
+    await eventually(lambda: broker._departure._limit is not None)
     broker.hurry()
     async with asyncio.timeout(20):
         await draining

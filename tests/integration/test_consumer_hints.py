@@ -12,7 +12,12 @@ from gazette_platform.consumer.cluster import (
     write_status,
 )
 from gazette_platform.consumer.recoverylog import FnodeSegments, FsmHints, Segment
-from gazette_platform.consumer.service import fetch_hints, put_primary_hints, rotate_hints
+from gazette_platform.consumer.service import (
+    StoredHints,
+    fetch_hints,
+    put_primary_hints,
+    rotate_hints,
+)
 from gazette_platform.errors import DataError
 from gazette_platform.etcd import Put
 from gazette_platform.keyspace import KeySpace, assignment_key, item_key
@@ -56,10 +61,9 @@ async def keys(etcd, etcd_prefix, spec):
 
 async def test_ch1_missing_keys_give_no_hints(etcd, spec, keys):
     found = await fetch_hints(etcd, spec)
-    assert found.slots == (None, None, None)
-    assert found.pick(spec.recovery_log) == FsmHints("logs/shard-000")
+    assert found == StoredHints(None, (None, None))
     without_log = replace(spec, recovery_log_prefix="", hint_prefix="")
-    assert (await fetch_hints(etcd, without_log)).slots == (None,)
+    assert await fetch_hints(etcd, without_log) == StoredHints()
     assert await rotate_hints(etcd, replace(spec, hint_backups=0), await keys(), hints(1))
 
 
@@ -69,7 +73,7 @@ async def test_ch1_recorded_hints_are_primary_and_recovered_ones_are_rotated_bac
     for author in (1, 2, 3):
         assert await put_primary_hints(etcd, spec, await keys(), hints(author))
         assert await rotate_hints(etcd, spec, await keys(), hints(10 + author))
-    assert (await fetch_hints(etcd, spec)).slots == (hints(3), hints(13), hints(12))
+    assert await fetch_hints(etcd, spec) == StoredHints(hints(3), (hints(13), hints(12)))
     kept = await etcd.get(f"{spec.hint_prefix}/shard-000.primary")
     assert kept.value == hints(3).to_json()
 
@@ -80,7 +84,7 @@ async def test_ch1_touch_of_the_status_does_not_break_guards(etcd, spec, keys):
     assert (await etcd.txn(write.compares, write.operations)).succeeded
     assert await put_primary_hints(etcd, spec, before, hints(1))
     assert await rotate_hints(etcd, spec, before, hints(2))
-    assert (await fetch_hints(etcd, spec)).slots == (hints(1), hints(2), None)
+    assert await fetch_hints(etcd, spec) == StoredHints(hints(1), (hints(2), None))
 
 
 async def test_writer_whose_assignment_is_another_one_is_told_and_writes_nothing(etcd, spec, keys):
@@ -89,7 +93,7 @@ async def test_writer_whose_assignment_is_another_one_is_told_and_writes_nothing
     await etcd.put(before.key, encode_replica_status(PRIMARY))  # the same key, created anew
     assert not await put_primary_hints(etcd, spec, before, hints(1))
     assert not await rotate_hints(etcd, spec, before, hints(2))
-    assert (await fetch_hints(etcd, spec)).slots == (None, None, None)
+    assert await fetch_hints(etcd, spec) == StoredHints(None, (None, None))
     assert await put_primary_hints(etcd, spec, await keys(), hints(1))
 
 

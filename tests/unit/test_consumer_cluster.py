@@ -248,7 +248,7 @@ def test_status_is_folded_and_guarded():
     assert write.operations == (Put(key, encode_replica_status(PRIMARY), ignore_lease=True),)
     # It never goes down.
     assert write_status(assignment, BACKFILL).operations[0].value == encode_replica_status(STANDBY)
-    failed = replace(assignment, status=FAILED)
+    failed = replace(assignment, told=FAILED)
     assert write_status(failed, PRIMARY).operations[0].value == encode_replica_status(FAILED)
 
 

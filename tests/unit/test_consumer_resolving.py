@@ -22,7 +22,6 @@ from gazette_platform.consumer.shard import (
     ReplicaTask,
     check_proxy_header,
     failed_status,
-    first_status,
     local_step,
     replica_step,
     resolve_shard,
@@ -191,11 +190,6 @@ def test_cr4_replica_follows_its_assignment(held, now, has_spec, step, tasks):
     assert found is ReplicaStep[step]
     slot = now[0] if now is not None else 0
     assert tasks_to_start(found, slot) == tuple(ReplicaTask[name] for name in tasks.split())
-
-
-def test_status_of_a_standby_begins_with_its_log():
-    assert first_status("a/log").code is ReplicaCode.BACKFILL
-    assert first_status("").code is ReplicaCode.STANDBY
 
 
 def test_cs4_error_of_a_primary_is_cut():

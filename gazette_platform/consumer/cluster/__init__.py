@@ -8,9 +8,7 @@ of the mirror; the allocator of brokers assigns shards as well.
 from __future__ import annotations
 
 from gazette_platform.consumer.cluster.state import (
-    Consumer,
     ConsumerState,
-    Shard,
     ShardAssignment,
 )
 from gazette_platform.consumer.cluster.values import (
@@ -33,10 +31,8 @@ from gazette_platform.consumer.cluster.writes import (
 
 __all__ = [
     "STATUS_RETRY_S",
-    "Consumer",
     "ConsumerState",
     "GuardedWrite",
-    "Shard",
     "ShardAssignment",
     "backup_hint_keys",
     "decode_consumer_spec",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, final
+from typing import TYPE_CHECKING, final
 
 from typing_extensions import override
 
 from gazette_platform.consumer.cluster import values
 from gazette_platform.consumer.protocol import ConsumerSpec, ReplicaCode, ReplicaStatus, ShardSpec
-from gazette_platform.keyspace import ClusterItem, ClusterMember, ClusterState
+from gazette_platform.keyspace import ClusterState, SlotAssignment
 from gazette_platform.protocol import ProcessId, strip_meta
 
 if TYPE_CHECKING:
@@ -18,36 +18,22 @@ if TYPE_CHECKING:
     from gazette_platform.etcd import KeyValue
     from gazette_platform.keyspace import AssignmentKey
 
-__all__ = ["Consumer", "ConsumerState", "Shard", "ShardAssignment"]
-
-Shard: TypeAlias = ClusterItem[ShardSpec]
-"""A shard."""
-
-Consumer: TypeAlias = ClusterMember[ConsumerSpec]
-"""A process."""
+__all__ = ["ConsumerState", "ShardAssignment"]
 
 
 @dataclass(frozen=True, slots=True)
-class ShardAssignment:
-    """A process's slot of a shard; slot 0 is the primary.
-
-    `status` is what the process last told of its replica.
-    """
-
-    shard: str
-    process_id: ProcessId
-    slot: int
-    status: ReplicaStatus
-    mod_revision: int
-    create_revision: int
-    key: str
-    value: bytes
-    lease: int
+class ShardAssignment(SlotAssignment[ReplicaStatus]):
+    """A process's slot of a shard. The process has told the status of its replica."""
 
     @property
-    def item(self) -> str:
-        """The shard."""
-        return self.shard
+    def shard(self) -> str:
+        """What is assigned."""
+        return self.item
+
+    @property
+    def status(self) -> ReplicaStatus:
+        """As the process has told it last."""
+        return self.told
 
 
 @final
@@ -131,22 +117,4 @@ class ConsumerState(ClusterState[ShardSpec, ConsumerSpec, ShardAssignment]):
     def _decode_assignment(
         self, key: AssignmentKey, kv: KeyValue, known: ShardAssignment | None
     ) -> tuple[ShardAssignment, Exception | None]:
-        error: Exception | None = None
-        try:
-            status = values.decode_replica_status(kv.value)
-        except Exception as err:
-            if known is None:
-                raise
-            status, error = known.status, err
-        assignment = ShardAssignment(
-            shard=key.item,
-            process_id=key.process_id,
-            slot=key.slot,
-            status=status,
-            mod_revision=kv.mod_revision,
-            create_revision=kv.create_revision,
-            key=kv.key,
-            value=kv.value,
-            lease=kv.lease,
-        )
-        return assignment, error
+        return ShardAssignment.decoded(key, kv, values.decode_replica_status, known)

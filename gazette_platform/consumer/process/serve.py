@@ -37,10 +37,11 @@ from gazette_platform.serving.auth import Authenticator
 from gazette_platform.serving.grpc_server import GrpcServer
 from gazette_platform.serving.http_server import HttpServer
 from gazette_platform.serving.origins import Origins
+from gazette_platform.serving.process.departure import Departure
 from gazette_platform.serving.process.names import random_id
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from aiohttp import web
 
@@ -55,8 +56,6 @@ _log = logging.getLogger(__name__)
 
 # Seconds for calls that are under way when the process leaves, and for telling etcd that it does.
 _GRACE_S: Final = 15.0
-# Seconds for each step of leaving once the process was told to leave twice.
-_HURRY_S: Final = 1.0
 
 # Binding to these says nothing of how one is reached.
 _ANY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  compared, not bound
@@ -105,8 +104,7 @@ class ConsumerProcess:
         self._stack = AsyncExitStack()
         self._pages: list[Callable[[web.UrlDispatcher], None]] = []
         self._is_ready = False
-        self._is_hurried = False
-        self._limit: asyncio.Timeout | None = None
+        self._departure = Departure(self.faults)
 
     @property
     def failed(self) -> asyncio.Event:
@@ -121,19 +119,15 @@ class ConsumerProcess:
     @property
     def endpoint(self) -> str:
         """Where clients and other processes reach it."""
-        if self.config.advertise:
-            return self.config.advertise
-        scheme = "https" if self.config.server_cert_file is not None else "http"
-        return f"{scheme}://{self.config.host}:{self.port}"
+        return self.config.endpoint(self.port)
 
     @property
     def http_endpoint(self) -> str:
         """Where its pages are, for those who reach it at `endpoint`."""
-        scheme = "https" if self.config.server_cert_file is not None else "http"
         host = self.config.http_host
         if host in _ANY_ADDRESS or self.config.advertise:
             host = urlsplit(self.endpoint).hostname or host
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.http_port}"
+        return f"{self.config.scheme}://{f'[{host}]' if ':' in host else host}:{self.http_port}"
 
     # ------------------------------------------------------------------ what applications add
 
@@ -204,7 +198,7 @@ class ConsumerProcess:
             await self._server.start()
             await self._join()
         except BaseException:
-            await self._within(_GRACE_S, "giving back the lease", self._lease.revoke())
+            await self._departure.step(_GRACE_S, "giving back the lease", self._lease.revoke())
             raise
         self.tasks.spawn(self._server.wait_ended(), name="server", is_essential=True)
         self._is_ready = True
@@ -307,7 +301,7 @@ class ConsumerProcess:
 
         Cancellation: leaves the process to end with its lease.
         """
-        await self._within(None, "handing over", self._hand_over())
+        await self._departure.step(None, "handing over", self._hand_over())
         await self._leave()
 
     async def fail(self) -> None:
@@ -320,14 +314,11 @@ class ConsumerProcess:
         """Stop everything at once; keys in etcd end with the lease."""
         self._is_ready = False
         self.stopping.set()
-        await self._within(_GRACE_S, "closing what is open", self._stack.aclose())
+        await self._departure.step(_GRACE_S, "closing what is open", self._stack.aclose())
 
     def hurry(self) -> None:
         """Leave without waiting any longer for others, calls or stores."""
-        self._is_hurried = True
-        limit = self._limit
-        if limit is not None and not limit.expired():
-            limit.reschedule(asyncio.get_running_loop().time())
+        self._departure.hurry()
 
     @property
     def leaves_within_s(self) -> float | None:
@@ -366,28 +357,10 @@ class ConsumerProcess:
         self.stopping.set()
         self.resolver.stop_serving()
         stopping = self.tasks.spawn(self._server.stop(grace_s=_GRACE_S), name="stop serving")
-        await self._within(_GRACE_S, "stopping shards", self.replicas.close())
+        await self._departure.step(_GRACE_S, "stopping shards", self.replicas.close())
         self._allocating.cancel()  # it would take the end of our lease for a loss
-        await self._within(_GRACE_S, "giving back the lease", self._revoke())
-        await self._within(2 * _GRACE_S, "finishing calls", stopping)
+        await self._departure.step(
+            _GRACE_S, "giving back the lease", leaving.give_back(self._lease)
+        )
+        await self._departure.step(2 * _GRACE_S, "finishing calls", stopping)
         await self.abandon()
-
-    async def _revoke(self) -> None:
-        try:
-            await self._lease.revoke()
-        except EtcdError as err:
-            _log.warning("our keys in etcd end with the lease: %s", err)
-
-    async def _within(self, limit_s: float | None, what: str, step: Awaitable[object]) -> None:
-        """Await a step of leaving."""
-        if self._is_hurried:
-            limit_s = _HURRY_S if limit_s is None else min(limit_s, _HURRY_S)
-        try:
-            async with asyncio.timeout(limit_s) as self._limit:
-                await step
-        except TimeoutError:
-            _log.error("leaving: %s takes too long; going on without", what)
-        except Exception as err:  # noqa: BLE001  reported, and the next step counts
-            self.faults.report("leaving", f"leaving: {what}", err)
-        finally:
-            self._limit = None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gazette_platform.consumer.protocol.specs import ShardSpec, validate_shard_id
 from gazette_platform.errors import ValidationError
+from gazette_platform.yaml_specs.changes import check_change
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -133,16 +134,9 @@ def shard_space_of(shards: Iterable[tuple[ShardSpec, int]]) -> ShardSpace:
 
 def _change_of(entry: ShardEntry) -> ShardChange:
     shard = entry.spec.id
+    check_change(f"shard {shard}", entry.spec, delete=entry.delete, revision=entry.revision)
     if entry.delete:
-        if entry.revision == 0:
-            raise ValidationError(
-                f"shard {shard}: delete needs the revision to delete, or -1 for any"
-            )
         return ShardChange(None, shard, entry.revision)
-    try:
-        entry.spec.validate()
-    except ValidationError as err:
-        raise ValidationError(f"shard {shard}: {err}") from None
     return ShardChange(entry.spec, "", entry.revision)
 
 

@@ -71,7 +71,7 @@ class EtcdShardHost:
         async def attempt() -> bool:
             assignment, _ = self._present()
             if assignment.status.code is ReplicaCode.FAILED and not self._has_told_failed:
-                assignment = replace(assignment, status=ReplicaStatus())
+                assignment = replace(assignment, told=ReplicaStatus())
             known = assignment.status
             if known.code >= status.code and set(status.errors) <= set(known.errors):
                 return True  # an attempt whose outcome was not known may have done it

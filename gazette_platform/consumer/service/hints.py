@@ -14,7 +14,7 @@ from gazette_platform.consumer.cluster import (
     rotate_backup_hints,
     write_primary_hints,
 )
-from gazette_platform.consumer.recoverylog import Fsm, FsmHints, pick_hints
+from gazette_platform.consumer.recoverylog import Fsm, FsmHints
 from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.etcd import Get
 
@@ -36,15 +36,6 @@ class StoredHints:
     """None: there is no value; likewise below."""
     backups: tuple[FsmHints | None, ...] = ()
     """One for each backup that the spec asks for, newest first."""
-
-    @property
-    def slots(self) -> tuple[FsmHints | None, ...]:
-        """All of them, in the order in which they are to be tried."""
-        return (self.primary, *self.backups)
-
-    def pick(self, log: str) -> FsmHints:
-        """The hints to play, for a shard of that log; see `pick_hints`."""
-        return pick_hints(self.slots, log)
 
 
 async def fetch_hints(etcd: EtcdClient, spec: ShardSpec) -> StoredHints:

@@ -14,7 +14,6 @@ from gazette_platform.consumer.shard.replicas import (
     ReplicaStep,
     ReplicaTask,
     failed_status,
-    first_status,
     replica_step,
     tasks_to_start,
 )
@@ -53,7 +52,6 @@ __all__ = [
     "check_proxy_header",
     "count_as_unused",
     "failed_status",
-    "first_status",
     "local_step",
     "replica_step",
     "resolve_shard",

@@ -32,7 +32,6 @@ __all__ = [
     "ReplicaStep",
     "ReplicaTask",
     "failed_status",
-    "first_status",
     "replica_step",
     "tasks_to_start",
 ]
@@ -99,11 +98,6 @@ def tasks_to_start(step: ReplicaStep, slot: int) -> tuple[ReplicaTask, ...]:
             return () if slot else (ReplicaTask.PRIMARY,)
         case ReplicaStep.KEEP | ReplicaStep.STOP:
             return ()
-
-
-def first_status(recovery_log: str) -> ReplicaStatus:
-    """What a standby tells first: one without a log has nothing to recover."""
-    return ReplicaStatus(ReplicaCode.BACKFILL if recovery_log else ReplicaCode.STANDBY)
 
 
 def failed_status(error: str, task: ReplicaTask) -> ReplicaStatus:
