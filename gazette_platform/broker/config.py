@@ -7,15 +7,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import ClassVar
-from urllib.parse import urlsplit
 
 from typing_extensions import override
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.ops.host_guard import host_name
 from gazette_platform.protocol import validate_store_url
 from gazette_platform.serving.config import (
-    ETCD_SCHEMES,
     ServerConfig,
     check_setting,
     expect_setting,
@@ -113,8 +110,10 @@ class BrokerConfig(ServerConfig):
                 "give a TCP port",
                 path="broker.port",
             )
-        self._check_pages()
-        self._check_etcd()
+        if self.debug_port is not None:
+            expect_setting(
+                0 <= self.debug_port < 65536, "debug.port", "0 to 65535", self.debug_port
+            )
         for url in self.stores_allowed:
             check_setting("broker.stores-allowed", validate_store_url, url)
         expect_setting(
@@ -132,42 +131,6 @@ class BrokerConfig(ServerConfig):
         ):
             expect_setting(seconds >= 0, f"broker.{flag}", "at least 0s", seconds)
         self._check_folders()
-
-    def _check_pages(self) -> None:
-        for origin in self.allow_origin:
-            parts = urlsplit(origin)
-            expect_setting(
-                origin == "*" or bool(parts.scheme and parts.netloc and not parts.path),
-                "broker.allow-origin",
-                "an origin such as https://console.example:8443, or *",
-                origin,
-            )
-        for name in self.allow_host:
-            expect_setting(
-                name == "*" or host_name(name) == name.lower().rstrip(".") != "",
-                "broker.allow-host",
-                "a host name such as broker.example, or *",
-                name,
-            )
-        if self.debug_port is not None:
-            expect_setting(
-                0 <= self.debug_port < 65536, "debug.port", "0 to 65535", self.debug_port
-            )
-
-    def _check_etcd(self) -> None:
-        expect_setting(
-            self.etcd_endpoints != (),
-            "etcd.address",
-            "one or more endpoints, such as http://localhost:2379",
-            self.etcd_address,
-        )
-        for endpoint in self.etcd_endpoints:
-            expect_setting(
-                urlsplit(endpoint).scheme in ETCD_SCHEMES,
-                "etcd.address",
-                "http://host:port, https://host:port or unix:///path",
-                endpoint,
-            )
 
     def _check_folders(self) -> None:
         if self.file_root is not None and not self.file_root.is_dir():

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import EtcdTls
 from gazette_platform.keyspace import validate_prefix
+from gazette_platform.ops.host_guard import host_name
 from gazette_platform.protocol import endpoint_grpc_address, validate_token
 from gazette_platform.protocol.auth import KeyRing
 from gazette_platform.serving.tls import TlsFiles
@@ -19,10 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["ETCD_SCHEMES", "ServerConfig", "check_setting", "expect_setting"]
+__all__ = ["ServerConfig", "check_setting", "expect_setting"]
 
-ETCD_SCHEMES: Final = ("http", "https", "unix")
-"""Of endpoints of etcd."""
+_ETCD_SCHEMES: Final = ("http", "https", "unix")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,14 +126,63 @@ class ServerConfig(ABC):
         expect_setting(
             0 <= self.http_port < 65536, f"{own}.http-port", "0 to 65535", self.http_port
         )
+        expect_setting(
+            self.watch_delay_s >= 0, f"{own}.watch-delay", "at least 0s", self.watch_delay_s
+        )
+        expect_setting(
+            self.max_grpc_recv_size > 0,
+            f"{own}.max-grpc-recv-size",
+            "more than 0",
+            self.max_grpc_recv_size,
+        )
+        expect_setting(
+            self.drain_timeout_s is None or self.drain_timeout_s >= 0,
+            f"{own}.drain-timeout",
+            "at least 0s",
+            self.drain_timeout_s,
+        )
         check_setting("etcd.prefix", validate_prefix, self.etcd_prefix)
         expect_setting(self.etcd_lease_s >= 1, "etcd.lease", "at least 1s", self.etcd_lease_s)
+        self._check_etcd()
+        self._check_pages()
         self._check_certificates()
         self._check_own()
 
     @abstractmethod
     def _check_own(self) -> None:
         """Check what only this kind of server has. Raises: ValidationError."""
+
+    def _check_etcd(self) -> None:
+        expect_setting(
+            self.etcd_endpoints != (),
+            "etcd.address",
+            "one or more endpoints, such as http://localhost:2379",
+            self.etcd_address,
+        )
+        for endpoint in self.etcd_endpoints:
+            expect_setting(
+                urlsplit(endpoint).scheme in _ETCD_SCHEMES,
+                "etcd.address",
+                "http://host:port, https://host:port or unix:///path",
+                endpoint,
+            )
+
+    def _check_pages(self) -> None:
+        for origin in self.allow_origin:
+            parts = urlsplit(origin)
+            expect_setting(
+                origin == "*" or bool(parts.scheme and parts.netloc and not parts.path),
+                f"{self.flags}.allow-origin",
+                "an origin such as https://console.example:8443, or *",
+                origin,
+            )
+        for name in self.allow_host:
+            expect_setting(
+                name == "*" or host_name(name) == name.lower().rstrip(".") != "",
+                f"{self.flags}.allow-host",
+                "a host name such as broker.example, or *",
+                name,
+            )
 
     def _check_certificates(self) -> None:
         _ = self.server_tls, self.peer_tls, self.etcd_tls  # checked when built

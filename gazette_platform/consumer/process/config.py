@@ -6,14 +6,13 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
-from urllib.parse import urlsplit
 
 from typing_extensions import override
 
 from gazette_platform.client import ClientConfig
 from gazette_platform.consumer.runtime.host import HINTS_INTERVAL_S
 from gazette_platform.errors import ValidationError
-from gazette_platform.serving.config import ETCD_SCHEMES, ServerConfig, expect_setting
+from gazette_platform.serving.config import ServerConfig, expect_setting
 
 __all__ = ["ConsumerConfig"]
 
@@ -73,29 +72,6 @@ class ConsumerConfig(ServerConfig):
             "consumer.restart-failed",
             "more than 0s",
             self.restart_failed_s,
-        )
-        expect_setting(
-            self.watch_delay_s >= 0, "consumer.watch-delay", "at least 0s", self.watch_delay_s
-        )
-        expect_setting(
-            self.max_grpc_recv_size > 0,
-            "consumer.max-grpc-recv-size",
-            "more than 0",
-            self.max_grpc_recv_size,
-        )
-        if self.drain_timeout_s is not None:
-            expect_setting(
-                self.drain_timeout_s >= 0,
-                "consumer.drain-timeout",
-                "at least 0s",
-                self.drain_timeout_s,
-            )
-        expect_setting(
-            bool(self.etcd_endpoints)
-            and all(urlsplit(each).scheme in ETCD_SCHEMES for each in self.etcd_endpoints),
-            "etcd.address",
-            "http://host:port, https://host:port or unix:///path, one or several",
-            self.etcd_address,
         )
         if not self.directory.is_dir():
             raise ValidationError(
