@@ -14,7 +14,7 @@ from gazette_platform.consumer.runtime.host import ReplicaSettings
 from gazette_platform.consumer.runtime.primary import Primary
 from gazette_platform.consumer.runtime.recovery import Recovery
 from gazette_platform.consumer.runtime.standing import Standing
-from gazette_platform.consumer.runtime.steps import cause_of
+from gazette_platform.consumer.runtime.steps import cause_of, error_of
 from gazette_platform.consumer.shard import (
     HeldReplica,
     ReplicaStep,
@@ -302,7 +302,10 @@ class ShardReplica(Generic[StoreT, M]):
         """Do it, and tell what it failed with."""
         try:
             await work
-        except Exception as err:  # noqa: BLE001  whatever it is, it fails this replica and no other
+        except BaseException as raised:  # whatever it is, it fails this replica and no other
+            err = error_of(raised)
+            if err is None:
+                raise
             if self.error is None:
                 self.error = cause_of(err)
             _log.error("shard %s: its %s failed: %s", self.id, task.name.lower(), err, exc_info=err)

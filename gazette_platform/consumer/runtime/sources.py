@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
-from gazette_platform.consumer.runtime.steps import step
+from gazette_platform.consumer.runtime.steps import error_of, step
 from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.message import UncommittedReader
 
@@ -54,8 +54,8 @@ class Sources(Generic[M]):
         try:
             async for batch in batches:
                 await self._inlet.put(batch)
-        except Exception as err:  # noqa: BLE001  the application's: it ends the shard
-            self._inlet.fail(err)
+        except BaseException as err:  # noqa: BLE001  looked at by `_fail`
+            self._fail(err)
         else:
             self._inlet.close()
         finally:
@@ -73,10 +73,17 @@ class Sources(Generic[M]):
             async with reader:
                 async for batch in reader:
                     await self._inlet.put(batch)
-        except Exception as err:  # noqa: BLE001  whatever it is, it ends the shard
-            self._inlet.fail(err)
+        except BaseException as err:  # noqa: BLE001  looked at by `_fail`
+            self._fail(err)
         else:
             self._inlet.fail(ValidationError(f"{journal}: the client was closed during the read"))
+
+    def _fail(self, raised: BaseException) -> None:
+        """Whatever it is, it ends the shard, unless it ends this task."""
+        error = error_of(raised)
+        if error is None:
+            raise raised
+        self._inlet.fail(error)
 
     async def _framing_of(self, journal: str) -> Unframing[M]:
         framing = self._framings.get(journal)
