@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from gazette_platform.consumer.protocol import (
     ShardStatus,
-    validate_shard_apply_request,
+    validate_shard_change,
     validate_shard_list_request,
     validate_shard_unassign_request,
 )
@@ -23,6 +23,7 @@ from gazette_platform.consumer.service.resolver import WAIT_S_MAX
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.turns import Turns
 from gazette_platform.protocol import Header, LabelSelector, Route
+from gazette_platform.protocol.field_context import check_field
 from gazette_platform.protocol.pb import consumer_pb2 as pb
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardApi"]
 
-# Far beyond the 128 operations that etcd takes in a transaction, unless it is told otherwise.
+# Changes, or shards to unassign: far beyond the 128 operations that etcd takes in a transaction, unless it
+# is told otherwise.
 _CHANGES_MAX: Final = 8192
 
 
@@ -154,7 +156,10 @@ class ShardApi:
             raise ValidationError(
                 f"invalid number of Changes ({len(request.changes)}; expected <= {_CHANGES_MAX})"
             )
-        validate_shard_apply_request(request)
+        turns = Turns()
+        for index, change in enumerate(request.changes):
+            await turns.take()
+            check_field(f"Changes[{index}]", validate_shard_change, change)
         done = await self._changes.apply(request, claims)
         response = pb.ApplyResponse()
         response.status = done.status.value  # type: ignore[assignment]
@@ -166,6 +171,10 @@ class ShardApi:
 
         Cancellation: leaves open whether they were removed.
         """
+        if len(request.shards) > _CHANGES_MAX:
+            raise ValidationError(
+                f"invalid number of Shards ({len(request.shards)}; expected <= {_CHANGES_MAX})"
+            )
         validate_shard_unassign_request(request)
         done, shards = await self._changes.unassign(
             list(request.shards), claims, only_failed=request.only_failed, dry_run=request.dry_run
