@@ -117,7 +117,7 @@ class Player:
                 heads = {
                     log: (await self._client.append(log, b"")).end for log in self._hints.logs()
                 }
-                playback = self._playback = Playback(self._hints, heads)
+                playback = self._playback = await run_in(disk, Playback, self._hints, heads)
                 if self._author is not None:
                     _tell(playback, self._author)
                 while (step := playback.next()) is not None:

@@ -9,6 +9,7 @@ has now are within the claims, too, and not only those that it gets.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from gazette_platform.consumer.protocol import (
@@ -18,7 +19,7 @@ from gazette_platform.consumer.protocol import (
     validate_shard_unassign_request,
 )
 from gazette_platform.consumer.service.changes import ShardChanges
-from gazette_platform.consumer.service.hints import fetch_hints
+from gazette_platform.consumer.service.hints import StoredHints, fetch_hints
 from gazette_platform.consumer.service.resolver import WAIT_S_MAX
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.turns import Turns
@@ -141,9 +142,7 @@ class ShardApi:
             response.status = ShardStatus.SHARD_NOT_FOUND.value  # type: ignore[assignment]
             return response
         stored = await fetch_hints(self.etcd, item.spec)
-        _put_hints(response.primary_hints, stored.primary)
-        for hints in stored.backups:
-            _put_hints(response.backup_hints.add(), hints)
+        await asyncio.to_thread(_put_stored, response, stored)
         return response
 
     # ------------------------------------------------------------------------------- changes
@@ -182,6 +181,12 @@ class ShardApi:
         response = pb.UnassignResponse(shards=shards if done.status is ShardStatus.OK else ())
         response.status = done.status.value  # type: ignore[assignment]
         return response
+
+
+def _put_stored(response: pb.GetHintsResponse, stored: StoredHints) -> None:
+    _put_hints(response.primary_hints, stored.primary)
+    for hints in stored.backups:
+        _put_hints(response.backup_hints.add(), hints)
 
 
 def _put_hints(message: pb.GetHintsResponse.ResponseHints, hints: FsmHints | None) -> None:
