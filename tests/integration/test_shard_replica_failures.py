@@ -320,3 +320,20 @@ async def test_a_failure_that_cannot_be_told_is_logged(bench, caplog):
     await eventually(lambda: replica.has_ended)
     await eventually(lambda: "its failure is not told: etcd is gone" in caplog.text)
     assert isinstance(replica.error, EtcdError)
+
+
+async def test_a_store_that_cannot_be_destroyed_leaves_no_appends_open(bench):
+    class Clinging(RemoteStore):
+        async def destroy(self):
+            raise OSError("device busy")
+
+    class Application(Numbered):
+        def new_store(self, shard, recorder):
+            return Clinging(self.remote)
+
+    replica = bench.replica(Application(), spec_of(log=False))
+    await through(replica, await bench.publish(1))
+    with pytest.raises(OSError, match="device busy"):
+        await replica.stop()
+    with pytest.raises(GazetteError, match="closed"):
+        await replica.shard.appends.submit(IN, b"{}\n")

@@ -27,6 +27,8 @@ class Reading:
 
     async def __anext__(self):
         self.client.reading[self.journal] = self.offset
+        if len(self.client.reading) == self.client.expected:
+            self.client.all_read.set()
         await asyncio.get_running_loop().create_future()
 
     async def aclose(self):
@@ -36,8 +38,9 @@ class Reading:
 class Client:
     """Tells specs when it may, and how many have asked at once."""
 
-    def __init__(self):
-        self.may_tell = asyncio.Event()
+    def __init__(self, expected=0):
+        self.may_tell, self.all_read = asyncio.Event(), asyncio.Event()
+        self.expected = expected
         self.asking = self.most = 0
         self.reading = {}
 
@@ -55,7 +58,7 @@ class Client:
 
 async def test_thousands_of_sources_begin_a_few_at_a_time():
     names = [f"in/{number:04}" for number in range(2000)]
-    client, tasks = Client(), TaskGroup("test")
+    client, tasks = Client(len(names)), TaskGroup("test")
     shard = Shard("shard-000", "f", spec_of(*names, log=False), assigned(), client, None)
     inlet = Inlet(100, lambda: None)
     Sources(shard, Silent(), None, inlet).start(tasks, Checkpoint())
@@ -64,8 +67,7 @@ async def test_thousands_of_sources_begin_a_few_at_a_time():
     assert client.asking == client.most <= 16
     client.may_tell.set()
     async with asyncio.timeout(30):
-        while len(client.reading) < len(names):
-            await asyncio.sleep(0)
+        await client.all_read.wait()
     assert client.most <= 16
     assert client.reading == dict.fromkeys(names, 0)
     await tasks.close()

@@ -264,11 +264,13 @@ class ShardReplica(Generic[StoreT, M]):
             _log.warning("shard %s: %d still use its store; it is destroyed", self.id, self._users)
         try:
             async with asyncio.timeout_at(max(deadline, loop.time() + 1.0)):
-                if (store := self._primary.store) is not None:
-                    await store.destroy()
-                for appends in (self._shard.appends, self._log_appends):
-                    with contextlib.suppress(GazetteError):
-                        await appends.close()
+                try:
+                    if (store := self._primary.store) is not None:
+                        await store.destroy()
+                finally:
+                    for appends in (self._shard.appends, self._log_appends):
+                        with contextlib.suppress(GazetteError):
+                            await appends.close()
         except TimeoutError:
             _log.warning(
                 "shard %s: its store, or its appends: not all of it ended within %g s",
