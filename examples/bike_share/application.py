@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from typing_extensions import override
@@ -30,6 +31,8 @@ __all__ = ["BikeShare"]
 
 _TYPE: Final = "app.gazette.dev/message-type"
 _COLUMNS: Final = 16
+
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")  # what pages and the column of a database take
 
 
 class BikeShare(Application[SQLiteStore | SQLStore, list[str]]):
@@ -103,10 +106,10 @@ def _add_ride(connection: Connection, ride: Mapping[str, Any]) -> list[Row]:
 def _ride_of(envelope: Envelope[list[str]]) -> dict[str, Any]:
     """Values of the table's columns. Raises: ApplicationFailed: the record is no ride."""
     record = envelope.message
-    if len(record) != _COLUMNS or not record[12].isdecimal():
+    if len(record) != _COLUMNS or not _NUMBER.fullmatch(record[12]):
         raise ApplicationFailed(
             f"{envelope.journal} at {envelope.begin}: expected a UUID and the 15 columns of a ride, of "
-            f"which the 12th is the bike's number ({record})"
+            f"which the 12th is the bike's number ({str(record)[:500]})"
         )
     return {
         "bike_id": int(record[12]),

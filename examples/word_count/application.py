@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from typing_extensions import override
@@ -16,16 +16,23 @@ from gazette_platform.consumer.store.rocksdb import RocksDBStore
 from gazette_platform.errors import ApplicationFailed, ValidationError
 from gazette_platform.message import Envelope, Flags, ProtoFraming, Publisher, modulo_mapping
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.turns import Turns
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping
 
     from gazette_platform.app import ServingProcess
+    from gazette_platform.client import AppendTicket
     from gazette_platform.consumer.recoverylog import Recorder
     from gazette_platform.message import Mapped
 
 __all__ = ["WordCount"]
+
+_COUNT_MAX: Final = (1 << 64) - 1  # they are added as uint64 are, whatever somebody publishes
+
+# N-grams of a text that may be on their way to their journals.
+_TICKETS_MAX: Final = 1024
 
 _DELTAS: Final = "app.gazette.dev/message-type=word_count.NGramCount"
 
@@ -87,7 +94,7 @@ class WordCount(Application[RocksDBStore, pb.NGramCount]):
         for n_gram, count in self._added.pop(txn).items():
             before = txn.store.get(n_gram)
             total = count if before is None else count + count_from_bytes(before)
-            txn.store.put(n_gram, count_to_bytes(total))
+            txn.store.put(n_gram, count_to_bytes(total & _COUNT_MAX))
 
     @override
     def finished(self, txn: Transaction[RocksDBStore], commit: asyncio.Future[None]) -> None:
@@ -101,10 +108,14 @@ class WordCount(Application[RocksDBStore, pb.NGramCount]):
         Raises: GazetteError: one could not be published; others may be.
         Cancellation: some may be published.
         """
-        tickets = [
-            await self._publisher.publish_committed(pb.NGramCount(n_gram=n_gram, count=1))
-            for n_gram in n_grams(text, self._n)
-        ]
+        turns = Turns()
+        tickets: deque[AppendTicket] = deque()
+        for n_gram in n_grams(text, self._n):
+            await turns.take()
+            message = pb.NGramCount(n_gram=n_gram, count=1)
+            tickets.append(await self._publisher.publish_committed(message))
+            if len(tickets) > _TICKETS_MAX:
+                await tickets.popleft()
         for ticket in tickets:
             await ticket
 

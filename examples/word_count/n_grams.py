@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +14,7 @@ __all__ = ["END", "START", "count_from_bytes", "count_to_bytes", "n_grams"]
 START: Final = "START"
 END: Final = "END"
 
-_NO_LETTERS: Final = re.compile(r"[\W\d_]+")
+_WORD: Final = re.compile(r"[^\W\d_]+")
 
 
 def n_grams(text: str, n: int) -> Iterator[str]:
@@ -25,9 +26,9 @@ def n_grams(text: str, n: int) -> Iterator[str]:
     >>> list(n_grams("How, how?", 2))
     ['START how', 'how how', 'how END', 'END END']
     """
-    words = [word for word in _NO_LETTERS.split(text.lower()) if word]
+    words = (found.group() for found in _WORD.finditer(text.lower()))
     last = [START] * n
-    for word in (*words, *[END] * n):
+    for word in itertools.chain(words, [END] * n):
         last = [*last[1:], word]
         yield " ".join(last)
 

@@ -12,7 +12,8 @@ from examples.word_count.n_grams import count_from_bytes
 from examples.word_count.pb import word_count_pb2 as pb, word_count_pb2_grpc as rpcs
 from gazette_platform.consumer.protocol import ShardStatus
 from gazette_platform.consumer.store.rocksdb import RocksDBStore
-from gazette_platform.errors import GazetteError
+from gazette_platform.errors import GazetteError, ValidationError
+from gazette_platform.ops.turns import Turns
 from gazette_platform.protocol import Header
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.serving.interface import Code, NotNow, RpcFailed
@@ -27,6 +28,9 @@ __all__ = ["NGramService"]
 
 _QUERY: Final = "/word_count.NGram/Query"
 _WAIT_S: Final = 30.0
+
+# N-grams of an answer: some MB.
+_GRAMS_MAX: Final = 65536
 
 
 class Counting(Protocol):
@@ -96,7 +100,7 @@ class NGramService(rpcs.NGramServicer):
             if found.status is not ShardStatus.OK:
                 raise NotNow(f"shard {shard}: {found.status.name}")
             assert isinstance(found.store, RocksDBStore)
-            return _counts(found.store, request.prefix.encode())
+            return await _counts(found.store, request.prefix.encode())
 
     def _shard_of(self, n_gram: str) -> str:
         journal = self._application.journal_of(n_gram).journal
@@ -105,9 +109,15 @@ class NGramService(rpcs.NGramServicer):
         raise RpcFailed(Code.NOT_FOUND, f"no shard reads {journal} (apply shards.yaml)")
 
 
-def _counts(store: RocksDBStore, prefix: bytes) -> pb.QueryResponse:
-    found = takewhile(lambda item: item[0].startswith(prefix), store.scan(prefix))
-    grams = (
-        pb.NGramCount(n_gram=key.decode(), count=count_from_bytes(value)) for key, value in found
-    )
-    return pb.QueryResponse(grams=grams)
+async def _counts(store: RocksDBStore, prefix: bytes) -> pb.QueryResponse:
+    """Raises: ValidationError: there are too many for one answer."""
+    response, turns = pb.QueryResponse(), Turns()
+    for key, value in takewhile(lambda item: item[0].startswith(prefix), store.scan(prefix)):
+        await turns.take()
+        response.grams.add(n_gram=key.decode(), count=count_from_bytes(value))
+        if len(response.grams) > _GRAMS_MAX:
+            raise ValidationError(
+                f"more than {_GRAMS_MAX} n-grams begin with {prefix.decode()!r} (ask for a longer one)",
+                path="prefix",
+            )
+    return response

@@ -169,7 +169,9 @@ class Sequencer(Generic[M]):
             (one.journal, one.producer): _State(one.last_ack, one.begin) for one in start.producers
         }
         self._pending: set[_Key] = set()
-        self._ring: list[deque[Envelope[M]] | None] = [None] * max(1, ring_size)
+        # It grows as it is used, up to its size.
+        self._ring: list[deque[Envelope[M]] | None] = []
+        self._ring_size = max(1, ring_size)
         self._head = 0
         self._warn = warn
         self._counts = counts
@@ -395,11 +397,14 @@ class Sequencer(Generic[M]):
 
     def _take_slot(self, held: deque[Envelope[M]] | None) -> None:
         """Name `held` in the next slot of the ring, and drop the message that had it."""
+        if len(self._ring) < self._ring_size:
+            self._ring.append(held)
+            return
         dropped = self._ring[self._head]
         if dropped:
             dropped.popleft()
         self._ring[self._head] = held
-        self._head = (self._head + 1) % len(self._ring)
+        self._head = (self._head + 1) % self._ring_size
 
     def _drop_span(self, key: _Key, state: _State[M]) -> None:
         state.drop_span()

@@ -1,5 +1,7 @@
 """Hints of shards in a real etcd: what is read, what is refused, and what guards them."""
 
+import asyncio
+import time
 from dataclasses import replace
 
 import pytest
@@ -118,3 +120,22 @@ async def test_ch3_bad_hints_are_errors_that_name_their_key(etcd, spec, keys, va
     await etcd.put(key, value)
     with pytest.raises(DataError, match=f"^{key}: .*{text}"):
         await fetch_hints(etcd, spec)
+
+
+async def test_others_have_their_turn_while_hints_of_many_files_are_checked(etcd, spec, keys):
+    nodes = tuple(
+        FnodeSegments(n, (Segment(1 + n % 2, n, last_seq_no=n),)) for n in range(1, 12_000)
+    )
+    await etcd.put(
+        f"{spec.hint_prefix}/shard-000.primary",
+        FsmHints("logs/shard-000", nodes).to_pb().SerializeToString(),
+    )
+    work = asyncio.get_running_loop().create_task(fetch_hints(etcd, spec))
+    gaps_s, last_s = [], time.monotonic()
+    while not work.done():
+        await asyncio.sleep(0.001)
+        gaps_s.append(time.monotonic() - last_s)
+        last_s += gaps_s[-1]
+    assert len((await work).primary.live_nodes) == 11_999
+    # Threads take turns of 5 ms. In one piece it is all of a gap.
+    assert max(gaps_s) < 0.8 * sum(gaps_s)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from dataclasses import replace
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from gazette_platform.app import Application
 from gazette_platform.client import Change
@@ -19,7 +21,7 @@ from gazette_platform.errors import ApplicationFailed, GazetteError
 from gazette_platform.message import Flags, Mapped, Publisher, read_committed
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet, Route
 from gazette_platform.testing.local_broker import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
@@ -308,3 +310,18 @@ async def test_cr6_the_http_port_tells_of_shards_and_serves_the_applications_pag
     read = [line for line in metrics.splitlines() if "gazette_shard_read_messages_total{" in line]
     assert sum(float(line.split()[-1]) for line in read) >= 9
     assert "gazette_sequencer_queued{" in metrics
+
+
+async def test_a_page_that_sends_its_reader_elsewhere_is_passed_on(world):
+    class Sending(Counts):
+        def init(self, process):
+            process.add_pages(lambda router: router.add_get("/old", self.old))
+
+        async def old(self, request):
+            raise web.HTTPFound("http://127.0.0.1:1/new")
+
+    process = await world.consumers.start(Sending())
+    me = process.process_id
+    header = replace(process.api.header(), route=Route((me,), 0, (process.endpoint,)))
+    page = await process.peers.page(header, SHARDS[0], "/old?a=1", {}, timeout_s=10)
+    assert (page.status, page.headers["location"]) == (302, "http://127.0.0.1:1/new")

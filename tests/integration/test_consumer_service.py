@@ -27,7 +27,7 @@ from gazette_platform.errors import (
 from gazette_platform.keyspace import item_key
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import EtcdHeader, Header, LabelSelector, ProcessId
-from gazette_platform.protocol.auth import Capability, Claims, KeyRing
+from gazette_platform.protocol.auth import ALL_CLAIMS, Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import consumer_pb2 as pb
 from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.serving.origins import Origins
@@ -490,6 +490,26 @@ async def test_ca7_unassign_of_many_shards_is_one_transaction_for_each_hundred(g
     request = pb.UnassignRequest(shards=[SHARD])
     answer = await call(ours, "Unassign", request, pb.UnassignResponse)
     assert (answer.status, list(answer.shards)) == (0, [])
+
+
+async def test_unassign_of_countless_shards_is_refused(group, ours):
+    request = pb.UnassignRequest(shards=[SHARD] * 8193)
+    code, details = await failure(ours, "Unassign", request, pb.UnassignResponse)
+    assert (code, details) == ("UNKNOWN", "invalid number of Shards (8193; expected <= 8192)")
+
+
+async def test_others_have_their_turn_while_a_large_apply_is_checked(ours):
+    spec = shard(SHARD, sources=source(*(f"a/{number:06}" for number in range(4096)))).to_pb()
+    request = pb.ApplyRequest(changes=[{"upsert": spec}] * 20)
+    request.changes.add(delete=SHARD)  # without its revision
+    turns = 0
+    work = asyncio.get_running_loop().create_task(ours.api.apply(request, ALL_CLAIMS))
+    while not work.done():
+        turns += 1
+        await asyncio.sleep(0)
+    with pytest.raises(ValidationError, match=r"Changes\[20\]: invalid ExpectModRevision"):
+        await work
+    assert turns > 10
 
 
 async def test_ca7_unassign_that_raced_with_a_status_is_told(group, ours):

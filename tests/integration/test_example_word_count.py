@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from examples.word_count import service
 from examples.word_count.application import WordCount
 from examples.word_count.pb import word_count_pb2 as pb, word_count_pb2_grpc as rpcs
 from gazette_platform.client import AsyncClient, ClientConfig
@@ -142,3 +143,16 @@ async def test_without_journals_a_text_is_refused(world):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Publish(pb.PublishRequest(text=TEXT), timeout=30)
     assert "no journal to map a record to" in caught.value.details()
+
+
+async def test_counts_go_round_whatever_is_published(world, monkeypatch):
+    process, _ = await two_processes(world)
+    publisher = process.application._publisher
+    for name, count in (("a b", 2**64 - 1), ("a b", 2**64 - 1), ("a b c", 7)):
+        await (await publisher.publish_committed(pb.NGramCount(n_gram=name, count=count)))
+    await world.consumers.wait_through()
+    assert ("a b", 2**64 - 2) in await world.query(process, "a b")
+    monkeypatch.setattr(service, "_GRAMS_MAX", 0)
+    code, text = await world.refused(process, "a b")
+    assert code == "UNKNOWN"
+    assert "more than 0 n-grams begin with 'a b'" in text

@@ -12,11 +12,13 @@ from gazette_platform.consumer.recoverylog import (
     FsmHints,
     Player,
     Recorder,
+    encode_op,
     new_author,
 )
 from gazette_platform.errors import DataError, Fenced, GazetteError, JournalNotFound
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+from gazette_platform.protocol.pb import recoverylog_pb2 as pb
 
 pytestmark = pytest.mark.etcd
 
@@ -279,6 +281,26 @@ async def test_gr5_gb4_files_go_on_in_another_log(client, tmp_path):
     assert tree(other.directory)[0] == {"a": b"old new"}
     assert other.log == "b/recovery-log"
     await service.close()
+
+
+async def test_what_others_write_into_a_log_fills_no_logs_of_ours(client, tmp_path, caplog):
+    recorder = await Recorder.start(
+        client,
+        client.append_service(),
+        await taken_over(client, tmp_path / "one", 7),
+        7,
+    )
+    path = tmp_path / "one" / "file"
+    path.touch()
+    recorder.create(str(path))
+    await recorder.barrier()
+    late = encode_op(pb.RecordedOp(seq_no=99, author=5))
+    await client.append(LOG, b"".join(b"%d" % n + late for n in range(500)))
+    found = await played(client, tmp_path / "two", FsmHints(LOG))
+    assert tree(found.directory) == ({"file": b""}, [["file"]])
+    warnings = [each for each in caplog.messages if each.startswith(LOG)]
+    assert any("more like these" in each for each in warnings)
+    assert len(warnings) < 40
 
 
 async def test_gb5_a_playback_that_fails_or_is_cancelled_leaves_no_directory(client, tmp_path):

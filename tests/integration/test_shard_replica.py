@@ -438,3 +438,13 @@ async def test_who_reads_by_itself_says_what_offsets_mean(bench):
     ends = await bench.publish(1, 2)
     store = await through(replica, {"of-others": ends[IN] // 2})
     assert store.state["all"] == 2
+
+
+async def test_a_shard_of_a_long_id_has_a_directory(bench):
+    spec = dataclasses.replace(spec_of(), id="part/" * 60 + "000")
+    await bench.client.apply([Change(journal(spec.recovery_log, CONTENT_TYPE))])
+    replica = bench.replica(Numbered(), spec)
+    await bench.publish(1)
+    await replica.host.reached("PRIMARY")
+    [directory] = [each.name for each in bench.directory.iterdir()]
+    assert directory.startswith("part_part_")

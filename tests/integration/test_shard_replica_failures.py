@@ -20,6 +20,7 @@ from shard_bench import (
 
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.consumer.application import Application, DeferToNextTransaction
+from gazette_platform.consumer.cluster import encode_replica_status
 from gazette_platform.consumer.recoverylog import FsmHints
 from gazette_platform.errors import (
     EtcdError,
@@ -75,6 +76,50 @@ async def test_ct9_a_batch_that_fails_fails_the_shard(bench, error, text):
     assert (await replica.wait_through()).state == {}
     with pytest.raises(ShardStopped):
         await replica.wait_through({IN: 10**9})
+
+
+class Panic(BaseException):
+    """As libraries in Rust raise it."""
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (asyncio.CancelledError(), "something was cancelled that it waited for"),
+        (Panic("index out of bounds"), "Panic: index out of bounds"),
+        (ValueError("odd \ud800"), "ValueError: odd "),
+    ],
+)
+@pytest.mark.parametrize("at", ["consume", "read", "message", "store"])
+async def test_a_shard_fails_whatever_is_raised(bench, at, error, text):
+    class Raising(Numbered):
+        def new_store(self, shard, recorder):
+            if at == "store":
+                raise error
+            return super().new_store(shard, recorder)
+
+        def framing(self, journal):
+            if at == "message":
+                raise error
+            return super().framing(journal)
+
+        def read(self, shard, store, checkpoint):
+            return self.batches() if at == "read" else None
+
+        async def batches(self):
+            raise error
+            yield []
+
+        async def consume_batch(self, txn, envelopes):
+            if at == "consume":
+                raise error
+
+    replica = bench.replica(Raising(), spec_of(log=False))
+    await bench.publish(1)
+    status = await replica.host.reached("FAILED")
+    assert text in status.errors[0]
+    assert encode_replica_status(status)
+    assert replica.has_ended
 
 
 async def failed(bench, application, spec=None, **options):
@@ -275,3 +320,20 @@ async def test_a_failure_that_cannot_be_told_is_logged(bench, caplog):
     await eventually(lambda: replica.has_ended)
     await eventually(lambda: "its failure is not told: etcd is gone" in caplog.text)
     assert isinstance(replica.error, EtcdError)
+
+
+async def test_a_store_that_cannot_be_destroyed_leaves_no_appends_open(bench):
+    class Clinging(RemoteStore):
+        async def destroy(self):
+            raise OSError("device busy")
+
+    class Application(Numbered):
+        def new_store(self, shard, recorder):
+            return Clinging(self.remote)
+
+    replica = bench.replica(Application(), spec_of(log=False))
+    await through(replica, await bench.publish(1))
+    with pytest.raises(OSError, match="device busy"):
+        await replica.stop()
+    with pytest.raises(GazetteError, match="closed"):
+        await replica.shard.appends.submit(IN, b"{}\n")

@@ -262,6 +262,14 @@ def test_keys_of_hints():
     assert (primary_hint_key(remote), backup_hint_keys(remote)) == ("", ())
 
 
+def test_a_spec_that_asks_for_countless_backups_of_hints_is_refused():
+    most = replace(SPEC, hint_backups=127)
+    assert len(backup_hint_keys(most)) == 127
+    with pytest.raises(ValidationError, match="asks for 128 backups of its hints"):
+        backup_hint_keys(replace(SPEC, hint_backups=128))
+    assert backup_hint_keys(replace(most, hint_backups=1 << 30, recovery_log_prefix="")) == ()
+
+
 def test_primary_hints_are_guarded_by_the_creation_of_the_assignment():
     [assignment] = group([(A, 0, PRIMARY)]).assignments_of(SHARD)
     write = write_primary_hints(SPEC, assignment, b"{}")

@@ -243,6 +243,9 @@ def test_derived_values_of_a_spec():
     assert FULL.label_set_with_id() == LabelSet.of(store="sqlite", id="shard-000")
     assert (FULL.ring_size, FULL.queue_size) == (8192, 8192)
     assert replace(FULL, ring_buffer_size=3, read_channel_size=4).ring_size == 3
+    most = (1 << 32) - 1
+    huge = replace(FULL, ring_buffer_size=most, read_channel_size=most)
+    assert (huge.ring_size, huge.queue_size) == (1 << 20, 1 << 20)
     assert FULL.source_of("a/b") == ShardSource("a/b", 5)
     assert FULL.source_of("a/c") is None
 

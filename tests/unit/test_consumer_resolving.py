@@ -4,7 +4,9 @@ import pytest
 
 from gazette_platform.consumer.cluster import (
     ConsumerState,
+    decode_replica_status,
     encode_consumer_spec,
+    encode_replica_status,
     encode_shard_spec,
 )
 from gazette_platform.consumer.protocol import (
@@ -198,5 +200,13 @@ def test_cs4_error_of_a_primary_is_cut():
     assert cut == ReplicaStatus(ReplicaCode.FAILED, ("x" * 2048 + " ...[truncated]",))
     assert failed_status(long, ReplicaTask.STANDBY).errors == (long,)
     assert failed_status("x" * 2048, ReplicaTask.PRIMARY).errors == ("x" * 2048,)
+    assert len(failed_status("x" * 10**6, ReplicaTask.STANDBY).errors[0]) < 40_000
     # FAILED has an error always.
     failed_status("", ReplicaTask.PRIMARY).validate()
+
+
+@pytest.mark.parametrize("task", ReplicaTask)
+def test_any_error_can_be_told(task):
+    status = failed_status("no file \udcff, \ud800", task)
+    assert status.errors == ("no file \\udcff, \\ud800",)
+    assert decode_replica_status(encode_replica_status(status)) == status

@@ -1,5 +1,7 @@
 """Rules of requests and responses about shards, and their JSON."""
 
+from dataclasses import replace
+
 import pytest
 
 from gazette_platform.consumer.protocol import (
@@ -101,6 +103,16 @@ def test_good_changes_pass(change):
 )
 def test_cv1_bad_changes_are_refused(change, problem):
     assert refused(validate_shard_apply_request, pb.ApplyRequest(changes=[change])) == problem
+
+
+def test_a_shard_cannot_be_applied_that_asks_for_countless_backups_of_hints():
+    spec = ShardSpec("shard-000", max_txn_duration_ns=1, hint_backups=127)
+    validate_shard_apply_request(pb.ApplyRequest(changes=[Change(upsert=spec.to_pb())]))
+    spec = replace(spec, hint_backups=(1 << 31) - 1)
+    request = pb.ApplyRequest(changes=[Change(upsert=spec.to_pb())])
+    assert refused(validate_shard_apply_request, request) == (
+        "Changes[0].Upsert: invalid HintBackups (2147483647; expected <= 127)"
+    )
 
 
 def test_cv1_selector_of_a_list_is_checked():

@@ -158,6 +158,14 @@ async def test_a_replay_that_ends_early_is_an_error():
     assert whole.transactions == [[1, 2, 3, 4, 5]]
 
 
+async def test_producers_that_take_back_what_was_delivered_do_not_fill_the_log(caplog):
+    application = Consuming([message(number, Flags.ACK_TXN) for number in range(1000, 0, -1)])
+    await a_run(application).run()
+    warnings = [each for each in caplog.messages if each.startswith("shard shard-000: ")]
+    assert "takes back messages" in warnings[0]
+    assert len(warnings) < 20
+
+
 async def test_ct9_a_begin_that_fails_is_matched_by_no_finish():
     class Failing(Consuming):
         def begin(self, txn):

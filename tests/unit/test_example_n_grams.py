@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 import pytest
@@ -9,6 +10,7 @@ from google.protobuf.internal.encoder import _VarintBytes
 from hypothesis import given
 from hypothesis.strategies import integers
 
+from examples.word_count.application import WordCount
 from examples.word_count.n_grams import count_from_bytes, count_to_bytes, n_grams
 
 SENTENCE = "How much wood would a wood chuck chuck if a wood chuck could chuck wood?"
@@ -39,3 +41,33 @@ def test_words_are_letters_in_lower_case(text, n, expected):
 def test_counts_are_varints(count):
     assert count_to_bytes(count) == _VarintBytes(count)
     assert count_from_bytes(count_to_bytes(count)) == count
+
+
+class Publisher:
+    """Takes each message at once."""
+
+    def __init__(self):
+        self.messages, self.under_way, self.most = Counter(), 0, 0
+
+    async def publish_committed(self, message):
+        self.messages[message.n_gram] += message.count
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        return self._ended()
+
+    async def _ended(self):
+        self.under_way -= 1
+
+
+async def test_a_long_text_leaves_others_their_turn():
+    application = WordCount(2)
+    publisher = application._publisher = Publisher()
+    turns = 0
+    work = asyncio.get_running_loop().create_task(application.publish("Wood " * 30_000))
+    while not work.done():
+        turns += 1
+        await asyncio.sleep(0)
+    await work
+    assert publisher.messages == {"START wood": 1, "wood wood": 29_999, "wood END": 1, "END END": 1}
+    assert publisher.most < 2000
+    assert turns > 3

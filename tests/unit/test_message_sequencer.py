@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from gazette_platform.errors import DataError, ValidationError
@@ -536,3 +538,16 @@ def test_an_ack_may_have_the_clock_of_what_it_commits():
     log.restored(log.sequencer.checkpoint())
     assert log.sequencer.queue(log.messages[2]) == Outcome.ACK_EMPTY
     assert log.deliver() == [2]
+
+
+def test_a_ring_takes_memory_as_it_is_used():
+    tracemalloc.start()
+    try:
+        log = Log(ring_size=1 << 22)
+        log.queue(A, 1 << 4, CONT)
+        log.queue(A, 2 << 4, ACK)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert log.deliver() == [1 << 4, 2 << 4]
+    assert peak_bytes < 1 << 20

@@ -128,6 +128,8 @@ def test_hints_are_read_from_protobuf_too():
         b'{"live_nodes":{}}',
         b'{"live_nodes":[7]}',
         b'{"live_nodes":[{"fnode":"1"}]}',
+        b'{"live_nodes":[{"fnode":9223372036854775808}]}',
+        b'{"live_nodes":[{"fnode":1,"segments":[{"last_offset":18446744073709551615}]}]}',
         b"\xff\xff",
     ],
 )
@@ -179,7 +181,7 @@ def node(*segments):
         ),
         (
             FsmHints("a/log", (), (Property("/a", ""), Property("/a", "x"))),
-            "Properties: expected unique paths",
+            r"Properties\[1\]: expected unique paths \(/a\)$",
         ),
     ],
 )

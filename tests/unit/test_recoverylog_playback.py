@@ -1,5 +1,7 @@
 """What a player reads, what it makes of it, and how it takes a log over."""
 
+import time
+
 import pytest
 
 from gazette_platform.consumer.recoverylog import (
@@ -163,6 +165,27 @@ def test_gp7_it_finishes_behind_garbage(garbage):
     skipped = [each for each in effects if isinstance(each, Skipped)]
     assert (skipped[0].begin, skipped[-1].end) == (begin, len(log.content))
     assert playback.is_done
+
+
+@pytest.mark.parametrize("piece", [3, 64, 1000, 1 << 20])
+@pytest.mark.parametrize("garbage", [b"\x66\x33\x93\x36", b"\x66\x33\x93\x36\0\0\0\0", b"\x66"])
+def test_garbage_that_is_full_of_magics_is_told_as_one(garbage, piece):
+    log = Log(garbage * 1000)
+    begin = len(log.content)
+    fnode = log.create("/dir/a")
+    playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    effects, _ = played(playback, log, piece=piece)
+    assert effects.pop() == CreateFile(fnode)
+    assert (effects[0].begin, effects[-1].end) == (0, begin)
+    assert len(effects) <= begin // piece + 2
+
+
+def test_garbage_takes_time_by_its_size():
+    playback = Playback(FsmHints(LOG), {LOG: 1 << 30})
+    begin_s = time.process_time()
+    assert playback.feed(b"\x66\x33\x93\x36" * (1 << 18)) == [Skipped(LOG, 0, (1 << 20) - 4)]
+    # Well below a second; a pass over the rest for each magic takes a minute.
+    assert time.process_time() - begin_s < 8
 
 
 def test_gp5_a_frame_that_holds_no_operation_is_passed_over():

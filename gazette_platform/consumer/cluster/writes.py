@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gazette_platform.consumer.cluster.values import encode_replica_status
+from gazette_platform.consumer.protocol import HINT_BACKUPS_MAX
+from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, Put
 
 if TYPE_CHECKING:
@@ -50,9 +52,17 @@ def primary_hint_key(spec: ShardSpec) -> str:
 
 
 def backup_hint_keys(spec: ShardSpec) -> tuple[str, ...]:
-    """The keys of backup hints, newest first; none for a shard without a log."""
+    """The keys of backup hints, newest first; none for a shard without a log.
+
+    Raises: ValidationError: the spec asks for more than etcd reads at once.
+    """
     if not spec.recovery_log_prefix:
         return ()
+    if spec.hint_backups > HINT_BACKUPS_MAX:
+        raise ValidationError(
+            f"shard {spec.id} asks for {spec.hint_backups} backups of its hints (expected <= "
+            f"{HINT_BACKUPS_MAX}; apply its spec with fewer)"
+        )
     return tuple(f"{spec.hint_prefix}/{spec.id}.backup.{n}" for n in range(spec.hint_backups))
 
 

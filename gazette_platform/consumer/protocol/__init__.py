@@ -32,6 +32,7 @@ from gazette_platform.consumer.protocol.shard_space import (
     shard_space_of,
 )
 from gazette_platform.consumer.protocol.specs import (
+    HINT_BACKUPS_MAX,
     ConsumerSpec,
     ReplicaStatus,
     ShardSource,
@@ -40,6 +41,7 @@ from gazette_platform.consumer.protocol.specs import (
 )
 
 __all__ = [
+    "HINT_BACKUPS_MAX",
     "Checkpoint",
     "ConsumerSpec",
     "ReplicaCode",

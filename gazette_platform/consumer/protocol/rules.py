@@ -8,7 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from gazette_platform.consumer.protocol.enums import ShardStatus
-from gazette_platform.consumer.protocol.specs import ReplicaStatus, ShardSpec, validate_shard_id
+from gazette_platform.consumer.protocol.specs import (
+    HINT_BACKUPS_MAX,
+    ReplicaStatus,
+    ShardSpec,
+    validate_shard_id,
+)
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import LabelSelector, Route
 from gazette_platform.protocol.field_context import check_field
@@ -121,6 +126,10 @@ def _validate_bounds(spec: pb.ShardSpec) -> None:
     if sources > SPEC_SOURCES_MAX:
         raise ValidationError(
             f"invalid number of Sources ({sources}; expected <= {SPEC_SOURCES_MAX})"
+        )
+    if spec.hint_backups > HINT_BACKUPS_MAX:
+        raise ValidationError(
+            f"invalid HintBackups ({spec.hint_backups}; expected <= {HINT_BACKUPS_MAX})"
         )
 
 

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = [
+    "CHANNEL_SIZE_MAX",
     "DEFAULT_CHANNEL_SIZE",
+    "HINT_BACKUPS_MAX",
     "ID_LABEL",
     "ConsumerSpec",
     "ReplicaStatus",
@@ -39,6 +41,12 @@ ID_LABEL: Final = "id"
 
 DEFAULT_CHANNEL_SIZE: Final = 8192
 """Messages in the sequencer's ring, and in the queue of what was read, if the spec says none."""
+
+CHANNEL_SIZE_MAX: Final = 1 << 20
+"""Most messages of either, whatever the spec says: one shard must not take the memory of all others."""
+
+HINT_BACKUPS_MAX: Final = 127
+"""Most backups of hints: etcd reads them and the primary's in one transaction, of 128 operations."""
 
 _ID_LENGTH_MIN = 4
 _ID_LENGTH_MAX = 512
@@ -96,9 +104,9 @@ class ShardSpec:
     disable_wait_for_ack: bool = False
     """Whether a transaction ends without waiting for ACKs of messages that it has read."""
     ring_buffer_size: int = 0
-    """Messages that the sequencer holds; 0: 8192."""
+    """Messages that the sequencer holds; 0: 8192. More than `CHANNEL_SIZE_MAX` is as much as that."""
     read_channel_size: int = 0
-    """Messages that are read ahead; 0: 8192."""
+    """Messages that are read ahead; 0: 8192. Likewise."""
 
     @property
     def recovery_log(self) -> str:
@@ -108,12 +116,12 @@ class ShardSpec:
     @property
     def ring_size(self) -> int:
         """Messages that the sequencer holds."""
-        return self.ring_buffer_size or DEFAULT_CHANNEL_SIZE
+        return min(self.ring_buffer_size or DEFAULT_CHANNEL_SIZE, CHANNEL_SIZE_MAX)
 
     @property
     def queue_size(self) -> int:
         """Messages that are read ahead."""
-        return self.read_channel_size or DEFAULT_CHANNEL_SIZE
+        return min(self.read_channel_size or DEFAULT_CHANNEL_SIZE, CHANNEL_SIZE_MAX)
 
     def label_set_with_id(self) -> LabelSet:
         """The labels plus the implicit label ``id``, as selectors match them."""

@@ -107,10 +107,10 @@ class PlayedFiles:
 
     def _place(self, link: str) -> Path:
         """Where a path of the log is on disk; its folder is there then."""
-        clean = posixpath.normpath(link)
-        if clean != link or not link.startswith("/") or link.split("/")[1] in ("", _STAGING):
+        is_clean = posixpath.normpath(link) == link and link.startswith("/") and "\0" not in link
+        if not is_clean or link.split("/")[1] in ("", _STAGING):
             raise DataError(
-                f"{link} is no path below the recorded directory (a recorder writes none like it: the log "
+                f"{link!r} is no path below the recorded directory (a recorder writes none like it: the log "
                 "was made by something else)"
             )
         place = self.directory / link[1:]

@@ -7,7 +7,7 @@ skip whatever is dead. Etcd has it as JSON, in the bytes of Go's `encoding/json`
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, Final, Self, final
 
 import orjson
 from google.protobuf.message import DecodeError
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["FnodeSegments", "FsmHints", "Property", "pick_hints"]
+
+_INT64_MAX: Final = (1 << 63) - 1
 
 
 @final
@@ -163,9 +165,13 @@ class FsmHints:
                 f"expected the Log of the last Segment to be that of the hints ({segments[-1].log}; "
                 f"expected {self.log})"
             )
-        paths = [each.path for each in self.properties]
-        if len(set(paths)) != len(paths):
-            raise ValidationError(f"expected unique paths ({paths})", path="Properties")
+        seen: set[str] = set()
+        for index, each in enumerate(self.properties):
+            if each.path in seen:
+                raise ValidationError(
+                    f"expected unique paths ({each.path})", path=f"Properties[{index}]"
+                )
+            seen.add(each.path)
 
     def _validate_node(self, node: FnodeSegments) -> None:
         if not node.segments:
@@ -224,6 +230,8 @@ def _field(document: dict[str, Any], name: str, kind: type[Any]) -> Any:
         return kind()
     if type(value) is not kind:
         raise TypeError(f"{name}: expected {kind.__name__}, found {value!r}")
+    if kind is int and value > _INT64_MAX:
+        raise ValueError(f"{name}: {value} is more than 63 bits")
     return value
 
 

@@ -19,6 +19,7 @@ whole at the head of the log, is passed over like other garbage, because an appe
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
@@ -126,6 +127,12 @@ class _State(enum.Enum):
     AWAIT = enum.auto()
     DONE = enum.auto()
 
+
+# How a frame begins, or what is there of its beginning at the end of what was fed. There may be a magic at
+# every fourth byte, and none of a frame: those whose length cannot be are passed over here as well.
+_FRAME_BEGIN: Final = re.compile(
+    rb"\x66(?:\x33(?:\x93(?:\x36(?:...[\x00-\x04]|.{0,3}\Z)|\Z)|\Z)|\Z)", re.DOTALL
+)
 
 # Read again after a retry, or of a recorder that came too late, or of a file that is dead.
 _EXPECTED: Final = frozenset({Verdict.NOT_TRACKED, Verdict.NOT_HINTED_AUTHOR})
@@ -402,16 +409,14 @@ class Playback:
     def _pass_over(self) -> None:
         """Go to what may be the next frame behind this byte."""
         begin = self._pos
-        behind = bytes(self._buffer[begin + 1 :])
-        found = behind.find(FIXED_MAGIC)
-        if found < 0:
-            found = len(behind)
-            for length in range(min(len(FIXED_MAGIC) - 1, found), 0, -1):
-                if behind.endswith(FIXED_MAGIC[:length]):
-                    found -= length
-                    break
-        self._pos = begin + 1 + found
-        self._effects.append(Skipped(self.log, self._base + begin, self._base + self._pos))
+        found = _FRAME_BEGIN.search(self._buffer, begin + 1)
+        self._pos = found.start() if found is not None else len(self._buffer)
+        skipped = Skipped(self.log, self._base + begin, self._base + self._pos)
+        before = self._effects[-1] if self._effects else None
+        if isinstance(before, Skipped) and (before.log, before.end) == (self.log, skipped.begin):
+            skipped = Skipped(self.log, before.begin, skipped.end)
+            self._effects.pop()
+        self._effects.append(skipped)
 
     def _give_up_held(self) -> None:
         """What is held of a frame is no frame: the rest of it will not come."""

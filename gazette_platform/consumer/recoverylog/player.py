@@ -6,7 +6,8 @@ import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from functools import partial
+from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.consumer.recoverylog.files import PlayedFiles
 from gazette_platform.consumer.recoverylog.playback import Ignored, Inject, Playback, Skipped
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["Played", "Player"]
 
 _log = logging.getLogger(__name__)
+
+# Of each piece that is read.
+_WARNINGS_MAX: Final = 4
 
 
 @final
@@ -113,7 +117,7 @@ class Player:
                 heads = {
                     log: (await self._client.append(log, b"")).end for log in self._hints.logs()
                 }
-                playback = self._playback = Playback(self._hints, heads)
+                playback = self._playback = await run_in(disk, Playback, self._hints, heads)
                 if self._author is not None:
                     _tell(playback, self._author)
                 while (step := playback.next()) is not None:
@@ -129,10 +133,9 @@ class Player:
                         )
                         playback.injected(end)
                         continue
-                    effects = await self._read(playback, step)
-                    _warn(effects)
-                    if effects:
-                        await run_in(disk, files.apply, effects)
+                    take = await self._read(playback, step)
+                    # Much may be of a piece, or nothing: others have their turn meanwhile.
+                    _warn(await run_in(disk, _applied, files, take))
                 self.tailing.set()
                 await run_in(disk, files.make_live, playback.fsm)
             except BaseException:
@@ -142,7 +145,8 @@ class Player:
                 self._end_read()
         return Played(playback.log, playback.fsm, self._directory)
 
-    async def _read(self, playback: Playback, step: Read) -> list[Effect]:
+    async def _read(self, playback: Playback, step: Read) -> Callable[[], list[Effect]]:
+        """Read on. Returns: tells the playback what came of it, in the thread of the disk."""
         reader = self._reader
         if reader is None or (reader.journal, self._is_blocking) != (step.log, step.is_blocking):
             self._end_read()
@@ -155,11 +159,11 @@ class Player:
         except StopAsyncIteration:
             self._reader = None
             # A blocking read ends only as it was interrupted: there is something else to do.
-            return [] if step.is_blocking else playback.at_head()
+            return list if step.is_blocking else playback.at_head
         except OffsetJump as jump:
             playback.jumped(jump.to_offset)
-            return []
-        return playback.feed(piece)
+            return list
+        return partial(playback.feed, piece)
 
     def _end_read(self) -> None:
         if self._reader is not None:
@@ -174,8 +178,17 @@ def _tell(playback: Playback, author: int) -> None:
         playback.finish_at_write_head()
 
 
+def _applied(files: PlayedFiles, take: Callable[[], list[Effect]]) -> list[Effect]:
+    """What follows of a piece, done to the files."""
+    effects = take()
+    files.apply(effects)
+    return effects
+
+
 def _warn(effects: list[Effect]) -> None:
-    for each in effects:
+    """Log what is odd of a piece of the log, a few lines at most: others may have written garbage there."""
+    odd = [each for each in effects if isinstance(each, Skipped | Ignored)]
+    for each in odd[:_WARNINGS_MAX]:
         if isinstance(each, Skipped):
             _log.warning(
                 "%s: bytes %d to %d are no operation, and are skipped",
@@ -183,7 +196,7 @@ def _warn(effects: list[Effect]) -> None:
                 each.begin,
                 each.end,
             )
-        elif isinstance(each, Ignored):
+        else:
             _log.warning(
                 "%s: operation %d at %d is ignored: %s",
                 each.log,
@@ -191,3 +204,5 @@ def _warn(effects: list[Effect]) -> None:
                 each.offset,
                 each.verdict.value,
             )
+    if len(odd) > _WARNINGS_MAX:
+        _log.warning("%s: and %d more like these", odd[-1].log, len(odd) - _WARNINGS_MAX)

@@ -25,6 +25,9 @@ __all__ = ["Recovery", "discard"]
 
 _LABEL: Final = "content-type"
 
+# Bytes of a shard's ID in the name of its directory. An ID has up to 512, and the name of a file 255.
+_NAME_BYTES_MAX: Final = 200
+
 
 @final
 class Recovery:
@@ -52,7 +55,8 @@ class Recovery:
         self._client = client
         self._host = host
         self._log = log
-        name = f"{shard.replace('/', '_')}-{dice.getrandbits(64):016x}"
+        readable = shard.replace("/", "_").encode()[:_NAME_BYTES_MAX].decode(errors="ignore")
+        name = f"{readable}-{dice.getrandbits(64):016x}"
         self._directory = parent / name
         self._dice = dice
         self._player: asyncio.Future[Player] = asyncio.get_running_loop().create_future()

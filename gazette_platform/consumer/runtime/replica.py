@@ -14,7 +14,7 @@ from gazette_platform.consumer.runtime.host import ReplicaSettings
 from gazette_platform.consumer.runtime.primary import Primary
 from gazette_platform.consumer.runtime.recovery import Recovery
 from gazette_platform.consumer.runtime.standing import Standing
-from gazette_platform.consumer.runtime.steps import cause_of
+from gazette_platform.consumer.runtime.steps import cause_of, error_of
 from gazette_platform.consumer.shard import (
     HeldReplica,
     ReplicaStep,
@@ -264,11 +264,13 @@ class ShardReplica(Generic[StoreT, M]):
             _log.warning("shard %s: %d still use its store; it is destroyed", self.id, self._users)
         try:
             async with asyncio.timeout_at(max(deadline, loop.time() + 1.0)):
-                if (store := self._primary.store) is not None:
-                    await store.destroy()
-                for appends in (self._shard.appends, self._log_appends):
-                    with contextlib.suppress(GazetteError):
-                        await appends.close()
+                try:
+                    if (store := self._primary.store) is not None:
+                        await store.destroy()
+                finally:
+                    for appends in (self._shard.appends, self._log_appends):
+                        with contextlib.suppress(GazetteError):
+                            await appends.close()
         except TimeoutError:
             _log.warning(
                 "shard %s: its store, or its appends: not all of it ended within %g s",
@@ -302,7 +304,10 @@ class ShardReplica(Generic[StoreT, M]):
         """Do it, and tell what it failed with."""
         try:
             await work
-        except Exception as err:  # noqa: BLE001  whatever it is, it fails this replica and no other
+        except BaseException as raised:  # whatever it is, it fails this replica and no other
+            err = error_of(raised)
+            if err is None:
+                raise
             if self.error is None:
                 self.error = cause_of(err)
             _log.error("shard %s: its %s failed: %s", self.id, task.name.lower(), err, exc_info=err)

@@ -23,6 +23,7 @@ from gazette_platform.consumer.shard import Action, Backlog, TransactionLimits, 
 from gazette_platform.consumer.store import ShardStore
 from gazette_platform.errors import ApplicationFailed, DataError
 from gazette_platform.message import Envelope, Sequencer
+from gazette_platform.ops.sparing import SparingLog
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.ops.turns import Turns
 
@@ -96,7 +97,7 @@ class Run(Generic[StoreT, M]):
         self._sequencer: Sequencer[M] = Sequencer(
             ring_size=spec.ring_size,
             checkpoint=checkpoint.read,
-            warn=lambda text: _log.warning("shard %s: %s", shard.id, text),
+            warn=SparingLog(lambda text: _log.warning("shard %s: %s", shard.id, text), clock),
             counts=counts,
         )
         self._backlog = Backlog(self._sequencer, size=batch_size)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 
-from gazette_platform.consumer.runtime.steps import step
+from gazette_platform.consumer.runtime.steps import error_of, step
 from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.message import UncommittedReader
 
 if TYPE_CHECKING:
     from gazette_platform.consumer.application import Application, MessageBatches, Shard
-    from gazette_platform.consumer.protocol import Checkpoint
+    from gazette_platform.consumer.protocol import Checkpoint, ShardSource
     from gazette_platform.consumer.runtime.inlet import Inlet
     from gazette_platform.message import ReplayRange
     from gazette_platform.message.framing import Unframing
     from gazette_platform.ops.tasks import TaskGroup
 
 __all__ = ["Sources"]
+
+# Sources that begin at a time. Of thousands, calls for all in one round of the event loop would hold up all
+# else of the process, its lease included.
+_BEGINNING_MAX: Final = 16
 
 M = TypeVar("M")
 
@@ -46,24 +51,37 @@ class Sources(Generic[M]):
             self._is_own = True
             tasks.spawn(self._read_own(own), name="read")
             return
-        for source in self._shard.spec.sources:
-            begin = max(checkpoint.read_through.get(source.journal, 0), source.min_offset)
-            tasks.spawn(self._read(source.journal, begin), name=f"read {source.journal}")
+        waiting = deque(self._shard.spec.sources)
+        for _ in range(min(_BEGINNING_MAX, len(waiting))):
+            tasks.spawn(self._begin(tasks, waiting, checkpoint), name="begin to read")
+
+    async def _begin(
+        self, tasks: TaskGroup, waiting: deque[ShardSource], checkpoint: Checkpoint
+    ) -> None:
+        """Begin to read sources, one after the other, beside others who do."""
+        try:
+            while waiting:
+                source = waiting.popleft()
+                begin = max(checkpoint.read_through.get(source.journal, 0), source.min_offset)
+                framing = await self._framing_of(source.journal)
+                read = self._read(source.journal, begin, framing)
+                tasks.spawn(read, name=f"read {source.journal}")
+        except BaseException as err:  # noqa: BLE001  looked at by `_fail`
+            self._fail(err)
 
     async def _read_own(self, batches: MessageBatches[M]) -> None:
         try:
             async for batch in batches:
                 await self._inlet.put(batch)
-        except Exception as err:  # noqa: BLE001  the application's: it ends the shard
-            self._inlet.fail(err)
+        except BaseException as err:  # noqa: BLE001  looked at by `_fail`
+            self._fail(err)
         else:
             self._inlet.close()
         finally:
             await batches.aclose()
 
-    async def _read(self, journal: str, begin: int) -> None:
+    async def _read(self, journal: str, begin: int, framing: Unframing[M]) -> None:
         try:
-            framing = await self._framing_of(journal)
             reader = UncommittedReader(
                 self._shard.client.read(
                     journal, begin, block=True, direct=True, on_jump="continue"
@@ -73,10 +91,17 @@ class Sources(Generic[M]):
             async with reader:
                 async for batch in reader:
                     await self._inlet.put(batch)
-        except Exception as err:  # noqa: BLE001  whatever it is, it ends the shard
-            self._inlet.fail(err)
+        except BaseException as err:  # noqa: BLE001  looked at by `_fail`
+            self._fail(err)
         else:
             self._inlet.fail(ValidationError(f"{journal}: the client was closed during the read"))
+
+    def _fail(self, raised: BaseException) -> None:
+        """Whatever it is, it ends the shard, unless it ends this task."""
+        error = error_of(raised)
+        if error is None:
+            raise raised
+        self._inlet.fail(error)
 
     async def _framing_of(self, journal: str) -> Unframing[M]:
         framing = self._framings.get(journal)

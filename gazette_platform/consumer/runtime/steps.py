@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 from typing import TYPE_CHECKING, TypeVar, final
 
-from gazette_platform.errors import Fenced, GazetteError, JournalNotFound
+from gazette_platform.errors import ApplicationFailed, Fenced, GazetteError, JournalNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator
 
-__all__ = ["StepFailed", "cause_of", "done", "step"]
+__all__ = ["StepFailed", "cause_of", "done", "error_of", "step"]
 
 T = TypeVar("T")
 
@@ -35,11 +36,38 @@ def _text(error: Exception) -> str:
 
 @contextlib.contextmanager
 def step(name: str) -> Iterator[None]:
-    """Have errors say that they come from this step. Cancellation passes through."""
+    """Have errors say that they come from this step. Cancellation of this task passes through."""
     try:
         yield
-    except Exception as err:
-        raise StepFailed(name, err) from err
+    except BaseException as err:
+        error = error_of(err)
+        if error is None:
+            raise
+        raise StepFailed(name, error) from error
+
+
+def error_of(raised: BaseException) -> Exception | None:
+    """What a shard has failed with, of anything that was raised.
+
+    A shard whose task just ended would look as if it was at work for ever. So an error is as well that
+    something was cancelled which a callback has waited for, and what libraries in other languages raise
+    beside `Exception` when they panic.
+
+    Returns: None: nothing has failed; this task is cancelled, or the program is to end.
+    """
+    if isinstance(raised, Exception):
+        return raised
+    if isinstance(raised, asyncio.CancelledError):
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            return None
+        error = ApplicationFailed("something was cancelled that it waited for")
+    elif isinstance(raised, KeyboardInterrupt | SystemExit | GeneratorExit):
+        return None
+    else:
+        error = ApplicationFailed(f"{type(raised).__name__}: {raised}")
+    error.__cause__ = raised
+    return error
 
 
 def cause_of(error: Exception) -> Exception:

@@ -85,7 +85,9 @@ class ShardChanges:
         Raises: Forbidden: a shard is beyond the claims. EtcdError.
         Cancellation: leaves open whether they were removed.
         """
+        turns = Turns()
         for shard in shards:
+            await turns.take()
             _require(shard, (LabelSet.of(id=shard),), claims)
         compares: list[Compare] = []
         removals: list[Operation] = []

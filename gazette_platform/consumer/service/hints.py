@@ -5,6 +5,7 @@ A value may have been written by any consumer, so each is checked before anybody
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,8 @@ async def fetch_hints(etcd: EtcdClient, spec: ShardSpec) -> StoredHints:
     if not spec.recovery_log_prefix:
         return StoredHints()
     primary, *backups = await _read(etcd, (primary_hint_key(spec), *backup_hint_keys(spec)))
-    return StoredHints(_checked(primary, spec), tuple(_checked(each, spec) for each in backups))
+    # In a thread: hints of many files take long to be checked, and others have their turn meanwhile.
+    return await asyncio.to_thread(_all_checked, primary, backups, spec)
 
 
 async def put_primary_hints(
@@ -86,6 +88,12 @@ async def rotate_hints(
 async def _read(etcd: EtcdClient, keys: Sequence[str]) -> list[KeyValue | None]:
     result = await etcd.txn([], [Get(key) for key in keys])
     return [read.kvs[0] if read.kvs else None for read in result.reads]
+
+
+def _all_checked(
+    primary: KeyValue | None, backups: Sequence[KeyValue | None], spec: ShardSpec
+) -> StoredHints:
+    return StoredHints(_checked(primary, spec), tuple(_checked(each, spec) for each in backups))
 
 
 def _checked(found: KeyValue | None, spec: ShardSpec) -> FsmHints | None:

@@ -35,7 +35,7 @@ _HTTP_ENDPOINT: Final = "/gazette_platform.ConsumerAdmin/HttpEndpoint"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What another process answered over HTTP."""
+    """What another process answered over HTTP; it may send the reader elsewhere."""
 
     status: int
     headers: Mapping[str, str]
@@ -126,7 +126,9 @@ class ConsumerPeers:
                 endpoint = pb.HttpEndpointResponse.FromString(raw).endpoint
                 url = URL(f"{endpoint}{target}", encoded=True)
                 given = {**headers, **dict(self._metadata(shard) or ())}
-                async with self._session().get(url, headers=given) as answer:
+                # Where a page sends its reader to is not for us to go to, with our token.
+                asked = self._session().get(url, headers=given, allow_redirects=False)
+                async with asked as answer:
                     return Page(answer.status, answer.headers, await answer.read())
         except TimeoutError as err:
             raise RpcFailed(

@@ -9,20 +9,22 @@ has now are within the claims, too, and not only those that it gets.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from gazette_platform.consumer.protocol import (
     ShardStatus,
-    validate_shard_apply_request,
+    validate_shard_change,
     validate_shard_list_request,
     validate_shard_unassign_request,
 )
 from gazette_platform.consumer.service.changes import ShardChanges
-from gazette_platform.consumer.service.hints import fetch_hints
+from gazette_platform.consumer.service.hints import StoredHints, fetch_hints
 from gazette_platform.consumer.service.resolver import WAIT_S_MAX
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.turns import Turns
 from gazette_platform.protocol import Header, LabelSelector, Route
+from gazette_platform.protocol.field_context import check_field
 from gazette_platform.protocol.pb import consumer_pb2 as pb
 
 if TYPE_CHECKING:
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardApi"]
 
-# Far beyond the 128 operations that etcd takes in a transaction, unless it is told otherwise.
+# Changes, or shards to unassign: far beyond the 128 operations that etcd takes in a transaction, unless it
+# is told otherwise.
 _CHANGES_MAX: Final = 8192
 
 
@@ -139,9 +142,7 @@ class ShardApi:
             response.status = ShardStatus.SHARD_NOT_FOUND.value  # type: ignore[assignment]
             return response
         stored = await fetch_hints(self.etcd, item.spec)
-        _put_hints(response.primary_hints, stored.primary)
-        for hints in stored.backups:
-            _put_hints(response.backup_hints.add(), hints)
+        await asyncio.to_thread(_put_stored, response, stored)
         return response
 
     # ------------------------------------------------------------------------------- changes
@@ -154,7 +155,10 @@ class ShardApi:
             raise ValidationError(
                 f"invalid number of Changes ({len(request.changes)}; expected <= {_CHANGES_MAX})"
             )
-        validate_shard_apply_request(request)
+        turns = Turns()
+        for index, change in enumerate(request.changes):
+            await turns.take()
+            check_field(f"Changes[{index}]", validate_shard_change, change)
         done = await self._changes.apply(request, claims)
         response = pb.ApplyResponse()
         response.status = done.status.value  # type: ignore[assignment]
@@ -166,6 +170,10 @@ class ShardApi:
 
         Cancellation: leaves open whether they were removed.
         """
+        if len(request.shards) > _CHANGES_MAX:
+            raise ValidationError(
+                f"invalid number of Shards ({len(request.shards)}; expected <= {_CHANGES_MAX})"
+            )
         validate_shard_unassign_request(request)
         done, shards = await self._changes.unassign(
             list(request.shards), claims, only_failed=request.only_failed, dry_run=request.dry_run
@@ -173,6 +181,12 @@ class ShardApi:
         response = pb.UnassignResponse(shards=shards if done.status is ShardStatus.OK else ())
         response.status = done.status.value  # type: ignore[assignment]
         return response
+
+
+def _put_stored(response: pb.GetHintsResponse, stored: StoredHints) -> None:
+    _put_hints(response.primary_hints, stored.primary)
+    for hints in stored.backups:
+        _put_hints(response.backup_hints.add(), hints)
 
 
 def _put_hints(message: pb.GetHintsResponse.ResponseHints, hints: FsmHints | None) -> None:

@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 PRIMARY_ERROR_CHARACTERS_MAX: Final = 2048
+_STANDBY_ERROR_CHARACTERS_MAX: Final = 32768  # far less than etcd takes
 _TRUNCATED: Final = " ...[truncated]"
 
 
@@ -101,8 +102,14 @@ def tasks_to_start(step: ReplicaStep, slot: int) -> tuple[ReplicaTask, ...]:
 
 
 def failed_status(error: str, task: ReplicaTask) -> ReplicaStatus:
-    """What a replica tells of an error. The primary's is cut to 2048 characters."""
+    """What a replica tells of an error. The primary's is cut to 2048 characters.
+
+    It can be told whatever is in the text: half a pair of surrogates has no place in protobuf.
+    """
     text = error or "failed without a reason"
-    if task is ReplicaTask.PRIMARY and len(text) > PRIMARY_ERROR_CHARACTERS_MAX:
-        text = text[:PRIMARY_ERROR_CHARACTERS_MAX] + _TRUNCATED
+    is_primary = task is ReplicaTask.PRIMARY
+    most = PRIMARY_ERROR_CHARACTERS_MAX if is_primary else _STANDBY_ERROR_CHARACTERS_MAX
+    if len(text) > most:
+        text = text[:most] + _TRUNCATED
+    text = text.encode(errors="backslashreplace").decode()
     return ReplicaStatus(ReplicaCode.FAILED, (text,))
