@@ -27,6 +27,7 @@ def message(number, flags=Flags.OUTSIDE_TXN):
     return Envelope(IN, number * 10, number * 10 + 10, uuid, number)
 
 
+PENDING = frozenset({object()})
 SPAN = [*(message(each, Flags.CONTINUE_TXN) for each in (1, 2, 3, 4)), message(5, Flags.ACK_TXN)]
 
 
@@ -35,17 +36,21 @@ class Store:
 
     def __init__(self):
         self.checkpoints = []
+        self.after = []
 
     def start_commit(self, checkpoint, after):
         self.checkpoints.append(checkpoint)
+        self.after.append(after)
         ended = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_soon(ended.set_result, None)
         return ended
 
 
 class Appends:
+    """`PENDING` stands for an append that is under way."""
+
     def pending(self):
-        return frozenset()
+        return PENDING
 
 
 class Publisher:
@@ -121,6 +126,14 @@ async def test_ct5_the_longest_time_ends_a_transaction_within_a_sequence():
     # Up to the ACK, which is to come again: the rest begins at 3, and at 5, and then there is none.
     assert found == [({IN: 50}, (47, 30)), ({IN: 50}, (79, -1)), ({IN: 60}, (80, -1))]
     assert all(commit.done() for commit in application.ended)
+    # What was published before has to be there before it is committed.
+    assert store.after == 3 * [PENDING]
+
+
+async def test_ct5_the_longest_time_ends_a_transaction_between_messages_that_are_quick():
+    application = Consuming([message(each) for each in range(1, 401)], seconds=0.003)
+    await a_run(application).run()
+    assert [len(each) for each in application.transactions] == [334, 66]
 
 
 async def test_others_have_their_turn_between_messages_that_take_long():
