@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
 
-from gazette_platform.consumer.cluster import ConsumerState, encode_shard_spec
-from gazette_platform.consumer.protocol import ShardSource, ShardSpec, ShardStatus
+from gazette_platform.consumer.cluster import (
+    ConsumerState,
+    encode_replica_status,
+    encode_shard_spec,
+)
+from gazette_platform.consumer.protocol import ReplicaStatus, ShardSource, ShardSpec, ShardStatus
 from gazette_platform.consumer.service.changes import ShardChanges
 from gazette_platform.etcd import Compare, EtcdClient, Event, KeyValue, ResponseHeader, WatchBatch
-from gazette_platform.keyspace import KeySpace, item_key
+from gazette_platform.keyspace import KeySpace, assignment_key, item_key
 from gazette_platform.ops.faults import Faults
-from gazette_platform.protocol import LabelSelector, LabelSet
+from gazette_platform.protocol import LabelSelector, LabelSet, ProcessId
 from gazette_platform.protocol.auth import ALL_CLAIMS, Claims, Forbidden
 from gazette_platform.protocol.pb import consumer_pb2 as pb
 
@@ -37,8 +42,9 @@ class World:
     def __init__(self):
         self.compares = []
         self.succeeds = []
+        self.ahead = 0
         self.meanwhile = lambda: None
-        self.revision, self.version = 10, 0
+        self.revision, self.version, self.created = 10, 0, 0
         nowhere = EtcdClient(["http://127.0.0.1:1"])
         self.space = KeySpace(nowhere, P, ConsumerState(P), faults=Faults())
         self.changes = ShardChanges(self, self.space)
@@ -47,12 +53,13 @@ class World:
         self.compares.append(compares)
         self.meanwhile()
         succeeded = self.succeeds.pop(0) if self.succeeds else True
-        header = ResponseHeader(1, 2, self.revision, 3)
+        header = ResponseHeader(1, 2, self.revision + self.ahead, 3)
         return SimpleNamespace(succeeded=succeeded, header=header)
 
     def watched(self, spec):
         self.revision += 1
         self.version += 1
+        self.created = self.created or self.revision
         found = KeyValue(
             KEY,
             encode_shard_spec(spec),
@@ -62,6 +69,20 @@ class World:
         )
         header = ResponseHeader(1, 2, self.revision, 3)
         self.space.apply_batches([WatchBatch(header, (Event(found, is_delete=False),))])
+
+    def watched_assignment(self):
+        self.revision += 1
+        key = assignment_key(P, SHARD, ProcessId("zone", "ours"), 0)
+        found = KeyValue(
+            key, encode_replica_status(ReplicaStatus()), self.revision, self.revision, 1
+        )
+        header = ResponseHeader(1, 2, self.revision, 3)
+        self.space.apply_batches([WatchBatch(header, (Event(found, is_delete=False),))])
+
+    async def delete(self, shard, revision=-1):
+        request = pb.ApplyRequest()
+        request.changes.add(expect_mod_revision=revision, delete=shard)
+        return await self.changes.apply(request, ALL_CLAIMS)
 
     async def upsert(self, claims, revision):
         request = pb.ApplyRequest()
@@ -111,3 +132,32 @@ async def test_ca3_a_view_that_is_out_of_date_is_waited_for_and_not_for_ever():
     world.compares = []
     assert (await world.upsert(ALL_CLAIMS, 7)).status is ShardStatus.ETCD_TRANSACTION_FAILED
     assert len(world.compares) == 1
+
+
+@pytest.mark.parametrize("change", ["upsert", "delete", "unassign"])
+async def test_a_change_is_told_once_it_is_seen_here(change):
+    world = World()
+    world.watched(spec_of("search"))
+    world.watched_assignment()
+    world.ahead = 1  # the watch is behind
+    waiting = asyncio.get_running_loop().create_task(
+        {
+            "upsert": lambda: world.upsert(ALL_CLAIMS, -1),
+            "delete": lambda: world.delete(SHARD),
+            "unassign": lambda: world.changes.unassign(
+                [SHARD], ALL_CLAIMS, only_failed=False, dry_run=False
+            ),
+        }[change]()
+    )
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    world.watched(spec_of("search"))
+    await asyncio.wait_for(waiting, 5)
+
+
+async def test_what_changes_nothing_is_not_waited_for():
+    world = World()
+    world.watched(spec_of("search"))
+    world.ahead = 1
+    changed = await asyncio.wait_for(world.delete("shard-999"), 5)
+    assert changed.status is ShardStatus.OK
