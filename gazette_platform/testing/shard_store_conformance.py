@@ -397,6 +397,18 @@ class ShardStoreConformance:
         await owners.end(second)
         assert await kind.get((await owners.next()).store, "a") == "two"
 
+    async def test_changes_right_behind_the_start_of_a_commit_are_of_the_next(
+        self, kind: StoreKind, owners: Owners
+    ) -> None:
+        """The next transaction consumes as soon as `start_commit` has returned, before anything else runs."""
+        owner = await owners.next()
+        await kind.put(owner.store, "a", "one")
+        async with asyncio.timeout(_WAIT_S):
+            commit = owner.store.start_commit(checkpoint_of(1), [])
+            await kind.put(owner.store, "a", "two")
+            await commit
+        await self._assert_former(kind, owners, owner)
+
     async def _assert_former(self, kind: StoreKind, owners: Owners, owner: Owner) -> None:
         """That the first commit is the last one, for the next owner."""
         await owners.end(owner)

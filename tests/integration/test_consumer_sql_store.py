@@ -22,6 +22,7 @@ from gazette_platform.consumer.store.sql_database import CHECKPOINTS
 from gazette_platform.errors import (
     ApplicationFailed,
     DataError,
+    DependencyFailed,
     Fenced,
     StoreError,
     StoreUnavailable,
@@ -418,6 +419,21 @@ async def test_destroy_rolls_back_and_leaves_the_engine(engine, shard):
     assert engine.pool.checkedout() == 0
     with engine.connect() as connection:
         assert get(connection, shard, "a") is None
+
+
+async def test_a_commit_that_follows_what_has_failed_keeps_no_connection(
+    sqlite_engine, shard, opened
+):
+    store = opened(sqlite_engine, shard)
+    await store.restore_checkpoint()
+    await store.run(put, shard, "a", "lost")
+    need = asyncio.get_running_loop().create_future()
+    need.set_exception(StoreError("of the test"))
+    with pytest.raises(DependencyFailed, match="of the test"):
+        await store.start_commit(checkpoint_of(1), [need])
+    # Others may write at once: what it has locked is free.
+    assert sqlite_engine.pool.checkedout() == 0
+    assert row_of(sqlite_engine, shard) == (1, b"")
 
 
 async def test_a_lock_that_another_holds_is_not_waited_for_for_ever(

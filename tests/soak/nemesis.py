@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import Counter
 from typing import TYPE_CHECKING, final
@@ -12,6 +13,7 @@ from gazette_platform.consumer.client import ShardClient
 from gazette_platform.consumer.protocol import ReplicaCode
 from gazette_platform.errors import GazetteError
 from gazette_platform.testing.chaos.logs import lost_its_lease
+from gazette_platform.testing.fault_proxy import Direction
 from tests.soak.plan import WARM_UP_S, Fault, Kind
 
 if TYPE_CHECKING:
@@ -25,10 +27,6 @@ if TYPE_CHECKING:
 _POLL_S = 0.2
 _SETTLE_S = 60.0
 _RESET_S = 0.3
-# Of these the target may find that its lease is gone.
-_TAKES_LEASES = frozenset(
-    {Kind.PAUSE_BROKER, Kind.PAUSE_CONSUMER, Kind.CUT_BROKER, Kind.CUT_CONSUMER}
-)
 
 
 @final
@@ -38,6 +36,7 @@ class Nemesis:
     Args:
         is_starved: whether the machine was so late lately that leases run out by it.
         shards: how many there are.
+        lease_s: of brokers and consumers.
 
     Attributes:
         faults: that were inflicted, by kind.
@@ -51,6 +50,7 @@ class Nemesis:
         etcd: EtcdServer,
         *,
         shards: int,
+        lease_s: float,
         clock: Clock,
         say: Callable[[str], None],
         is_starved: Callable[[], bool],
@@ -61,11 +61,14 @@ class Nemesis:
         self._consumers = consumers
         self._etcd = etcd
         self._shards = shards
+        self._lease_s = lease_s
         self._clock = clock
         self._say = say
         self._is_starved = is_starved
-        # Processes that may end, as they were kept from renewing their leases.
-        self._excused: set[int] = set()
+        # Processes that may end, as they were kept from renewing their leases, and until when; and those
+        # that have to, by what was done to them: else that was not done.
+        self._excused: dict[int, float] = {}
+        self._doomed: dict[int, str] = {}
 
     async def run(self, plan: Iterator[Sequence[Fault]], until: float) -> None:
         """Faults until a monotonic second, or the first trouble; then all works again.
@@ -81,6 +84,8 @@ class Nemesis:
             await self.settle()
 
     async def _episode(self, episode: Sequence[Fault]) -> None:
+        now = self._clock.monotonic()
+        self._excused = {pid: until for pid, until in self._excused.items() if now < until}
         try:
             async with asyncio.TaskGroup() as tasks:
                 for at, fault in enumerate(episode):
@@ -92,12 +97,15 @@ class Nemesis:
         await asyncio.sleep(after_s)
         self._say(f"fault: {fault}")
         self.faults[fault.kind] += 1
-        if fault.kind in _TAKES_LEASES:
-            process = self._process_of(fault)
-            if process is not None:
-                self._excused.add(process)
+        process = self._process_of(fault) if fault.may_take_lease else None
+        if process is not None:
+            self._excused[process] = math.inf
         await self._inflict(fault)
         self._say(f"undone: {fault.kind}")
+        if process is not None:
+            self._excused[process] = self._clock.monotonic() + self._lease_s
+            if fault.takes_lease(self._lease_s):
+                self._doomed[process] = str(fault)
 
     def _process_of(self, fault: Fault) -> int | None:
         if "broker" in fault.kind:
@@ -110,6 +118,8 @@ class Nemesis:
         consumer = self._consumers.names[fault.target]
         if fault.kind is Kind.RESET:
             await self._reset(fault, broker, consumer)
+        elif fault.kind is Kind.LOSE_ANSWERS:
+            await self._lose_answers(fault, broker)
         elif "etcd" in fault.kind:
             await self._on_etcd(fault)
         elif "broker" in fault.kind:
@@ -136,6 +146,10 @@ class Nemesis:
             self._brokers.isolate(broker)
             await asyncio.sleep(fault.lasts_s)
             await self._brokers.heal_one(broker)
+        elif fault.kind is Kind.CUT_BROKERS:
+            self._brokers.proxies.partition(self._brokers.names)
+            await asyncio.sleep(fault.lasts_s)
+            await self._brokers.proxies.heal()
         elif not self._brokers.brokers[broker].has_ended:
             self._brokers.pause(broker)
             await asyncio.sleep(fault.lasts_s)
@@ -188,6 +202,13 @@ class Nemesis:
             dice.choice(proxies).reset()
             await asyncio.sleep(_RESET_S)
 
+    async def _lose_answers(self, fault: Fault, broker: str) -> None:
+        proxy = self._brokers.proxies[broker]
+        proxy.black_hole(Direction.TO_CLIENT)
+        await asyncio.sleep(fault.lasts_s)
+        proxy.reset()
+        await proxy.heal()
+
     # ------------------------------------------------------------------ what must be so afterwards
 
     async def settle(self) -> None:
@@ -199,12 +220,25 @@ class Nemesis:
         what = ""
         while not self.troubles and self._clock.monotonic() < until:
             await self.revive()
-            what = await self._unsettled()
+            what = self._unharmed() or await self._unsettled()
             if not what:
                 return
             await asyncio.sleep(_POLL_S)
         if not self.troubles:
             self._trouble(f"not whole again after {_SETTLE_S:g} s: {what}")
+
+    def _unharmed(self) -> str:
+        """Who runs on without its lease, if anybody does."""
+        running = {
+            process.pid: name
+            for servers in (self._brokers.brokers, self._consumers.servers)
+            for name, process in servers.items()
+        }
+        self._doomed = {pid: fault for pid, fault in self._doomed.items() if pid in running}
+        return "; ".join(
+            f"{running[pid]} runs on after {fault}, by which its lease has ended: was that done to it?"
+            for pid, fault in self._doomed.items()
+        )
 
     async def _unsettled(self) -> str:
         """What is not as it should be yet; empty if all is."""
@@ -241,6 +275,7 @@ class Nemesis:
 
     def _note_end(self, name: str, pid: int, log: str) -> None:
         if lost_its_lease(log) and pid in self._excused:
+            self._doomed.pop(pid, None)
             self._say(f"{name} ended, as its lease was taken")
         elif lost_its_lease(log) and self._is_starved():
             self._say(f"{name} ended while the machine was starved")

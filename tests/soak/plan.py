@@ -26,6 +26,10 @@ class Kind(StrEnum):
     CUT_CONSUMER = "cut-consumer"
     """It does not reach etcd, and nobody reaches it, shorter or longer than its lease."""
     CUT_BROKER = "cut-broker"
+    CUT_BROKERS = "cut-brokers"
+    """Nobody reaches any broker, neither consumers nor other brokers; all of them reach etcd, and keep their leases."""
+    LOSE_ANSWERS = "lose-answers"
+    """What a broker is asked is done, and nobody is told: answers are held, and then connections are reset."""
     KILL_ETCD = "kill-etcd"
     """SIGKILL, and started again within all leases."""
     PAUSE_ETCD = "pause-etcd"
@@ -39,6 +43,8 @@ class Kind(StrEnum):
 
 
 ALL_KINDS = tuple(Kind)
+_OF_ALL = frozenset({Kind.KILL_CONSUMERS, Kind.CUT_BROKERS})
+_OF_LEASES = frozenset({Kind.PAUSE_BROKER, Kind.PAUSE_CONSUMER, Kind.CUT_BROKER, Kind.CUT_CONSUMER})
 
 WARM_UP_S = 3.0
 _CALM_S = (1.0, 4.0)
@@ -54,11 +60,18 @@ class Fault:
     lasts_s: float
     """Seconds until it is undone; 0 if it is nothing that lasts."""
 
+    @property
+    def may_take_lease(self) -> bool:
+        """Whether its target may find that its lease is gone."""
+        return self.kind in _OF_LEASES
+
+    def takes_lease(self, lease_s: float) -> bool:
+        """Whether its target must find so: it could not renew it for longer than it lasts."""
+        return self.may_take_lease and self.lasts_s > lease_s
+
     def __str__(self) -> str:
         lasts = f" for {self.lasts_s:.1f} s" if self.lasts_s else ""
-        whom = (
-            "" if "etcd" in self.kind or self.kind is Kind.KILL_CONSUMERS else f" {self.target + 1}"
-        )
+        whom = "" if "etcd" in self.kind or self.kind in _OF_ALL else f" {self.target + 1}"
         return f"{self.kind}{whom}{lasts}"
 
 
@@ -93,6 +106,8 @@ def _lasts(kind: Kind, lease_s: float) -> tuple[float, float]:
             return 1.2 * lease_s, 2.0 * lease_s
         case Kind.CUT_CONSUMER | Kind.CUT_BROKER:
             return 0.3 * lease_s, 2.0 * lease_s
+        case Kind.CUT_BROKERS | Kind.LOSE_ANSWERS:
+            return 0.3 * lease_s, 1.5 * lease_s
         case Kind.KILL_ETCD | Kind.PAUSE_ETCD:
             # With its start, and members that renew each third of it, it stays within the lease.
             return 0.1, 0.25 * lease_s

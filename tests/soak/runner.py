@@ -148,6 +148,7 @@ class _Run:
                     consumers,
                     etcd,
                     shards=len(shards),
+                    lease_s=config.lease_s,
                     clock=self._clock,
                     say=self._say,
                     is_starved=lambda: self._is_starved(watchdog),

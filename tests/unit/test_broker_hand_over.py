@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gazette_platform.allocator import DrainStatus
+from gazette_platform.allocator import DrainStatus, leaving
 from gazette_platform.broker.crash.hand_over import say_leaving, wait_handed_over
 from gazette_platform.errors import EtcdError
 from gazette_platform.ops.clock import SystemClock
@@ -78,6 +78,57 @@ async def test_a_lone_broker_waits_for_nobody():
 async def test_nobody_waits_beyond_the_lease(can_complete):
     """Etcd may be away: nobody would ever take over, and content would be stored by nobody."""
     assert await told(status(4, can_complete=can_complete), timeout_s=None, lease_s=0.25) < 6
+
+
+@pytest.mark.parametrize(
+    ("exiting", "stays_for_others", "waits"),
+    [
+        ((True, True, True), False, False),
+        ((True, True, True), True, True),
+        ((True, False, True), False, True),  # that one may have room later
+    ],
+)
+async def test_who_leaves_with_all_others_waits_only_for_what_nobody_else_knows(
+    exiting, stays_for_others, waits
+):
+    clock = SystemClock()
+    members = {
+        number: SimpleNamespace(spec=SimpleNamespace(exiting=is_exiting))
+        for number, is_exiting in enumerate(exiting)
+    }
+    asked = Statuses(status(2))
+    await asyncio.wait_for(
+        leaving.wait_handed_over(
+            SimpleNamespace(state=SimpleNamespace(members=members)),
+            asked,
+            asyncio.get_running_loop().create_future(),
+            Leased(clock, 0.3),
+            clock=clock,
+            timeout_s=None,
+            words=leaving.Words("shards", "consumer", "", "consumer.drain-timeout"),
+            stays_for_others=stays_for_others,
+        ),
+        timeout=20,
+    )
+    assert (asked.told > 1) is waits
+
+
+async def test_who_has_said_that_it_leaves_waits_to_see_it():
+    seen = []
+
+    async def wait_for_revision(revision, *, timeout_s):
+        seen.append(revision)
+
+    async def set_exiting():
+        pass
+
+    space = SimpleNamespace(
+        state=SimpleNamespace(members=dict.fromkeys(range(3))), wait_for_revision=wait_for_revision
+    )
+    context = SimpleNamespace(clock=SystemClock(), space=space)
+    announcement = SimpleNamespace(set_exiting=set_exiting, revision=17)
+    await say_leaving(context, announcement, Leased(context.clock, 9.0), timeout_s=None)
+    assert seen == [17]
 
 
 async def test_nobody_insists_beyond_the_lease_on_saying_that_it_leaves():

@@ -7,6 +7,7 @@ import pytest
 from gazette_platform.consumer.protocol import (
     ReplicaCode,
     ReplicaStatus,
+    ShardSource,
     ShardSpec,
     message_jsonpb,
     parse_jsonpb,
@@ -19,6 +20,7 @@ from gazette_platform.consumer.protocol import (
     validate_shard_unassign_request,
     validate_shard_unassign_response,
 )
+from gazette_platform.consumer.protocol.rules import SPEC_SOURCES_MAX
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import (
     EtcdHeader,
@@ -30,6 +32,7 @@ from gazette_platform.protocol import (
     Route,
 )
 from gazette_platform.protocol.pb import consumer_pb2 as pb
+from gazette_platform.protocol.request_rules import SELECTOR_LABELS_MAX, SPEC_LABELS_MAX
 
 HEADER = Header(ProcessId("zone", "suffix"), Route(), EtcdHeader(1, 2, 3, 4)).to_pb()
 SPEC = ShardSpec("shard-000", max_txn_duration_ns=1_500_000_000).to_pb()
@@ -56,6 +59,17 @@ def refused(check, message):
 )
 def test_good_changes_pass(change):
     validate_shard_apply_request(pb.ApplyRequest(changes=[change, change]))
+
+
+def test_as_many_as_may_be_pass():
+    sources = tuple(ShardSource(f"a/{number:04}") for number in range(SPEC_SOURCES_MAX))
+    labels = LabelSet.of({f"a{number:04}": "" for number in range(SPEC_LABELS_MAX)})
+    for fields in ({"sources": sources}, {"labels": labels}):
+        spec = ShardSpec("shard-000", max_txn_duration_ns=1, **fields)
+        validate_shard_apply_request(pb.ApplyRequest(changes=[Change(upsert=spec.to_pb())]))
+    many = LabelSet.of({f"a{number:04}": "" for number in range(SELECTOR_LABELS_MAX)})
+    selector = LabelSelector(include=many).to_pb()
+    validate_shard_list_request(pb.ListRequest(selector=selector))
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def message(number, flags=Flags.OUTSIDE_TXN):
     return Envelope(IN, number * 10, number * 10 + 10, uuid, number)
 
 
+PENDING = frozenset({object()})
 SPAN = [*(message(each, Flags.CONTINUE_TXN) for each in (1, 2, 3, 4)), message(5, Flags.ACK_TXN)]
 
 
@@ -35,22 +36,29 @@ class Store:
 
     def __init__(self):
         self.checkpoints = []
+        self.after = []
 
     def start_commit(self, checkpoint, after):
         self.checkpoints.append(checkpoint)
+        self.after.append(after)
         ended = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_soon(ended.set_result, None)
         return ended
 
 
 class Appends:
+    """`PENDING` stands for an append that is under way."""
+
     def pending(self):
-        return frozenset()
+        return PENDING
 
 
 class Publisher:
+    def __init__(self):
+        self.begun = 0
+
     def begin(self):
-        pass
+        self.begun += 1
 
     def build_acks(self):
         return []
@@ -94,7 +102,7 @@ class Consuming(Application[Any, int]):
         self.ended.append(commit)
 
 
-def a_run(application, store=None, **spec):
+def a_run(application, store=None, publisher=None, **spec):
     shard = Shard("shard-000", "f", spec_of(log=False, **spec), assigned(), None, Appends())
 
     async def between():
@@ -104,7 +112,7 @@ def a_run(application, store=None, **spec):
         shard,
         application,
         store or Store(),
-        publisher=Publisher(),
+        publisher=publisher or Publisher(),
         checkpoint=Checkpoint(),
         standing=Standing(shard),
         between=between,
@@ -114,13 +122,22 @@ def a_run(application, store=None, **spec):
 
 
 async def test_ct5_the_longest_time_ends_a_transaction_within_a_sequence():
-    application, store = Consuming(SPAN, seconds=0.6), Store()
-    await a_run(application, store).run()
+    application, store, publisher = Consuming(SPAN, seconds=0.6), Store(), Publisher()
+    await a_run(application, store, publisher).run()
+    assert publisher.begun == 3  # UUIDs are of the time at which each began
     assert application.transactions == [[1, 2], [3, 4], [5]]
     found = [(each.read_through, each.read.producers[0][2:]) for each in store.checkpoints]
     # Up to the ACK, which is to come again: the rest begins at 3, and at 5, and then there is none.
     assert found == [({IN: 50}, (47, 30)), ({IN: 50}, (79, -1)), ({IN: 60}, (80, -1))]
     assert all(commit.done() for commit in application.ended)
+    # What was published before has to be there before it is committed.
+    assert store.after == 3 * [PENDING]
+
+
+async def test_ct5_the_longest_time_ends_a_transaction_between_messages_that_are_quick():
+    application = Consuming([message(each) for each in range(1, 401)], seconds=0.003)
+    await a_run(application).run()
+    assert [len(each) for each in application.transactions] == [334, 66]
 
 
 async def test_others_have_their_turn_between_messages_that_take_long():
@@ -289,6 +306,22 @@ async def test_a_commit_that_fails_later_fails_the_run(caplog):
     with pytest.raises(StepFailed, match="ValueError: two"):
         await a_run(both, Failing()).run()
     assert both.transactions == [[1], [2]]
+
+    class Late(Impatient):
+        def finished(self, txn, commit):
+            self.commit = commit
+            committing.set()
+
+        async def consume(self, txn, envelope):
+            super(Impatient, self).consume(txn, envelope)
+            if envelope.message == 2:
+                await asyncio.wait([self.commit])
+                raise ValueError("an append behind the commit has failed")
+
+    # If the commit failed first, what failed behind it is not the reason.
+    committing = asyncio.Event()
+    with pytest.raises(StepFailed, match=r"store\.StartCommit: OSError: disk"):
+        await a_run(Late(), Failing()).run()
     await asyncio.sleep(0.05)
     gc.collect()
     assert "never retrieved" not in caplog.text
@@ -301,3 +334,17 @@ async def test_ct9_what_is_deferred_first_is_an_error():
 
     with pytest.raises(StepFailed, match="deferred the first message of a transaction"):
         await a_run(Deferring([message(1)])).run()
+
+
+@pytest.mark.parametrize("consumed", [-1, 0, 2, 3])
+async def test_ct9_what_is_deferred_of_a_batch_is_a_part_of_it(consumed):
+    class Deferring(Consuming):
+        consume = Application.consume
+
+        async def consume_batch(self, txn, envelopes):
+            assert len(envelopes) == 2
+            raise DeferToNextTransaction(consumed)
+
+    with pytest.raises(StepFailed, match=r"deferred (a|the first) message of a") as found:
+        await a_run(Deferring([message(1), message(2)])).run()
+    assert (f"says that it consumed {consumed} before" in str(found.value)) is (consumed != 0)

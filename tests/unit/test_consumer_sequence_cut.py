@@ -6,10 +6,12 @@ gets the ACK again, asks for a replay, and consumes what is missing, once.
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 
 from gazette_platform.consumer.protocol import Checkpoint
-from gazette_platform.consumer.shard import Action, TransactionLimits, Transactions
+from gazette_platform.consumer.shard import Action, Backlog, TransactionLimits, Transactions
 from gazette_platform.message import Envelope, Flags, Sequencer, UuidParts
 
 PRODUCER = bytes.fromhex("010203040506")
@@ -117,3 +119,17 @@ def test_ct5_ct6_rest_of_a_cut_sequence_is_of_the_next_transaction(cut_after, by
     last = other.run()
     assert other.consumed == [1, 2, 3, 4, 5][cut_after:]
     assert last.read_through == {J: 60}
+
+
+@pytest.mark.parametrize("flags", [Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN])
+def test_what_has_no_clock_is_read_again_if_it_is_left_over(flags):
+    # Without a clock it is of no sequence, whatever its flags say.
+    backlog: Backlog[int] = Backlog(Sequencer(checkpoint=Checkpoint().read))
+    backlog.gather(
+        deque(Envelope(J, at, at + 10, UuidParts(PRODUCER, 0, flags), at) for at in (0, 10))
+    )
+    assert [each.message for each in backlog.messages] == [0, 10]
+    backlog.used(1)
+    assert backlog.checkpoint().offsets == {J: 10}
+    backlog.used(1)
+    assert backlog.checkpoint().offsets == {J: 20}

@@ -111,6 +111,30 @@ def test_a_database_is_never_shorter_than_sqlite_has_it(recorder, tape, tmp_path
     assert len(played(recorder, tmp_path / "two")["db"]) == 300
 
 
+def test_what_other_files_get_meanwhile_is_not_of_the_renewed_database(recorder, tape, tmp_path):
+    disk, other = Disk(tape, tmp_path / "one" / "db"), Disk(tape, tmp_path / "one" / "db-wal")
+    disk.write(b"a" * 100, 0)
+    disk.renew(60)
+    other.write(b"w" * 20, 10)
+    disk.renew(1000)
+    assert not tape.is_renewing
+    tape.flush()
+    files = played(recorder, tmp_path / "two")
+    assert files == {"db": disk.path.read_bytes(), "db-wal": other.path.read_bytes()}
+
+
+def test_a_database_that_was_renewed_is_as_long_as_it_is_on_disk(recorder, tape, tmp_path):
+    disk = Disk(tape, tmp_path / "one" / "db")
+    disk.write(b"a" * 100, 0)
+    disk.truncate(40)
+    assert tape.size_of(str(disk.path)) == 100  # of players
+    disk.renew(1000)
+    assert tape.size_of(str(disk.path)) == 40
+    disk.truncate(80)
+    tape.flush()
+    assert played(recorder, tmp_path / "two") == {"db": disk.path.read_bytes()}
+
+
 def test_nothing_is_recorded_behind_the_end(recorder, tape, tmp_path):
     disk = Disk(tape, tmp_path / "one" / "db")
     disk.write(b"a", 0)

@@ -90,6 +90,11 @@ def test_reading_stops_after_the_longest_time():
     assert driver.machine.wakes_at is None
     assert not driver.machine.may_take(is_closed=False)
     assert driver.decide(has_message=True, has_entry=True, has_pending=True) is Action.COMMIT
+    # Nothing is there that it would have had to wait for.
+    driver.now += 2
+    driver.commit()
+    phases_s = driver.machine.committed(driver.now).times.phases_s()
+    assert (phases_s["sync", "20-consuming"], phases_s["sync", "30-stalled"]) == (7.0, 0.0)
 
 
 def test_shortest_time_beyond_the_longest_holds_all_the_same():

@@ -164,6 +164,10 @@ def node(*segments):
             r"LiveNodes\[1\]: expected monotonic Fnode",
         ),
         (
+            FsmHints("a/log", (node(segment(5)), node(segment(5)))),
+            r"LiveNodes\[1\]: expected monotonic Fnode",
+        ),
+        (
             FsmHints("a/log", (node(segment(author=0)),)),
             r"LiveNodes\[0\].Segments\[0\]: invalid Author",
         ),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 
 from examples.stream_sum.messages import Sum
-from tests.soak.plan import ALL_KINDS, Kind, episodes, make_plan
+from gazette_platform.ops.clock import SystemClock
+from tests.soak.nemesis import Nemesis
+from tests.soak.plan import ALL_KINDS, Fault, Kind, episodes, make_plan
 from tests.soak.verdict import SoakResult, Sums, compare
 
 LEASE_S = 6.0
@@ -50,6 +54,80 @@ def test_episodes_have_all_faults_of_the_plan_and_at_most_one_of_a_side(seed):
         assert len(episode) == 2
         assert sorted("consumer" in fault.kind for fault in episode) == [False, True]
         assert sorted("broker" in fault.kind for fault in episode) == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("kind", "lasts_s", "may", "must"),
+    [
+        (Kind.PAUSE_CONSUMER, 6.1, True, True),
+        (Kind.PAUSE_BROKER, 7.2, True, True),
+        (Kind.CUT_CONSUMER, 6.0, True, False),
+        (Kind.CUT_BROKER, 12.0, True, True),
+        (Kind.CUT_BROKERS, 9.0, False, False),
+        (Kind.KILL_CONSUMER, 9.0, False, False),
+        (Kind.PAUSE_ETCD, 1.5, False, False),
+    ],
+)
+def test_who_may_and_who_must_lose_a_lease(kind, lasts_s, may, must):
+    fault = Fault(kind, 1, 1.0, lasts_s)
+    assert (fault.may_take_lease, fault.takes_lease(LEASE_S)) == (may, must)
+
+
+class Process:
+    """One that nobody can harm, as if a fault were not inflicted."""
+
+    pid = 4711
+    has_ended = False
+
+    def pause(self):
+        pass
+
+    def resume(self):
+        pass
+
+    def log_of_run(self):
+        return (
+            "consumer: error: unable to keep member lease alive: lease 7 was not renewed within 0 s"
+        )
+
+
+def a_nemesis(process):
+    return Nemesis(
+        SimpleNamespace(names=("broker-1",), brokers={}, proxies={}),
+        SimpleNamespace(names=("consumer-1",), servers={"consumer-1": process}),
+        None,
+        shards=1,
+        lease_s=0.01,
+        clock=SystemClock(),
+        say=lambda text: None,
+        is_starved=lambda: False,
+    )
+
+
+async def test_a_pause_that_takes_no_lease_is_told():
+    process = Process()
+    nemesis = a_nemesis(process)
+    await nemesis._episode([Fault(Kind.PAUSE_CONSUMER, 0, 0.0, 0.02)])
+    assert nemesis._unharmed() == (
+        "consumer-1 runs on after pause-consumer 1 for 0.0 s, by which its lease has ended: was that done "
+        "to it?"
+    )
+    process.pid = 4712  # it has ended, and was started again
+    assert nemesis._unharmed() == ""
+
+
+async def test_who_ends_long_after_a_fault_is_not_excused_by_it():
+    process = Process()
+    nemesis = a_nemesis(process)
+    await nemesis._episode([Fault(Kind.PAUSE_CONSUMER, 0, 0.0, 0.0)])
+    nemesis._note_end("consumer-1", process.pid, process.log_of_run())
+    assert not nemesis.troubles
+    await nemesis._episode([Fault(Kind.PAUSE_CONSUMER, 0, 0.0, 0.0)])
+    await asyncio.sleep(0.02)
+    process.pid = 4712  # another is paused
+    await nemesis._episode([Fault(Kind.PAUSE_CONSUMER, 0, 0.0, 0.0)])
+    nemesis._note_end("consumer-1", 4711, process.log_of_run())
+    assert "consumer-1 ended by itself" in nemesis.troubles[0]
 
 
 def total(number, value=5, seq_no=3):

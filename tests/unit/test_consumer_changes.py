@@ -1,0 +1,163 @@
+"""What changes of shards ask of etcd, over a key space that is written by hand and may be out of date."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from gazette_platform.consumer.cluster import (
+    ConsumerState,
+    encode_replica_status,
+    encode_shard_spec,
+)
+from gazette_platform.consumer.protocol import ReplicaStatus, ShardSource, ShardSpec, ShardStatus
+from gazette_platform.consumer.service.changes import ShardChanges
+from gazette_platform.etcd import Compare, EtcdClient, Event, KeyValue, ResponseHeader, WatchBatch
+from gazette_platform.keyspace import KeySpace, assignment_key, item_key
+from gazette_platform.ops.faults import Faults
+from gazette_platform.protocol import LabelSelector, LabelSet, ProcessId
+from gazette_platform.protocol.auth import ALL_CLAIMS, Claims, Forbidden
+from gazette_platform.protocol.pb import consumer_pb2 as pb
+
+P = "/gazette/consumers/app"
+SHARD = "shard-000"
+KEY = item_key(P, SHARD)
+OF_TEAM = Claims(selector=LabelSelector(include=LabelSet.of(team="search")))
+
+
+def spec_of(team):
+    return ShardSpec(
+        SHARD,
+        (ShardSource("a/one"),),
+        max_txn_duration_ns=10**9,
+        labels=LabelSet.of({"team": team}),
+    )
+
+
+class World:
+    """A view of etcd, and an etcd that is as far as the test says. `meanwhile` is called behind each transaction."""
+
+    def __init__(self):
+        self.compares = []
+        self.succeeds = []
+        self.ahead = 0
+        self.meanwhile = lambda: None
+        self.revision, self.version, self.created = 10, 0, 0
+        nowhere = EtcdClient(["http://127.0.0.1:1"])
+        self.space = KeySpace(nowhere, P, ConsumerState(P), faults=Faults())
+        self.changes = ShardChanges(self, self.space)
+
+    async def txn(self, compares, operations):
+        self.compares.append(compares)
+        self.meanwhile()
+        succeeded = self.succeeds.pop(0) if self.succeeds else True
+        header = ResponseHeader(1, 2, self.revision + self.ahead, 3)
+        return SimpleNamespace(succeeded=succeeded, header=header)
+
+    def watched(self, spec):
+        self.revision += 1
+        self.version += 1
+        self.created = self.created or self.revision
+        found = KeyValue(
+            KEY,
+            encode_shard_spec(spec),
+            self.revision - self.version + 1,
+            self.revision,
+            self.version,
+        )
+        header = ResponseHeader(1, 2, self.revision, 3)
+        self.space.apply_batches([WatchBatch(header, (Event(found, is_delete=False),))])
+
+    def watched_assignment(self):
+        self.revision += 1
+        key = assignment_key(P, SHARD, ProcessId("zone", "ours"), 0)
+        found = KeyValue(
+            key, encode_replica_status(ReplicaStatus()), self.revision, self.revision, 1
+        )
+        header = ResponseHeader(1, 2, self.revision, 3)
+        self.space.apply_batches([WatchBatch(header, (Event(found, is_delete=False),))])
+
+    async def delete(self, shard, revision=-1):
+        request = pb.ApplyRequest()
+        request.changes.add(expect_mod_revision=revision, delete=shard)
+        return await self.changes.apply(request, ALL_CLAIMS)
+
+    async def upsert(self, claims, revision):
+        request = pb.ApplyRequest()
+        request.changes.add(expect_mod_revision=revision).upsert.CopyFrom(spec_of("search").to_pb())
+        return await self.changes.apply(request, claims)
+
+
+@pytest.mark.parametrize(
+    ("claims", "expected", "compared"),
+    [
+        (ALL_CLAIMS, -1, []),
+        (ALL_CLAIMS, 7, [7]),
+        # What the claims were held against has to be what is replaced.
+        (OF_TEAM, -1, [11]),
+        (OF_TEAM, 7, [7, 11]),
+        (OF_TEAM, 11, [11]),
+    ],
+)
+async def test_ca3_what_is_compared_before_a_shard_is_replaced(claims, expected, compared):
+    world = World()
+    world.watched(spec_of("search"))
+    changed = await world.upsert(claims, expected)
+    assert changed == (ShardStatus.OK, 11)
+    assert world.compares == [[Compare.mod(KEY, revision) for revision in compared]]
+
+
+async def test_ca3_claims_are_held_against_what_is_there_and_not_what_was():
+    world = World()
+    world.watched(spec_of("search"))
+    world.succeeds = [False]
+    world.meanwhile = lambda: world.watched(spec_of("other"))
+    with pytest.raises(Forbidden, match=SHARD):
+        await world.upsert(OF_TEAM, -1)
+
+
+async def test_ca3_a_view_that_is_out_of_date_is_waited_for_and_not_for_ever():
+    world = World()
+    world.watched(spec_of("search"))
+    world.succeeds = [False]
+    world.meanwhile = lambda: world.watched(spec_of("search"))
+    assert (await world.upsert(OF_TEAM, -1)).status is ShardStatus.OK
+    assert world.compares == [[Compare.mod(KEY, 11)], [Compare.mod(KEY, 12)]]
+    world.meanwhile, world.compares, world.succeeds = lambda: None, [], 9 * [False]
+    assert (await world.upsert(OF_TEAM, -1)).status is ShardStatus.ETCD_TRANSACTION_FAILED
+    assert len(world.compares) == 4
+    # What the caller compares by itself is told at once.
+    world.compares = []
+    assert (await world.upsert(ALL_CLAIMS, 7)).status is ShardStatus.ETCD_TRANSACTION_FAILED
+    assert len(world.compares) == 1
+
+
+@pytest.mark.parametrize("change", ["upsert", "delete", "unassign"])
+async def test_a_change_is_told_once_it_is_seen_here(change):
+    world = World()
+    world.watched(spec_of("search"))
+    world.watched_assignment()
+    world.ahead = 1  # the watch is behind
+    waiting = asyncio.get_running_loop().create_task(
+        {
+            "upsert": lambda: world.upsert(ALL_CLAIMS, -1),
+            "delete": lambda: world.delete(SHARD),
+            "unassign": lambda: world.changes.unassign(
+                [SHARD], ALL_CLAIMS, only_failed=False, dry_run=False
+            ),
+        }[change]()
+    )
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    world.watched(spec_of("search"))
+    await asyncio.wait_for(waiting, 5)
+
+
+async def test_what_changes_nothing_is_not_waited_for():
+    world = World()
+    world.watched(spec_of("search"))
+    world.ahead = 1
+    changed = await asyncio.wait_for(world.delete("shard-999"), 5)
+    assert changed.status is ShardStatus.OK

@@ -1,0 +1,41 @@
+"""Who waits for a primary is told of its progress, and of its end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from shard_bench import IN, assigned, spec_of
+
+from gazette_platform.consumer.application import Shard
+from gazette_platform.consumer.protocol import Checkpoint
+from gazette_platform.consumer.runtime.standing import Standing
+from gazette_platform.consumer.shard import CompletedTransaction
+from gazette_platform.errors import ShardStopped
+from gazette_platform.message import SequencerCheckpoint
+
+
+def restored(offset):
+    return Checkpoint(SequencerCheckpoint(offsets={IN: offset}, producers=()))
+
+
+async def test_who_waits_is_told_of_each_step_and_of_the_end():
+    shard = Shard("shard-000", "f", spec_of(), assigned(), None, None)
+    standing = Standing(shard)
+    loop = asyncio.get_running_loop()
+    near, far = (loop.create_task(standing.wait({IN: offset})) for offset in (10, 30))
+    await asyncio.sleep(0)
+    standing.ready(restored(5))
+    await asyncio.sleep(0)
+    assert not near.done()
+    standing.completed(CompletedTransaction({IN: 20}, {}, 1, None))
+    await asyncio.wait_for(near, 5)
+    standing.ready(restored(7))  # of a former commit
+    assert shard.progress.read_through == {IN: 20}
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not far.done()
+    standing.ended()
+    with pytest.raises(ShardStopped):
+        await asyncio.wait_for(far, 5)
+    await standing.wait({IN: 20})
