@@ -350,6 +350,55 @@ async def test_an_application_may_read_by_itself(bench):
     assert "override `replay` as well as `read`" in status.errors[0]
 
 
+async def test_acks_come_no_second_time_behind_messages_of_the_next_transaction(bench, monkeypatch):
+    """Who reads by itself restores a checkpoint often, and has one producer all the time.
+
+    An ACK that comes again takes back what its producer has published since.
+    """
+    published = asyncio.Event()
+
+    class Reading(Numbered):
+        async def messages(self, begin):
+            head = await bench.client.write_head(IN)
+            while head <= begin:
+                await asyncio.sleep(0.01)
+                head = await bench.client.write_head(IN)
+            async for batch in await read_uncommitted(bench.client, IN, begin, end_offset=head):
+                yield batch
+
+        def read(self, shard, store, checkpoint):
+            return self.messages(checkpoint.read_through.get(IN, 0))
+
+        async def consume(self, txn, envelope):
+            await super().consume(txn, envelope)
+            if envelope.message["id"] == 2:
+                await txn.shard.appends.flush(OUT)
+                published.set()
+                await asyncio.sleep(0.2)
+
+    again = []
+
+    async def append(journal, content, **options):
+        if journal == OUT:
+            again.append(content)
+            await published.wait()
+        return await AsyncClient.append(bench.client, journal, content, **options)
+
+    monkeypatch.setattr(bench.client, "append", append)
+    replica = bench.replica(Reading(), spec_of(log=False))
+    await through(replica, await bench.publish(1))
+    await through(replica, await bench.publish(2))
+    assert [each["number"] for each in await bench.output()] == [1, 2]
+    assert again == []
+    # Of a restart they are, for nobody knows whether they were appended.
+    await replica.stop()
+    published.set()
+    replica = bench.replica(replica._application, spec_of(log=False))
+    await through(replica, await bench.publish(3))
+    assert [each["number"] for each in await bench.output()] == [1, 2, 3]
+    assert len(again) == 1
+
+
 async def test_ct4_duplicates_move_progress_while_nothing_is_to_be_consumed(bench):
     replica = bench.replica(Numbered(), spec_of(log=False))
     await through(replica, await bench.publish(1))
