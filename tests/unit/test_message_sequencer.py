@@ -399,6 +399,22 @@ def test_ms15_a_transaction_that_goes_on_is_kept_however_long_it_takes():
     ]
 
 
+@pytest.mark.parametrize("ahead", ["before", "meanwhile"])
+def test_a_clock_that_is_wrong_by_days_loses_no_message(ahead):
+    """Of hosts whose clocks differ by more than the horizon, any may be right."""
+    log = Log()
+    if ahead == "before":
+        log.run((B, 500, OUT))
+    log.run((A, 1, CONT), (C, 2, OUT))
+    log.sequencer.checkpoint(horizon=20)
+    if ahead == "meanwhile":
+        log.run((B, 500, OUT))
+    for clock in (3, 4):
+        log.run((C, clock, OUT))
+        log.sequencer.checkpoint(horizon=20)
+    assert log.run((A, 5, CONT), (A, 6, ACK))[-1] == (Outcome.ACK_COMMIT_RING, [1, 5, 6])
+
+
 def test_a_transaction_that_a_producer_begins_after_long_silence_outlives_any_number_of_checkpoints():
     """A checkpoint has no clock of an open transaction, only the one that was committed before it."""
     log = Log()
@@ -411,9 +427,11 @@ def test_a_transaction_that_a_producer_begins_after_long_silence_outlives_any_nu
 
 def test_ms15_a_producer_that_was_forgotten_begins_anew():
     log = Log(ring_size=3)
-    log.run((A, 1, CONT), (B, 200, OUT))
-    log.sequencer.checkpoint(horizon=10)
-    assert held_in_ring(log) == 0
+    log.run((A, 1, CONT))
+    for clock, held in ((200, 1), (205, 1), (210, 1), (211, 0)):
+        log.run((B, clock, OUT))
+        log.sequencer.checkpoint(horizon=10)
+        assert held_in_ring(log) == held
     assert log.run((A, 2, ACK), (A, 3, CONT), (A, 4, CONT), (A, 5, ACK)) == [
         (Outcome.ACK_EMPTY, [2]),
         (Outcome.CONTINUE_BEGIN_SPAN, []),
