@@ -425,6 +425,17 @@ def test_a_transaction_that_a_producer_begins_after_long_silence_outlives_any_nu
     assert log.run((A, 200, ACK))[-1] == (Outcome.ACK_COMMIT_REPLAY, [100, 200])
 
 
+def test_a_transaction_that_a_checkpoint_said_is_open_is_forgotten_when_nothing_comes_for_long():
+    """Or those of producers that died would be in checkpoints for ever."""
+    log = Log()
+    log.run((A, 100, CONT), (B, 110, OUT))
+    log.restored(log.sequencer.checkpoint(horizon=20))
+    for clock, known in ((120, {A, B}), (140, {A, B}), (141, {B})):
+        log.run((B, clock, OUT))
+        found = log.sequencer.checkpoint(horizon=20).producers
+        assert {each.producer for each in found} == known
+
+
 def test_ms15_a_producer_that_was_forgotten_begins_anew():
     log = Log(ring_size=3)
     log.run((A, 1, CONT))
