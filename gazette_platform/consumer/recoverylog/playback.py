@@ -263,8 +263,8 @@ class Playback:
         """The log has no content up to `offset`, where reading goes on: it was deleted.
 
         Behind all hints it may be that nothing was missed, as content may be of others who came too late.
-        What is read behind the hole shows it, and at the head it is an error, or the log would be taken over
-        with the files of before.
+        What is read behind the hole shows it, and is an error then, or the log would be taken over with the
+        files of before.
 
         Raises: DataError: something of it is needed.
         """
@@ -286,13 +286,16 @@ class Playback:
         Returns: what follows for files, in order. More may have been given than was needed: the next
             `Read` tells where to go on.
 
-        Raises: Desynchronized: its own no-op is not where it was appended.
+        Raises: Desynchronized: its own no-op is not where it was appended. DataError: part of the log is
+            missing.
         """
         self._pending.append(content)
         self._pending_bytes += len(content)
         if len(self._buffer) - self._pos + self._pending_bytes >= self._wanted_bytes:
             self._join()
             self._run()
+        if self._state is _State.TAIL:
+            self._check_whole()  # nobody may come to ask for the end for long
         if self._state is _State.AWAIT and self._is_through:
             self._give_up_held()
             if self._state is _State.AWAIT:
