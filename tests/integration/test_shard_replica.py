@@ -408,6 +408,26 @@ async def test_ct4_duplicates_move_progress_while_nothing_is_to_be_consumed(benc
     assert replica.counts.transactions == 1
 
 
+async def test_sources_that_are_added_are_read_once_the_shard_is_assigned_anew(bench, caplog):
+    application = Numbered()
+    spec = spec_of(log=False)
+    replica = bench.replica(application, spec)
+    await through(replica, await bench.publish(1))
+    for same in (spec, dataclasses.replace(spec, max_txn_duration_ns=1)):
+        replica.update(same, replica.assignment)
+    assert "its spec has changed" not in caplog.text
+    more = spec_of(IN, IN2, log=False, ring_buffer_size=9)
+    replica.update(more, replica.assignment)
+    assert "its spec has changed in sources and ring_buffer_size, which counts once" in caplog.text
+    offsets = await bench.publish(2, to=IN2)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await replica.wait_through(offsets)
+    await replica.stop()
+    await through(bench.replica(application, more), offsets)
+    assert application.seen == [1, 2]
+
+
 async def test_cs1_min_offset_is_where_a_source_begins(bench):
     ends = await bench.publish(1, 2)
     spec = dataclasses.replace(spec_of(log=False), sources=(ShardSource(IN, ends[IN]),))
