@@ -408,6 +408,34 @@ async def test_ct4_duplicates_move_progress_while_nothing_is_to_be_consumed(benc
     assert replica.counts.transactions == 1
 
 
+async def test_a_source_that_was_made_anew_is_told_of(bench, caplog):
+    application, spec = Numbered(), spec_of(log=False)
+    replica = bench.replica(application, spec)
+    [end] = (await bench.publish(1, 2, 3)).values()
+    await through(replica, {IN: end})
+    await replica.stop()
+    again = bench.replica(application, spec)
+    await again.host.reached("PRIMARY")
+    await again.stop()
+    assert "was it deleted" not in caplog.text
+    await bench.client.apply([Change(None, delete=IN, revision=-1)])
+
+    async def is_gone():
+        return not list(await bench.client.list(f"name={IN}"))
+
+    await eventually(is_gone)
+    await bench.client.apply([Change(journal(IN))])
+    bench.replica(application, spec)
+    [head] = (await bench.publish(4)).values()
+    assert head < end
+
+    async def is_told():
+        return f"{IN} ends at offset {head}, and was read up to {end} before" in caplog.text
+
+    await eventually(is_told)
+    assert application.seen == [1, 2, 3]
+
+
 async def test_sources_that_are_added_are_read_once_the_shard_is_assigned_anew(bench, caplog):
     application = Numbered()
     spec = spec_of(log=False)
