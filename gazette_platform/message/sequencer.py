@@ -68,7 +68,8 @@ PRUNE_HORIZON = (24 * 3600 * 10_000_000) << 4
 """By how much, in clocks, a producer may lag behind the newest of its journal: 24 hours.
 
 One with an open span, whose messages would be lost, is forgotten only when the journal's newest has moved
-on by that much since it was heard of. So a host whose clock is wrong loses nothing.
+on by that much since it was heard of, or since a checkpoint was gone on from. So a host whose clock is wrong
+loses nothing.
 """
 
 M = TypeVar("M")
@@ -132,7 +133,7 @@ class _State(Generic[M]):
         self.max_clock = clock
         self.begin = begin
         # As of the last pruning: the largest clock, and what the journal's newest was when it came.
-        self.heard = self.heard_at = 0
+        self.heard, self.heard_at = -1, 0
         # What of the span is in the ring. Each span has a deque of its own, and each slot of the
         # ring names the deque of its message, which is that one's first when the slot is reused.
         self.held: deque[Envelope[M]] = deque()
@@ -296,8 +297,7 @@ class Sequencer(Generic[M]):
         """Where to go on behind what was used, `dequeued` not among it.
 
         Forgets producers that have published nothing for long, see `PRUNE_HORIZON`: an ACK that comes later
-        still commits nothing but itself. A span that a former checkpoint said is open is kept. Spans that
-        are open now are not `has_pending` any more.
+        still commits nothing but itself. Spans that are open now are not `has_pending` any more.
 
         Args:
             horizon: in clocks; None keeps all producers.
@@ -423,14 +423,13 @@ class Sequencer(Generic[M]):
             if state.begin < 0:
                 is_behind = state.max_clock < top - horizon
             else:
-                # Not by its own clock, which may be wrong; nor if another one is, which jumps ahead.
+                # Not by its own clock, which may be wrong, and is not known if a checkpoint said that the
+                # span is open; nor by the newest if that jumps ahead.
                 has_jumped = top - former.get(key[0], top) > horizon
                 if state.heard != state.max_clock or has_jumped:
                     state.heard, state.heard_at = state.max_clock, top
                 is_behind = state.heard_at < top - horizon
-            # Of a transaction that a checkpoint said is open no clock is known until its next message comes.
-            is_restored = state.begin >= 0 and state.max_clock == state.min_clock
-            if is_behind and not is_restored and state is not self._state:
+            if is_behind and state is not self._state:
                 state.drop_span()
                 del self._states[key]
 
