@@ -65,7 +65,12 @@ RING_SIZE = 8192
 """Messages of open spans that are kept, of all producers together."""
 
 PRUNE_HORIZON = (24 * 3600 * 10_000_000) << 4
-"""By how much, in clocks, a producer may lag behind the newest of its journal: 24 hours."""
+"""By how much, in clocks, a producer may lag behind the newest of its journal: 24 hours.
+
+One with an open span, whose messages would be lost, is forgotten only when the journal's newest has moved
+on by that much since it was heard of, or since a checkpoint was gone on from. So a host whose clock is wrong
+loses nothing.
+"""
 
 M = TypeVar("M")
 # Plain numbers, for every message is compared with them.
@@ -121,12 +126,14 @@ class SequencerCheckpoint:
 class _State(Generic[M]):
     """Of a producer in a journal."""
 
-    __slots__ = ("begin", "held", "max_clock", "min_clock")
+    __slots__ = ("begin", "heard", "heard_at", "held", "max_clock", "min_clock")
 
     def __init__(self, clock: int, begin: int = -1) -> None:
         self.min_clock = clock
         self.max_clock = clock
         self.begin = begin
+        # As of the last pruning: the largest clock, and what the journal's newest was when it came.
+        self.heard, self.heard_at = -1, 0
         # What of the span is in the ring. Each span has a deque of its own, and each slot of the
         # ring names the deque of its message, which is that one's first when the slot is reused.
         self.held: deque[Envelope[M]] = deque()
@@ -172,6 +179,7 @@ class Sequencer(Generic[M]):
         # It grows as it is used, up to its size.
         self._ring: list[deque[Envelope[M]] | None] = []
         self._ring_size = max(1, ring_size)
+        self._newest: dict[str, int] = {}  # by journal, as of the last pruning
         self._head = 0
         self._warn = warn
         self._counts = counts
@@ -290,8 +298,8 @@ class Sequencer(Generic[M]):
     def checkpoint(self, *, horizon: int | None = PRUNE_HORIZON) -> SequencerCheckpoint:
         """Where to go on behind what was used, `dequeued` not among it.
 
-        Forgets producers that have published nothing for long: an ACK that comes later still commits
-        nothing but itself. A span that a former checkpoint said is open is kept. Spans that are open now are not `has_pending` any more.
+        Forgets producers that have published nothing for long, see `PRUNE_HORIZON`: an ACK that comes later
+        still commits nothing but itself. Spans that are open now are not `has_pending` any more.
 
         Args:
             horizon: in clocks; None keeps all producers.
@@ -414,11 +422,19 @@ class Sequencer(Generic[M]):
         newest: dict[str, int] = {}
         for (journal, _), state in self._states.items():
             newest[journal] = max(newest.get(journal, 0), state.min_clock)
+        former, self._newest = self._newest, newest
         for key, state in list(self._states.items()):
-            # Of a transaction that a checkpoint said is open no clock is known until its next message comes.
-            is_restored = state.begin >= 0 and state.max_clock == state.min_clock
-            is_behind = state.max_clock < newest[key[0]] - horizon
-            if is_behind and not is_restored and state is not self._state:
+            top = newest[key[0]]
+            if state.begin < 0:
+                is_behind = state.max_clock < top - horizon
+            else:
+                # Not by its own clock, which may be wrong, and is not known if a checkpoint said that the
+                # span is open; nor by the newest if that jumps ahead.
+                has_jumped = top - former.get(key[0], top) > horizon
+                if state.heard != state.max_clock or has_jumped:
+                    state.heard, state.heard_at = state.max_clock, top
+                is_behind = state.heard_at < top - horizon
+            if is_behind and state is not self._state:
                 state.drop_span()
                 del self._states[key]
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from shard_group import FAILED, IDLE, PRIMARY, STANDBY, ShardGroup, shard
 
-from gazette_platform.consumer.cluster import encode_replica_status
+from gazette_platform.consumer.cluster import encode_replica_status, primary_hint_key
 from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus
 from gazette_platform.consumer.recoverylog import FnodeSegments, FsmHints, Segment
 from gazette_platform.consumer.service import EtcdShardHost
@@ -148,9 +148,31 @@ async def test_hints_come_back_as_they_were_kept(group, ours):
     for _ in "12":  # the second time as after an answer that was lost, or a recovery of the same
         await replica.put_backup_hints(hints(3))
         assert await replica.fetch_hints() == (hints(1), hints(3), hints(2))
-    await replica.put_hints(hints(4, "logs/other"))
+    other = hints(4, "logs/other").to_json()
+    await group.etcd.put(primary_hint_key(ours.space.state.items[SHARD].spec), other)
     with pytest.raises(DataError, match="are of recovery log logs/other"):
         await replica.fetch_hints()
+
+
+@pytest.mark.parametrize("prefix", ["moved", ""])
+async def test_hints_of_the_log_it_runs_on_are_not_kept_as_those_of_another(
+    group, ours, prefix, caplog
+):
+    """The spec may name another log while a replica runs: what is kept is for whoever starts next."""
+    replica = await host(group, ours)
+    fields = {"hint_prefix": f"{group.prefix}-hints", "hint_backups": 2} if prefix else {}
+    spec = shard(SHARD, recovery_log_prefix=prefix, **fields)
+    await group.put_shard(spec)
+    written = hints(1, f"moved/{SHARD}")  # by whoever has changed the spec
+    if prefix:
+        await group.etcd.put(primary_hint_key(spec), written.to_json())
+    await replica.put_hints(hints(2))
+    await replica.put_backup_hints(hints(3))
+    assert await replica.fetch_hints() == ((written, None, None) if prefix else (None,))
+    assert (
+        f"it runs on recovery log logs/{SHARD}, and its spec names {spec.recovery_log or 'none'}"
+        in (caplog.text)
+    )
 
 
 async def test_it_outlasts_an_etcd_that_does_not_answer(own_etcd_server, etcd_prefix):

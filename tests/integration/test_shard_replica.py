@@ -355,6 +355,55 @@ async def test_an_application_may_read_by_itself(bench):
     assert "override `replay` as well as `read`" in status.errors[0]
 
 
+async def test_acks_come_no_second_time_behind_messages_of_the_next_transaction(bench, monkeypatch):
+    """Who reads by itself restores a checkpoint often, and has one producer all the time.
+
+    An ACK that comes again takes back what its producer has published since.
+    """
+    published = asyncio.Event()
+
+    class Reading(Numbered):
+        async def messages(self, begin):
+            head = await bench.client.write_head(IN)
+            while head <= begin:
+                await asyncio.sleep(0.01)
+                head = await bench.client.write_head(IN)
+            async for batch in await read_uncommitted(bench.client, IN, begin, end_offset=head):
+                yield batch
+
+        def read(self, shard, store, checkpoint):
+            return self.messages(checkpoint.read_through.get(IN, 0))
+
+        async def consume(self, txn, envelope):
+            await super().consume(txn, envelope)
+            if envelope.message["id"] == 2:
+                await txn.shard.appends.flush(OUT)
+                published.set()
+                await asyncio.sleep(0.2)
+
+    again = []
+
+    async def append(journal, content, **options):
+        if journal == OUT:
+            again.append(content)
+            await published.wait()
+        return await AsyncClient.append(bench.client, journal, content, **options)
+
+    monkeypatch.setattr(bench.client, "append", append)
+    replica = bench.replica(Reading(), spec_of(log=False))
+    await through(replica, await bench.publish(1))
+    await through(replica, await bench.publish(2))
+    assert [each["number"] for each in await bench.output()] == [1, 2]
+    assert again == []
+    # Of a restart they are, for nobody knows whether they were appended.
+    await replica.stop()
+    published.set()
+    replica = bench.replica(replica._application, spec_of(log=False))
+    await through(replica, await bench.publish(3))
+    assert [each["number"] for each in await bench.output()] == [1, 2, 3]
+    assert len(again) == 1
+
+
 async def test_ct4_duplicates_move_progress_while_nothing_is_to_be_consumed(bench):
     replica = bench.replica(Numbered(), spec_of(log=False))
     await through(replica, await bench.publish(1))
@@ -362,6 +411,54 @@ async def test_ct4_duplicates_move_progress_while_nothing_is_to_be_consumed(benc
     end = (await bench.client.append(IN, line)).end
     await through(replica, {IN: end, "in/other": 10**9})
     assert replica.counts.transactions == 1
+
+
+async def test_a_source_that_was_made_anew_is_told_of(bench, caplog):
+    application, spec = Numbered(), spec_of(log=False)
+    replica = bench.replica(application, spec)
+    [end] = (await bench.publish(1, 2, 3)).values()
+    await through(replica, {IN: end})
+    await replica.stop()
+    again = bench.replica(application, spec)
+    await again.host.reached("PRIMARY")
+    await again.stop()
+    assert "was it deleted" not in caplog.text
+    await bench.client.apply([Change(None, delete=IN, revision=-1)])
+
+    async def is_gone():
+        return not list(await bench.client.list(f"name={IN}"))
+
+    await eventually(is_gone)
+    await bench.client.apply([Change(journal(IN))])
+    bench.replica(application, spec)
+    [head] = (await bench.publish(4)).values()
+    assert head < end
+
+    async def is_told():
+        return f"{IN} ends at offset {head}, and was read up to {end} before" in caplog.text
+
+    await eventually(is_told)
+    assert application.seen == [1, 2, 3]
+
+
+async def test_sources_that_are_added_are_read_once_the_shard_is_assigned_anew(bench, caplog):
+    application = Numbered()
+    spec = spec_of(log=False)
+    replica = bench.replica(application, spec)
+    await through(replica, await bench.publish(1))
+    for same in (spec, dataclasses.replace(spec, max_txn_duration_ns=1)):
+        replica.update(same, replica.assignment)
+    assert "its spec has changed" not in caplog.text
+    more = spec_of(IN, IN2, log=False, ring_buffer_size=9)
+    replica.update(more, replica.assignment)
+    assert "its spec has changed in sources and ring_buffer_size, which counts once" in caplog.text
+    offsets = await bench.publish(2, to=IN2)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await replica.wait_through(offsets)
+    await replica.stop()
+    await through(bench.replica(application, more), offsets)
+    assert application.seen == [1, 2]
 
 
 async def test_cs1_min_offset_is_where_a_source_begins(bench):

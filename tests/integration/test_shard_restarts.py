@@ -127,16 +127,17 @@ async def test_a_standby_that_has_failed_begins_anew_when_it_is_promoted(
     folder.mkdir()
     (process,) = case.consumers.processes
     second = await case.consumers.start(case.application, directory=folder)
-    folder.rmdir()
-    folder.touch()  # as a disk that takes nothing
+    (own,) = (each for each in folder.iterdir() if each.is_dir())
+    own.rmdir()
+    own.touch()  # as a disk that takes nothing
 
     async def has_failed():
         replica = second.replicas.get(SHARD)
         return replica is not None and replica.error is not None
 
     await eventually(has_failed)
-    folder.unlink()
-    folder.mkdir()
+    own.unlink()
+    own.mkdir()
     await case.publish()
     await case.consumers.crash(process)
     await case.check()

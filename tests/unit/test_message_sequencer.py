@@ -401,6 +401,22 @@ def test_ms15_a_transaction_that_goes_on_is_kept_however_long_it_takes():
     ]
 
 
+@pytest.mark.parametrize("ahead", ["before", "meanwhile"])
+def test_a_clock_that_is_wrong_by_days_loses_no_message(ahead):
+    """Of hosts whose clocks differ by more than the horizon, any may be right."""
+    log = Log()
+    if ahead == "before":
+        log.run((B, 500, OUT))
+    log.run((A, 1, CONT), (C, 2, OUT))
+    log.sequencer.checkpoint(horizon=20)
+    if ahead == "meanwhile":
+        log.run((B, 500, OUT))
+    for clock in (3, 4):
+        log.run((C, clock, OUT))
+        log.sequencer.checkpoint(horizon=20)
+    assert log.run((A, 5, CONT), (A, 6, ACK))[-1] == (Outcome.ACK_COMMIT_RING, [1, 5, 6])
+
+
 def test_a_transaction_that_a_producer_begins_after_long_silence_outlives_any_number_of_checkpoints():
     """A checkpoint has no clock of an open transaction, only the one that was committed before it."""
     log = Log()
@@ -411,11 +427,24 @@ def test_a_transaction_that_a_producer_begins_after_long_silence_outlives_any_nu
     assert log.run((A, 200, ACK))[-1] == (Outcome.ACK_COMMIT_REPLAY, [100, 200])
 
 
+def test_a_transaction_that_a_checkpoint_said_is_open_is_forgotten_when_nothing_comes_for_long():
+    """Or those of producers that died would be in checkpoints for ever."""
+    log = Log()
+    log.run((A, 100, CONT), (B, 110, OUT))
+    log.restored(log.sequencer.checkpoint(horizon=20))
+    for clock, known in ((120, {A, B}), (140, {A, B}), (141, {B})):
+        log.run((B, clock, OUT))
+        found = log.sequencer.checkpoint(horizon=20).producers
+        assert {each.producer for each in found} == known
+
+
 def test_ms15_a_producer_that_was_forgotten_begins_anew():
     log = Log(ring_size=3)
-    log.run((A, 1, CONT), (B, 200, OUT))
-    log.sequencer.checkpoint(horizon=10)
-    assert held_in_ring(log) == 0
+    log.run((A, 1, CONT))
+    for clock, held in ((200, 1), (205, 1), (210, 1), (211, 0)):
+        log.run((B, clock, OUT))
+        log.sequencer.checkpoint(horizon=10)
+        assert held_in_ring(log) == held
     assert log.run((A, 2, ACK), (A, 3, CONT), (A, 4, CONT), (A, 5, ACK)) == [
         (Outcome.ACK_EMPTY, [2]),
         (Outcome.CONTINUE_BEGIN_SPAN, []),

@@ -465,6 +465,52 @@ def test_a_jump_is_fatal_if_it_passes_what_is_needed():
     assert by_recorder.live_nodes[0].segments[0].first_offset <= first.first_offset
 
 
+@pytest.mark.parametrize("is_hinted", [False, True])
+def test_a_hole_that_operations_are_missing_of_is_possible_data_loss(is_hinted):
+    """Without it the files would be those of long ago, or none at all, and the log be taken over so."""
+    log = Log()
+    log.create("/dir/a")
+    hints = log.files.build_hints() if is_hinted else FsmHints(LOG)
+    begin = len(log.content)
+    log.create("/dir/b")
+    hole = len(log.content) if is_hinted else begin
+    log.create("/dir/c")
+
+    def jumping(head):
+        playback = Playback(hints, {LOG: head})
+        if is_hinted:
+            playback.feed(log.content[:begin])
+        playback.jumped(hole)
+        return playback
+
+    with pytest.raises(DataError, match=f"nothing up to {hole}, .* possible data loss"):
+        played(jumping(len(log.content)), log)
+    # A standby that has come to the head, and was held up since, does not wait until it is promoted.
+    playback = jumping(hole)
+    assert playback.next() == Read(LOG, hole, is_blocking=True)
+    with pytest.raises(DataError, match=f"nothing up to {hole}, .* possible data loss"):
+        playback.feed(log.content[hole:])
+
+
+def test_a_hole_in_which_nothing_was_missed_does_no_harm():
+    log = Log(b"?" * 20)
+    log.create("/dir/a")
+    twice = log.content[20:]
+    late = Log(author=2, fsm=Fsm(FsmHints(LOG)))
+    for path in ("/dir/x", "/dir/y"):
+        late.create(path)
+    log.append(late.content, twice)  # of an author who came too late, and of a retry
+    log.create("/dir/b")
+    for hole in (20, len(log.content)):
+        playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
+        playback.finish_at_write_head()
+        playback.jumped(hole)
+        played(playback, log)
+        playback.at_head()
+        assert playback.is_done
+        assert set(playback.fsm.links) == ({"/a", "/b"} if hole == 20 else set())
+
+
 def test_gp10_two_logs_are_read_in_order():
     log, hints, _ = hinted_log()
     old = Playback(hints, {LOG: len(log.content)})

@@ -44,7 +44,7 @@ class ConsumerConfig(ServerConfig):
     """
 
     directory: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
-    """Where replicas keep files while they run."""
+    """Where the process has a folder, in which replicas keep files while they run."""
 
     hints_interval_s: float = HINTS_INTERVAL_S
     """Seconds after which a primary keeps hints anew: whoever recovers plays what was recorded since."""

@@ -15,6 +15,7 @@ from gazette_platform.consumer.cluster import ConsumerState
 from gazette_platform.consumer.process.metrics import ConsumerMetrics
 from gazette_platform.consumer.process.replicas import ShardReplicas
 from gazette_platform.consumer.process.restarts import Restarts
+from gazette_platform.consumer.process.scratch import Scratch
 from gazette_platform.consumer.protocol import ConsumerSpec
 from gazette_platform.consumer.runtime import ReplicaSettings, ShardReplica
 from gazette_platform.consumer.service import (
@@ -102,6 +103,7 @@ class ConsumerProcess:
         self._api_type = api
         self._clock = SystemClock()
         self._stack = AsyncExitStack()
+        self._scratch = Scratch(config.directory)
         self._pages: list[Callable[[web.UrlDispatcher], None]] = []
         self._is_ready = False
         self._departure = Departure(self.faults)
@@ -160,6 +162,8 @@ class ConsumerProcess:
         config, rng = self.config, random.Random()  # noqa: S311  a name, no secret
         self.process_id = ProcessId(config.zone, config.id or random_id(rng))
         self.client = AsyncClient(config.broker)
+        self._stack.push_async_callback(asyncio.to_thread, self._scratch.close)
+        await asyncio.to_thread(self._scratch.open)
         await self._stack.enter_async_context(self.client)
         self._etcd = EtcdClient(config.etcd_endpoints, tls=config.etcd_tls)
         self._stack.push_async_callback(self._etcd.close)
@@ -201,6 +205,7 @@ class ConsumerProcess:
             await self._departure.step(_GRACE_S, "giving back the lease", self._lease.revoke())
             raise
         self.tasks.spawn(self._server.wait_ended(), name="server", is_essential=True)
+        self.tasks.spawn(asyncio.to_thread(self._scratch.sweep), name="sweep")
         self._is_ready = True
         _log.info("consumer %s serves at %s", self.process_id, self.endpoint)
 
@@ -286,7 +291,7 @@ class ConsumerProcess:
             spec=spec,
             assignment=assignment,
             settings=ReplicaSettings(
-                directory=self.config.directory,
+                directory=self._scratch.path,
                 hints_interval_s=self.config.hints_interval_s,
             ),
             counts=self.metrics.sequencers,

@@ -181,6 +181,9 @@ class Playback:
         self._content_left = 0
         self._content_fnode = 0  # 0: nowhere
         self._content_at = 0
+        # A hole behind all hints, whether operations behind it show that some were in it.
+        self._hole: tuple[int, int] | None = None
+        self._is_torn = False
         self._own: Verdict | None = None  # of an operation of its own, whose content is being read
         self._effects: list[Effect] = []
         self._seek()
@@ -227,10 +230,10 @@ class Playback:
     def next(self) -> Step | None:
         """What to do next; None once it is done.
 
-        Raises: DataError: the hints name what the logs do not have.
+        Raises: DataError: the logs do not have what the hints name, or what they lead to.
         """
         if self._state is _State.BACKFILL and self._is_through:
-            self._check_hints()
+            self._check_whole()
             self._state = _State.TAIL
         if self._state is _State.DONE:
             return None
@@ -244,13 +247,13 @@ class Playback:
     def at_head(self) -> list[Effect]:
         """The log ends where a read that was not blocking would go on.
 
-        Raises: DataError: it ends within content, or before all hints were used.
+        Raises: DataError: it ends within content, or before all hints were used; or part of it is missing.
         """
         if self._content_left:
             raise self._short(f"the log ends at {self.offset}")
         if self._state is _State.TAIL:
             self._give_up_held()
-            self._check_hints()
+            self._check_whole()
             if self._finishes:
                 self._state = _State.DONE
             elif self._author:
@@ -266,6 +269,10 @@ class Playback:
     def jumped(self, offset: int) -> None:
         """The log has no content up to `offset`, where reading goes on: it was deleted.
 
+        Behind all hints it may be that nothing was missed, as content may be of others who came too late.
+        What is read behind the hole shows it, and is an error then, or the log would be taken over with the
+        files of before.
+
         Raises: DataError: something of it is needed.
         """
         if self._content_left:
@@ -276,6 +283,8 @@ class Playback:
                 f"{self.log}: content from {self.offset} to {offset} is gone, and the hints need "
                 f"{segment}: possible data loss (recover from a backup of the hints)"
             )
+        if segment is None:
+            self._hole = self.offset, offset
         self._go_to(self.log, offset)
 
     def feed(self, content: bytes | memoryview) -> list[Effect]:
@@ -284,13 +293,16 @@ class Playback:
         Returns: what follows for files, in order. More may have been given than was needed: the next
             `Read` tells where to go on.
 
-        Raises: Desynchronized: its own no-op is not where it was appended.
+        Raises: Desynchronized: its own no-op is not where it was appended. DataError: part of the log is
+            missing.
         """
         self._pending.append(content)
         self._pending_bytes += len(content)
         if len(self._buffer) - self._pos + self._pending_bytes >= self._wanted_bytes:
             self._join()
             self._run()
+        if self._state is _State.TAIL:
+            self._check_whole()  # nobody may come to ask for the end for long
         if self._state is _State.AWAIT and self._is_through:
             self._give_up_held()
             if self._state is _State.AWAIT:
@@ -368,6 +380,10 @@ class Playback:
         verdict = fsm.apply(
             op, body, log=self.log, first_offset=begin, last_offset=begin + size + length
         )
+        if verdict.advances:
+            self._hole, self._is_torn = None, False
+        elif verdict is Verdict.WRONG_SEQ_NO and not is_old and self._hole is not None:
+            self._is_torn = True
         if self._state is _State.AWAIT and op.author == self._author:
             self._own = verdict
         self._content_left, self._content_fnode = length, 0
@@ -433,12 +449,19 @@ class Playback:
 
     # ------------------------------------------------------------------ errors
 
-    def _check_hints(self) -> None:
+    def _check_whole(self) -> None:
         if self.fsm.has_hints:
             raise DataError(
                 f"{self.log}: read to {self._base + self._pos}, and hints are left that were not found "
                 f"({self.fsm.hinted_segment}, next {self.fsm.next_seq_no}): possible data loss (recover "
                 "from a backup of the hints)"
+            )
+        if self._is_torn and self._hole is not None:
+            begin, end = self._hole
+            raise DataError(
+                f"{self.log}: from {begin} on there is nothing up to {end}, and operations behind that follow "
+                f"others than those of before (the next would be {self.fsm.next_seq_no}): possible data loss "
+                "(recover from hints that begin behind it; to begin without any state use another log)"
             )
 
     def _short(self, why: str) -> DataError:

@@ -49,7 +49,7 @@ class Barrier:
     ) -> None:
         """Append the ACKs of a restored checkpoint. Done twice it does no harm: readers drop the second.
 
-        Not by the shard's appends: no order is to be kept, for nothing was published yet.
+        Not by the shard's appends: no order is to be kept, for their producer publishes no more.
         """
         for intent in intents:
             task = tasks.spawn(_append_again(client, intent), name=f"ack {intent.journal}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.runtime.host import ReplicaSettings, ShardHost
     from gazette_platform.consumer.runtime.recovery import Recovery
     from gazette_platform.consumer.runtime.standing import Standing
-    from gazette_platform.message import SequencerCounts
+    from gazette_platform.message import AckIntent, SequencerCounts
     from gazette_platform.ops.clock import Clock
 
 __all__ = ["Primary"]
@@ -94,6 +94,7 @@ class Primary(Generic[StoreT, M]):
         self._hints_at = self._clock.monotonic() + self._settings.hints_interval_s
         shard = self._shard
         publisher = TransactionPublisher(shard.client, shard.appends, self._clock)
+        acknowledged: tuple[AckIntent, ...] = ()
         with step("runTransactions"):
             while True:
                 self._run = Run(
@@ -107,8 +108,10 @@ class Primary(Generic[StoreT, M]):
                     clock=self._clock,
                     batch_size=self._settings.batch_size,
                     counts=self._counts,
+                    acknowledged=acknowledged,
                 )
                 await self._run.run()
+                acknowledged = self._run.acks
                 checkpoint = await self._restore(store)
                 self._standing.ready(checkpoint)
 

@@ -19,6 +19,7 @@ from gazette_platform.consumer.shard import (
     HeldReplica,
     ReplicaStep,
     ReplicaTask,
+    changes_that_wait,
     failed_status,
     tasks_to_start,
 )
@@ -221,7 +222,20 @@ class ShardReplica(Generic[StoreT, M]):
         self._spawn(tasks_to_start(ReplicaStep.START, self.assignment.slot))
 
     def update(self, spec: ShardSpec, assignment: ShardAssignment) -> None:
-        """Take note of the spec, and of the assignment: the same one, with another status."""
+        """Take note of the spec, and of the assignment: the same one, with another status.
+
+        What a primary does not take up of the spec is logged.
+        """
+        if self.is_ready and not self.has_ended:
+            waiting = changes_that_wait(self.spec, spec)
+            if waiting:
+                _log.warning(
+                    "shard %s: its spec has changed in %s, which counts once the shard is assigned anew (as by "
+                    "`gazctl shards unassign %s`)",
+                    self.id,
+                    " and ".join(waiting),
+                    self.id,
+                )
         self._shard.spec, self._shard.assignment = spec, assignment
 
     def promote(self, spec: ShardSpec, assignment: ShardAssignment) -> None:

@@ -28,12 +28,12 @@ from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.ops.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Collection, Iterator
 
     from gazette_platform.consumer.application import MessageBatches
     from gazette_platform.consumer.publisher import TransactionPublisher
     from gazette_platform.consumer.runtime.standing import Standing
-    from gazette_platform.message import ReplayRange, SequencerCounts
+    from gazette_platform.message import AckIntent, ReplayRange, SequencerCounts
     from gazette_platform.ops.clock import Clock
 
 __all__ = ["Run"]
@@ -65,6 +65,11 @@ class Run(Generic[StoreT, M]):
         clock: tells the time.
         batch_size: about how many messages to consume at a time.
         counts: is to count what becomes of messages.
+        acknowledged: ACKs that this primary has appended already. They are not to come again: this time
+            they would be behind messages of the same producer, and take them back.
+
+    Attributes:
+        acks: of the last checkpoint; appended, once `run` has returned.
     """
 
     def __init__(
@@ -80,8 +85,11 @@ class Run(Generic[StoreT, M]):
         clock: Clock,
         batch_size: int,
         counts: SequencerCounts | None = None,
+        acknowledged: Collection[AckIntent] = (),
     ) -> None:
         spec = shard.spec
+        self.acks = checkpoint.ack_intents
+        self._again = tuple(each for each in self.acks if each not in acknowledged)
         self._shard = shard
         self._application = application
         self._store = store
@@ -104,7 +112,7 @@ class Run(Generic[StoreT, M]):
         self._machine = Transactions(
             clock.monotonic(),
             checkpoint.read_through,
-            [intent.journal for intent in checkpoint.ack_intents],
+            [intent.journal for intent in self._again],
         )
         self._barrier = Barrier(self._machine, clock, self._wake.set)
         self._txn: Transaction[StoreT] | None = None
@@ -120,7 +128,7 @@ class Run(Generic[StoreT, M]):
         tasks = TaskGroup(f"shard {self._shard.id}")
         turns = Turns()
         try:
-            self._barrier.append_again(tasks, self._shard.client, self._checkpoint.ack_intents)
+            self._barrier.append_again(tasks, self._shard.client, self._again)
             self._sources.start(tasks, self._checkpoint)
             while await self._act():
                 await turns.take()
@@ -293,6 +301,7 @@ class Run(Generic[StoreT, M]):
                 commit = self._store.start_commit(checkpoint, self._shard.appends.pending())
             check_commit(commit)
             self._barrier.raise_up(commit, self._shard.appends, intents)
+            self.acks = intents
         machine.prepared(
             self._clock.monotonic(),
             checkpoint.read_through,

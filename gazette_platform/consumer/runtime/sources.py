@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 
 from gazette_platform.consumer.runtime.steps import error_of, step
-from gazette_platform.errors import DataError, ValidationError
+from gazette_platform.errors import DataError, GazetteError, ValidationError
 from gazette_platform.message import UncommittedReader
 
 if TYPE_CHECKING:
@@ -24,6 +26,11 @@ __all__ = ["Sources"]
 _BEGINNING_MAX: Final = 16
 
 M = TypeVar("M")
+
+_log = logging.getLogger(__name__)
+
+# Seconds for a replica of a journal to learn of the last appends, and more.
+_LAG_S: Final = 2.0
 
 
 @final
@@ -66,8 +73,31 @@ class Sources(Generic[M]):
                 framing = await self._framing_of(source.journal)
                 read = self._read(source.journal, begin, framing)
                 tasks.spawn(read, name=f"read {source.journal}")
+                if begin > source.min_offset:
+                    look = self._look_at_end(source.journal, begin)
+                    tasks.spawn(look, name=f"end {source.journal}")
         except BaseException as err:  # noqa: BLE001  looked at by `_fail`
             self._fail(err)
+
+    async def _look_at_end(self, journal: str, begin: int) -> None:
+        """Warn of a source that ends before what was read of it: the read waits for its head to pass that."""
+        head = begin
+        for pause_s in (0.0, _LAG_S):
+            await asyncio.sleep(pause_s)
+            try:
+                head = await self._shard.client.write_head(journal)
+            except GazetteError:
+                return  # the read will tell
+            if head >= begin:
+                return
+        _log.warning(
+            "shard %s: %s ends at offset %d, and was read up to %d before: what is appended to it in between is "
+            "not consumed (was it deleted and made anew? Then give the shard a source of another name)",
+            self._shard.id,
+            journal,
+            head,
+            begin,
+        )
 
     async def _read_own(self, batches: MessageBatches[M]) -> None:
         try:

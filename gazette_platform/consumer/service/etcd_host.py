@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, final
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from gazette_platform.etcd import Lease
 
 __all__ = ["EtcdShardHost"]
+
+_log = logging.getLogger(__name__)
 
 # For our own write to come back by the watch, after which it is looked at again.
 _VIEW_TIMEOUT_S: Final = 10.0
@@ -131,10 +134,14 @@ class EtcdShardHost:
     async def put_hints(self, hints: FsmHints) -> None:
         """Keep hints of the recorder that is at work, by one attempt: others follow.
 
+        None are kept, and a warning is logged, once the spec names another log; so too of backups.
+
         Raises: ShardStopped: the assignment is gone. EtcdError: retriable if etcd does not answer now.
         Cancellation: leaves open whether they were written.
         """
         assignment, spec = self._present()
+        if not _is_log_of(spec, hints):
+            return
         if not await put_primary_hints(self._etcd, spec, assignment, hints):
             raise ShardStopped("its assignment is gone", journal=spec.id)
 
@@ -149,6 +156,8 @@ class EtcdShardHost:
 
         async def attempt() -> bool:
             assignment, spec = self._present()
+            if not _is_log_of(spec, hints):
+                return True
             return await rotate_hints(self._etcd, spec, assignment, hints)
 
         await self._insist(attempt)
@@ -176,6 +185,24 @@ class EtcdShardHost:
                     raise
             await asyncio.sleep(backoff_s(failures, STATUS_RETRY_S))
             failures += 1
+
+
+def _is_log_of(spec: ShardSpec, hints: FsmHints) -> bool:
+    """Whether hints are of the log that a shard has, by its spec of now.
+
+    A replica stays with the log that it began with. Hints that are kept are for whoever begins next, with
+    the log of the spec: there may be some already that the replica must not take away.
+    """
+    if hints.log == spec.recovery_log:
+        return True
+    _log.warning(
+        "shard %s: it runs on recovery log %s, and its spec names %s: no hints are kept until it is assigned "
+        "anew (unassign it, once there are hints of that log)",
+        spec.id,
+        hints.log,
+        spec.recovery_log or "none",
+    )
+    return False
 
 
 def _hints_of(message: pb.GetHintsResponse.ResponseHints) -> FsmHints | None:

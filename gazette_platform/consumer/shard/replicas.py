@@ -25,12 +25,14 @@ from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus
 
 if TYPE_CHECKING:
     from gazette_platform.consumer.cluster import ShardAssignment
+    from gazette_platform.consumer.protocol import ShardSpec
 
 __all__ = [
     "PRIMARY_ERROR_CHARACTERS_MAX",
     "HeldReplica",
     "ReplicaStep",
     "ReplicaTask",
+    "changes_that_wait",
     "failed_status",
     "replica_step",
     "tasks_to_start",
@@ -99,6 +101,17 @@ def tasks_to_start(step: ReplicaStep, slot: int) -> tuple[ReplicaTask, ...]:
             return () if slot else (ReplicaTask.PRIMARY,)
         case ReplicaStep.KEEP | ReplicaStep.STOP:
             return ()
+
+
+def changes_that_wait(former: ShardSpec, present: ShardSpec) -> tuple[str, ...]:
+    """What of a changed spec a primary that is at work does not take up: fields, in the words of specs."""
+    pairs = {
+        "sources": (former.sources, present.sources),
+        "recovery_log_prefix": (former.recovery_log, present.recovery_log),
+        "ring_buffer_size": (former.ring_size, present.ring_size),
+        "read_channel_size": (former.queue_size, present.queue_size),
+    }
+    return tuple(name for name, (one, other) in pairs.items() if one != other)
 
 
 def failed_status(error: str, task: ReplicaTask) -> ReplicaStatus:
