@@ -12,6 +12,7 @@ from shard_bench import (
     Bench,
     Host,
     Numbered,
+    Remote,
     RemoteStore,
     journal,
     make_journals,
@@ -52,7 +53,8 @@ async def through(replica, offsets):
     [
         (DeferToNextTransaction(), "the application deferred the first message"),
         (DeferToNextTransaction(7), "says that it consumed 7 before"),
-        (KeyError("word"), "runTransactions: app.ConsumeMessage: KeyError: 'word'"),
+        (KeyError("word"), f"runTransactions: app.ConsumeMessage: {IN}: the message at offset 0: "),
+        (KeyError("word"), ": KeyError: 'word'"),
     ],
 )
 async def test_ct9_a_batch_that_fails_fails_the_shard(bench, error, text):
@@ -75,6 +77,29 @@ async def test_ct9_a_batch_that_fails_fails_the_shard(bench, error, text):
     assert (await replica.wait_through()).state == {}
     with pytest.raises(ShardStopped):
         await replica.wait_through({IN: 10**9})
+
+
+async def test_a_message_that_cannot_be_consumed_is_named(bench):
+    """It was the error alone before, and nobody could tell which message to look at."""
+
+    class Picky(Application):
+        def new_store(self, shard, recorder):
+            return RemoteStore(Remote())
+
+        def consume(self, txn, envelope):
+            return self.check(envelope.begin)
+
+        async def check(self, begin):
+            if begin:
+                raise ValueError("not this one")
+
+    await bench.client.append(IN2, b'{"n":1}\n{"n":2}\n{"n":3}\n')
+    replica = bench.replica(Picky(), spec_of(IN2, log=False))
+    [error] = (await replica.host.reached("FAILED")).errors
+    assert error == (
+        f"runTransactions: app.ConsumeMessage: {IN2}: the message at offset 8: ValueError: not this one"
+    )
+    assert isinstance(replica.error, ValueError)
 
 
 async def failed(bench, application, spec=None, **options):

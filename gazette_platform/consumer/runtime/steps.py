@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 from gazette_platform.errors import Fenced, GazetteError, JournalNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator
+    from collections.abc import Awaitable, Iterator, Sequence
 
-__all__ = ["StepFailed", "cause_of", "done", "step"]
+    from gazette_platform.message import Envelope
+
+__all__ = ["StepFailed", "cause_of", "done", "place_of", "step"]
 
 T = TypeVar("T")
+
+_JOURNALS_MAX: Final = 4
+"""Of a batch, that are named: a status has 2048 characters, and the error follows."""
 
 
 @final
@@ -40,6 +45,30 @@ def step(name: str) -> Iterator[None]:
         yield
     except Exception as err:
         raise StepFailed(name, err) from err
+
+
+def place_of(messages: Sequence[Envelope[Any]]) -> str:
+    """Where messages lie, so that somebody can look at them, or have them left out.
+
+    >>> from gazette_platform.message import NO_UUID, Envelope
+    >>> one, two = Envelope("a", 5, 9, NO_UUID, None), Envelope("b", 0, 7, NO_UUID, None)
+    >>> place_of([one])
+    'a: the message at offset 5'
+    >>> place_of([one, two, Envelope("a", 9, 20, NO_UUID, None)])
+    '3 messages, of a from offset 5 to 20, of b from offset 0 to 7'
+    """
+    if len(messages) == 1:
+        return f"{messages[0].journal}: the message at offset {messages[0].begin}"
+    spans: dict[str, tuple[int, int]] = {}
+    for each in messages:
+        begin, end = spans.get(each.journal, (each.begin, each.end))
+        spans[each.journal] = min(begin, each.begin), max(end, each.end)
+    named = [
+        f"of {journal} from offset {begin} to {end}" for journal, (begin, end) in spans.items()
+    ]
+    if len(named) > _JOURNALS_MAX:
+        named[_JOURNALS_MAX:] = [f"of {len(named) - _JOURNALS_MAX} other journals"]
+    return f"{len(messages)} messages, {', '.join(named)}"
 
 
 def cause_of(error: Exception) -> Exception:
