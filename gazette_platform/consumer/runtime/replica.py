@@ -23,7 +23,7 @@ from gazette_platform.consumer.shard import (
     tasks_to_start,
 )
 from gazette_platform.consumer.store import ShardStore
-from gazette_platform.errors import GazetteError, ShardStopped, ValidationError
+from gazette_platform.errors import ApplicationFailed, GazetteError, ShardStopped, ValidationError
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import TaskGroup
 
@@ -302,13 +302,27 @@ class ShardReplica(Generic[StoreT, M]):
         """Do it, and tell what it failed with."""
         try:
             await work
+        except asyncio.CancelledError as err:
+            current = asyncio.current_task()
+            if current is None or current.cancelling():
+                raise
+            # Of what the application awaits, or raised: nobody ends us, and nobody else would tell.
+            stray = ApplicationFailed(
+                "a callback raised CancelledError, though nobody cancels this shard (does it await a task "
+                "that something else has cancelled?)"
+            )
+            stray.__cause__ = err
+            await self._failed(task, stray)
         except Exception as err:  # noqa: BLE001  whatever it is, it fails this replica and no other
-            if self.error is None:
-                self.error = cause_of(err)
-            _log.error("shard %s: its %s failed: %s", self.id, task.name.lower(), err, exc_info=err)
-            if task is ReplicaTask.PRIMARY:
-                self._standing.ended()
-            await self._tell_failed(failed_status(str(err), task))
+            await self._failed(task, err)
+
+    async def _failed(self, task: ReplicaTask, err: Exception) -> None:
+        if self.error is None:
+            self.error = cause_of(err)
+        _log.error("shard %s: its %s failed: %s", self.id, task.name.lower(), err, exc_info=err)
+        if task is ReplicaTask.PRIMARY:
+            self._standing.ended()
+        await self._tell_failed(failed_status(str(err), task))
 
     async def _tell_failed(self, status: ReplicaStatus) -> None:
         try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from gazette_platform.consumer.runtime.steps import step
 from gazette_platform.errors import DataError, ValidationError
-from gazette_platform.message import UncommittedReader
+from gazette_platform.message import NO_UUID, UncommittedReader
 
 if TYPE_CHECKING:
     from gazette_platform.consumer.application import Application, MessageBatches, Shard
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["Sources"]
 
 M = TypeVar("M")
+
+_log = logging.getLogger(__name__)
 
 
 @final
@@ -70,8 +73,19 @@ class Sources(Generic[M]):
                 ),
                 framing,
             )
+            is_told = False
             async with reader:
                 async for batch in reader:
+                    if not is_told and batch and batch[0].uuid == NO_UUID:
+                        is_told = True
+                        _log.warning(
+                            "shard %s: messages of %s have no UUID, as the one at offset %d: they count as "
+                            "often as they were appended (publish them by a Publisher or `gazctl "
+                            "attach-uuids`, or name their field by the application's `uuid_field`)",
+                            self._shard.id,
+                            journal,
+                            batch[0].begin,
+                        )
                     await self._inlet.put(batch)
         except Exception as err:  # noqa: BLE001  whatever it is, it ends the shard
             self._inlet.fail(err)
