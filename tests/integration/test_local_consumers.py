@@ -36,6 +36,6 @@ async def test_waiting_for_a_shard_that_fails_tells_its_error(local_consumers, m
     await local_consumers.create_shards(*(each.spec for each in parse_shard_changes(SHARD)))
     await local_consumers.client.append("a/journal", b'{"n": 1}\n')
     with pytest.raises(
-        AssertionError, match=r"shard-1 has failed: .*offset 0: ValueError: not this one"
+        AssertionError, match=r"shard-1 has failed: .*offset 0 to 9: ValueError: not this one"
     ):
         await local_consumers.wait_through()

@@ -54,7 +54,10 @@ async def through(replica, offsets):
     [
         (DeferToNextTransaction(), "the application deferred the first message"),
         (DeferToNextTransaction(7), "says that it consumed 7 before"),
-        (KeyError("word"), f"runTransactions: app.ConsumeMessage: {IN}: the message at offset 0: "),
+        (
+            KeyError("word"),
+            f"runTransactions: app.ConsumeMessage: {IN}: the message from offset 0 to ",
+        ),
         (KeyError("word"), ": KeyError: 'word'"),
     ],
 )
@@ -95,7 +98,7 @@ async def test_a_message_that_cannot_be_consumed_is_named(bench):
     replica = bench.replica(Picky(), spec_of(IN2, log=False))
     [error] = (await replica.host.reached("FAILED")).errors
     assert error == (
-        f"runTransactions: app.ConsumeMessage: {IN2}: the message at offset 8: ValueError: not this one"
+        f"runTransactions: app.ConsumeMessage: {IN2}: the message from offset 8 to 16: ValueError: not this one"
     )
     assert isinstance(replica.error, ValueError)
 
@@ -254,6 +257,7 @@ async def test_cs1_cs3_ch3_journals_that_are_missing_or_wrong_fail_the_shard(ben
     await bench.client.append(IN2, b"no JSON\n")
     [error] = await failed(bench, Numbered(), spec_of(IN2, log=False))
     assert error.startswith(f"runTransactions: readMessage: {IN2}: the message at offset 0: ")
+    assert error.endswith("; the next one begins at 8")  # where to go on without it
 
     bench.desk.primary = FsmHints("recovery/none")
     errors = await failed(bench, Numbered(), slot=1)

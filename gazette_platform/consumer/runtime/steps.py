@@ -53,12 +53,13 @@ def place_of(messages: Sequence[Envelope[Any]]) -> str:
     >>> from gazette_platform.message import NO_UUID, Envelope
     >>> one, two = Envelope("a", 5, 9, NO_UUID, None), Envelope("b", 0, 7, NO_UUID, None)
     >>> place_of([one])
-    'a: the message at offset 5'
+    'a: the message from offset 5 to 9'
     >>> place_of([one, two, Envelope("a", 9, 20, NO_UUID, None)])
     '3 messages, of a from offset 5 to 20, of b from offset 0 to 7'
     """
     if len(messages) == 1:
-        return f"{messages[0].journal}: the message at offset {messages[0].begin}"
+        journal, begin, end, *_ = messages[0]
+        return f"{journal}: the message from offset {begin} to {end}"
     spans: dict[str, tuple[int, int]] = {}
     for each in messages:
         begin, end = spans.get(each.journal, (each.begin, each.end))
