@@ -168,6 +168,8 @@ class Run(Generic[StoreT, M]):
                 await self._commit()
                 await self._between()
             case Action.FINISH:
+                with step("readMessage"):
+                    self._inlet.check()
                 return False
         return True
 
@@ -177,8 +179,6 @@ class Run(Generic[StoreT, M]):
 
     def _take(self) -> None:
         """Sequence what was read, up to what commits something."""
-        with step("readMessage"):
-            self._inlet.check()
         entries, sequencer = self._inlet.entries, self._sequencer
         for _ in range(min(_TAKE_MAX, len(entries))):
             envelope = entries.popleft()
