@@ -44,6 +44,7 @@ from gazette_platform.consumer.application import (
     ServingProcess,
     Shard,
     Transaction,
+    raised_by,
     takes_batches,
 )
 from gazette_platform.consumer.options import Option
@@ -179,5 +180,10 @@ def _checked(
     """The settings. Raises: ValidationError: an option, or the application, cannot work."""
     check_logging(values["log.level"], values["log.format"])
     takes_batches(application)
-    application.configure(application_values(application.options, options, values))
+    try:
+        application.configure(application_values(application.options, options, values))
+    except GazetteError:
+        raise
+    except Exception as err:
+        raise raised_by(application, "configure", err) from err
     return consumer_config(values)

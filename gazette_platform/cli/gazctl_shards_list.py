@@ -67,9 +67,14 @@ def list_shards(
         print_table(titles, rows)
         if not rows:
             note(_none_text(selection.text))
-        for each in snapshot:
-            for text in _failures(each):
-                note(text)
+        failures = [text for each in snapshot for text in _failures(each)]
+        for text in failures:
+            note(text)
+        if failures:
+            note(
+                "once the cause is mended, `gazctl shards unassign --failed` with the same shards has them "
+                "tried again"
+            )
 
     connected_shards(ctx, work)
 

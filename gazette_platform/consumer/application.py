@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, fin
 
 from gazette_platform.consumer.shard import Progress
 from gazette_platform.consumer.store import ShardStore
-from gazette_platform.errors import ValidationError
+from gazette_platform.errors import ApplicationFailed, ValidationError
 from gazette_platform.message import JsonFraming, ProtoFraming, framing_of_labels
 
 if TYPE_CHECKING:
@@ -270,6 +270,16 @@ class Application(ABC, Generic[StoreT, MessageT]):
         Override it with `read`, if the offsets that others know are not those of the messages.
         """
         return offsets
+
+
+def raised_by(
+    application: Application[Any, Any], callback: str, error: Exception
+) -> ApplicationFailed:
+    """What a program ends with when a callback raises something that is no error of ours."""
+    return ApplicationFailed(
+        f"{type(application).__name__}.{callback} raised {type(error).__name__}: {error} "
+        "(GAZETTE_TRACEBACK=1 shows where)"
+    )
 
 
 def takes_batches(application: Application[Any, Any]) -> bool:

@@ -30,15 +30,23 @@ def go_json(value: Any, *, enc_hook: Callable[[Any], Any] | None = None) -> byte
     Raises: ValidationError: there is no JSON of it.
     """
     try:
-        raw = msgspec.json.encode(value, enc_hook=enc_hook)
+        raw = msgspec.json.encode(value, enc_hook=enc_hook or _plain)
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as err:
         raise ValidationError(f"there is no JSON of {type(value).__name__}: {err}") from err
     return escape_html(raw)
 
 
+def _plain(value: Any) -> Any:
+    """What msgspec can write of a model of pydantic, which is no dependency of ours."""
+    dump = getattr(value, "model_dump", None)
+    if dump is None or isinstance(value, type):
+        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return dump(mode="json", by_alias=True)
+
+
 @final
 class JsonFraming(Generic[M]):
-    """Messages of JSON lines: dictionaries, or objects of a type of msgspec.
+    """Messages of JSON lines: dictionaries, objects of a type of msgspec, or models of pydantic.
 
     Args:
         uuid_field: where the UUID is: a key, or keys joined by dots; of typed messages an attribute.
@@ -69,11 +77,14 @@ class JsonFraming(Generic[M]):
         self._enc_hook = enc_hook
         self._loads: Callable[[bytes], Any] = orjson.loads
         if message_type is not None:
-            self._loads = msgspec.json.Decoder(message_type, dec_hook=dec_hook).decode
+            of_pydantic = getattr(message_type, "model_validate_json", None)
+            self._loads = (
+                of_pydantic or msgspec.json.Decoder(message_type, dec_hook=dec_hook).decode
+            )
 
     def decoder(self) -> _JsonDecoder[M]:
         """See `Framing`."""
-        return _JsonDecoder(self._loads)
+        return _JsonDecoder(self._loads, getattr(self._typed, "__name__", ""))
 
     def encode(self, message: M) -> bytes:
         """See `Framing`."""
@@ -86,6 +97,8 @@ class JsonFraming(Generic[M]):
             value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
             if value is None:
                 return NO_UUID
+        if self._typed is not None and value in ("", b""):
+            return NO_UUID  # the default of its attribute
         if not isinstance(value, str | bytes | UUID):
             raise DataError(f"{'.'.join(self._path)} is not a UUID but {type(value).__name__}")
         return parse_uuid(value)
@@ -98,7 +111,7 @@ class JsonFraming(Generic[M]):
         """See `Framing`."""
         try:
             return self._empty()
-        except TypeError as err:
+        except (TypeError, ValueError) as err:
             raise ValidationError(
                 f"no message for an ACK can be made: {err} (give JsonFraming what makes an `empty` one)"
             ) from err
@@ -119,7 +132,7 @@ def _stamped(owner: Any, path: list[str], uuid: UUID) -> Any:
         if isinstance(owner, msgspec.Struct) and owner.__struct_config__.frozen:
             return msgspec.structs.replace(owner, **{name: value})
         setattr(owner, name, value)
-    except AttributeError as err:
+    except (AttributeError, ValueError) as err:  # the latter of a model that is frozen
         raise ValidationError(
             f"{type(owner).__name__} takes no UUID as {name}: {err} (name another `uuid_field`)"
         ) from err
@@ -128,13 +141,18 @@ def _stamped(owner: Any, path: list[str], uuid: UUID) -> Any:
 
 @final
 class _JsonDecoder(LineSplitter, Generic[M]):
-    def __init__(self, loads: Callable[[bytes], Any]) -> None:
+    def __init__(self, loads: Callable[[bytes], Any], kind: str) -> None:
         super().__init__()
         self._loads = loads
+        self._kind = kind
 
     def decode(self, frame: bytes) -> M:
         """See `Decoder`."""
         try:
             return cast("M", self._loads(frame))
         except (ValueError, msgspec.MsgspecError, RecursionError) as err:
-            raise DataError(f"the line is not JSON: {err} ({frame[:80]!r})") from err
+            # JSON that a typed decoder refuses is JSON all the same.
+            is_typed = isinstance(err, msgspec.ValidationError) or hasattr(err, "error_count")
+            what = f"no {self._kind}" if is_typed else "not JSON"
+            text = " ".join(str(err).split())
+            raise DataError(f"the line is {what}: {text} ({frame[:80]!r})") from err

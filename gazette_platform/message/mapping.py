@@ -90,12 +90,14 @@ def modulo_mapping(
     """Maps by `modulo` of a key; see there.
 
     Args:
-        key_of: the key of a message. It must not depend on its UUID, which comes later.
+        key_of: the key of a message, as bytes. It must not depend on its UUID, which comes later.
+
+    The mapping raises ValidationError if there are no journals, or the key is anything but bytes.
     """
 
     def mapping(message: M) -> Mapped:
         journals = partitions().journals
-        return _mapped(journals[modulo(key_of(message), len(journals))])
+        return _mapped(journals[modulo(_key(key_of, message), len(journals))])
 
     return mapping
 
@@ -112,7 +114,7 @@ def rendezvous_mapping(
         if listed is not hashed:
             hashes = [fnv1a32(one.name.encode()) for one in listed]
             known = listed, hashes
-        return _mapped(listed.journals[rendezvous(key_of(message), hashes)])
+        return _mapped(listed.journals[rendezvous(_key(key_of, message), hashes)])
 
     return mapping
 
@@ -129,6 +131,17 @@ def random_mapping(
         return _mapped(draw.choice(journals))
 
     return mapping
+
+
+def _key(key_of: Callable[[M], bytes], message: M) -> bytes:
+    key: object = key_of(message)
+    if not isinstance(key, bytes | bytearray | memoryview):
+        # Text or numbers are not taken for it: programs that spread one key have to agree on its bytes.
+        raise ValidationError(
+            f"the key of a message to map must be bytes, and its function gave {key!r:.80} "
+            '(encode it, as by str(…).encode(); None by b"", or another key of your choice)'
+        )
+    return bytes(key)
 
 
 def _mapped(listing: JournalListing) -> Mapped:

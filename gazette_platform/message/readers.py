@@ -92,7 +92,9 @@ class MessageDecoder(Generic[M]):
                 message = decode(frame)
                 uuid = uuid_of(message)
             except DataError as err:
-                error = type(err)(f"{self._journal}: the message at offset {begin}: {err}")
+                error = type(err)(
+                    f"{self._journal}: the message at offset {begin}: {err}; the next one begins at {end}"
+                )
                 error.__cause__ = err
                 if not taken:
                     raise error  # noqa: B904  it has its cause

@@ -11,6 +11,7 @@ from gazette_platform.consumer.process import ConsumerConfig, ConsumerProcess
 from gazette_platform.consumer.protocol import ReplicaCode, ShardChange
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.keyspace import member_key
+from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.expected_errors import ExpectedErrors
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ __all__ = ["LocalConsumers"]
 
 _DEADLINE_S = 30.0
 _POLL_S = 0.02
+# Longer than a shard that is started again by itself stays failed.
+_FAILED_S = 5.0
 
 
 @final
@@ -143,6 +146,7 @@ class LocalConsumers:
         """Wait until shards reflect all that their sources hold now.
 
         Raises: TimeoutError: they do not within 30 seconds. StatusError: one has stopped.
+            AssertionError: one has failed, and is not started again within 5 seconds; with its error.
         """
         heads: dict[str, int] = {}
         async with self.shard_client() as client, asyncio.timeout(_DEADLINE_S):
@@ -152,7 +156,7 @@ class LocalConsumers:
                     if source.journal not in heads:
                         heads[source.journal] = await self.client.write_head(source.journal)
             for listing in listings:
-                await client.stat(listing.id, heads, timeout_s=_DEADLINE_S)
+                await _read_through(client, listing.id, heads)
 
     async def store(self, shard: str) -> Any:
         """The store of a shard's primary, once it is ready.
@@ -165,6 +169,28 @@ class LocalConsumers:
                 async with asyncio.timeout(_DEADLINE_S):
                     return await replica.wait_through()
         raise LookupError(f"no process here has the primary of {shard}")
+
+
+async def _read_through(client: ShardClient, shard: str, offsets: dict[str, int]) -> None:
+    """Wait for one shard. A Stat waits for another primary when one has failed, so we look for that."""
+    loop = asyncio.get_running_loop()
+    well_at = loop.time()
+    tasks = TaskGroup(f"read through {shard}")
+    reading = tasks.spawn(client.stat(shard, offsets, timeout_s=_DEADLINE_S))
+    try:
+        while not reading.done():
+            for listing in await client.list(f"id={shard}"):
+                at = listing.route.primary
+                if at < 0 or listing.statuses[at].code is not ReplicaCode.FAILED:
+                    well_at = loop.time()
+                elif loop.time() - well_at > _FAILED_S:
+                    raise AssertionError(
+                        f"{shard} has failed: {'; '.join(listing.statuses[at].errors)}"
+                    )
+            await asyncio.wait((reading,), timeout=_POLL_S)
+        await reading
+    finally:
+        await tasks.close()
 
 
 def _has_primary(listing: ShardListing) -> bool:

@@ -232,7 +232,10 @@ async def test_list_shows_status_replicas_labels_and_lag(group, gazctl, journals
         [SHARD, "PRIMARY", "3", "ours", "zone-standby", "search", f"{SOURCE}:22"],
         ["shard-111", "FAILED", "1", "broken", "<none>", "<none>", "<none>"],
     ]
-    assert done.err == "shard-111: failed at broken: some error\n"
+    assert done.err.splitlines() == [
+        "shard-111: failed at broken: some error",
+        "once the cause is mended, `gazctl shards unassign --failed` with the same shards has them tried again",
+    ]
     selected = await gazctl("list", "-l", "team=search", "-o", "json")
     (found,) = orjson.loads(selected.out)["shards"]
     assert (found["spec"]["id"], found["spec"]["max_txn_duration"]) == (SHARD, "1s")

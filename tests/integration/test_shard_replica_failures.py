@@ -12,6 +12,7 @@ from shard_bench import (
     Bench,
     Host,
     Numbered,
+    Remote,
     RemoteStore,
     journal,
     make_journals,
@@ -22,6 +23,7 @@ from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.consumer.application import Application, DeferToNextTransaction
 from gazette_platform.consumer.cluster import encode_replica_status
 from gazette_platform.consumer.recoverylog import FsmHints
+from gazette_platform.consumer.store import JSONFileStore, RocksDBStore, SQLiteStore
 from gazette_platform.errors import (
     EtcdError,
     GazetteError,
@@ -53,7 +55,11 @@ async def through(replica, offsets):
     [
         (DeferToNextTransaction(), "the application deferred the first message"),
         (DeferToNextTransaction(7), "says that it consumed 7 before"),
-        (KeyError("word"), "runTransactions: app.ConsumeMessage: KeyError: 'word'"),
+        (
+            KeyError("word"),
+            f"runTransactions: app.ConsumeMessage: {IN}: the message from offset 0 to ",
+        ),
+        (KeyError("word"), ": KeyError: 'word'"),
     ],
 )
 async def test_ct9_a_batch_that_fails_fails_the_shard(bench, error, text):
@@ -120,6 +126,99 @@ async def test_a_shard_fails_whatever_is_raised(bench, at, error, text):
     assert text in status.errors[0]
     assert encode_replica_status(status)
     assert replica.has_ended
+
+
+async def test_a_message_that_cannot_be_consumed_is_named(bench):
+    """It was the error alone before, and nobody could tell which message to look at."""
+
+    class Picky(Silent):
+        def consume(self, txn, envelope):
+            return self.check(envelope.begin)
+
+        async def check(self, begin):
+            if begin:
+                raise ValueError("not this one")
+
+    await bench.client.append(IN2, b'{"n":1}\n{"n":2}\n{"n":3}\n')
+    replica = bench.replica(Picky(), spec_of(IN2, log=False))
+    [error] = (await replica.host.reached("FAILED")).errors
+    assert error == (
+        f"runTransactions: app.ConsumeMessage: {IN2}: the message from offset 8 to 16: ValueError: not this one"
+    )
+    assert isinstance(replica.error, ValueError)
+
+
+async def test_a_stray_cancellation_fails_the_shard(bench):
+    """It ended the primary in silence before: PRIMARY for ever, and nothing was consumed."""
+
+    class Stray(Numbered):
+        async def finalize(self, txn):
+            await cancelled()
+
+    async def cancelled():
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    await bench.publish(1)
+    replica = bench.replica(Stray(), spec_of(log=False))
+    [error] = (await replica.host.reached("FAILED")).errors
+    assert error.endswith("app.FinalizeTxn: something was cancelled that it waited for")
+    assert replica.has_ended
+    await replica.stop()
+
+
+@pytest.mark.parametrize(
+    ("new_store", "error"),
+    [
+        (lambda recorder: None, "new_store returned None, and no store: return a SQLiteStore"),
+        (lambda recorder: {}, "new_store returned {}, and no store"),
+        (
+            lambda recorder: JSONFileStore(recorder, {}),
+            "a JSONFileStore keeps its files in a recovery log",
+        ),
+        (
+            SQLiteStore,
+            "a SQLiteStore keeps its files in a recovery log, and this shard has none: give its",
+        ),
+        (RocksDBStore, "a RocksDBStore keeps its files in a recovery log"),
+    ],
+)
+async def test_a_store_that_cannot_be_one_is_told_with_what_to_do(bench, new_store, error):
+    """These were AttributeErrors of code that is not the application's."""
+
+    class Wrong(Numbered):
+        def new_store(self, shard, recorder):
+            return new_store(recorder)
+
+    [text] = await failed(bench, Wrong(), spec_of(log=False))
+    assert text.startswith(f"completeRecovery: app.NewStore: {error}")
+
+
+async def test_messages_without_a_uuid_are_told_of_once(bench, caplog):
+    """They are not told apart, and nothing said so."""
+    await bench.client.append(IN2, b'{"n":1}\n')
+    replica = bench.replica(Silent(), spec_of(IN2, log=False))
+    await through(replica, {IN2: 8})
+    await bench.client.append(IN2, b'{"n":2}\n')
+    await through(replica, {IN2: 16})
+    [text] = [each for each in caplog.messages if "no UUID" in each]
+    assert text.startswith(
+        f"shard {replica.id}: messages of {IN2} have no UUID, as the one at offset 0: "
+    )
+    assert "`uuid_field`" in text
+    caplog.clear()
+    other = bench.replica(Numbered(), spec_of(log=False))
+    await through(other, await bench.publish(1))
+    assert "no UUID" not in caplog.text
+
+
+class Silent(Application):
+    def new_store(self, shard, recorder):
+        return RemoteStore(Remote())
+
+    def consume(self, txn, envelope):
+        pass
 
 
 async def failed(bench, application, spec=None, **options):
@@ -203,6 +302,7 @@ async def test_cs1_cs3_ch3_journals_that_are_missing_or_wrong_fail_the_shard(ben
     await bench.client.append(IN2, b"no JSON\n")
     [error] = await failed(bench, Numbered(), spec_of(IN2, log=False))
     assert error.startswith(f"runTransactions: readMessage: {IN2}: the message at offset 0: ")
+    assert error.endswith("; the next one begins at 8")  # where to go on without it
 
     bench.desk.primary = FsmHints("recovery/none")
     errors = await failed(bench, Numbered(), slot=1)

@@ -199,6 +199,17 @@ def test_an_application_that_consumes_nothing_is_told_so(capsys):
     assert "Nothing consumes nothing: override `consume`" in capsys.readouterr().err
 
 
+def test_what_an_application_raises_of_its_own_is_not_called_our_bug(capsys):
+    class Careless(Counts):
+        def configure(self, values):
+            raise KeyError("counts.top")
+
+    assert main(Careless(), ["print-config"]) == 1
+    assert capsys.readouterr().err == (
+        "Careless: error: Careless.configure raised KeyError: 'counts.top' (GAZETTE_TRACEBACK=1 shows where)\n"
+    )
+
+
 def test_help_tells_of_the_application_its_commands_and_each_option(capsys):
     assert main(Counts(), []) == 1  # as with no command at all
     shown = capsys.readouterr().out

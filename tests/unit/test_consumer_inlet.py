@@ -43,8 +43,11 @@ async def test_what_was_read_before_an_error_is_taken_first():
     inlet.fail(OSError("first"))
     inlet.fail(OSError("second"))
     inlet.check()
-    inlet.entries.popleft()
     assert inlet.has_entry
+    assert not inlet.is_closed
+    inlet.entries.popleft()
+    assert not inlet.has_entry
+    assert inlet.is_closed  # so that what was taken is committed first
     with pytest.raises(OSError, match="first"):
         inlet.check()
 

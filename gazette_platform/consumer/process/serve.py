@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from gazette_platform.allocator import Allocator, announce, leaving
 from gazette_platform.client import AsyncClient
+from gazette_platform.consumer.application import raised_by
 from gazette_platform.consumer.cluster import ConsumerState
 from gazette_platform.consumer.process.metrics import ConsumerMetrics
 from gazette_platform.consumer.process.replicas import ShardReplicas
@@ -26,7 +27,7 @@ from gazette_platform.consumer.service import (
     ShardResolver,
     ShardService,
 )
-from gazette_platform.errors import EtcdError, LeaseLost
+from gazette_platform.errors import EtcdError, GazetteError, LeaseLost
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.keyspace import KeySpace, item_key
 from gazette_platform.ops.clock import SystemClock
@@ -155,8 +156,8 @@ class ConsumerProcess:
     async def start(self) -> None:
         """Serve, announce this process, and run what is assigned to it.
 
-        Raises: SetupError: a port is in use. EtcdError: etcd is out of reach, or refuses. What the
-            application's `init` raises.
+        Raises: SetupError: a port is in use. EtcdError: etcd is out of reach, or refuses.
+            ApplicationFailed: the application's `init` raises, if it is no GazetteError.
         Cancellation: leaves what was begun; call `abandon`.
         """
         config, rng = self.config, random.Random()  # noqa: S311  a name, no secret
@@ -232,9 +233,14 @@ class ConsumerProcess:
         self.port = self._server.port
 
     async def _init_application(self) -> None:
-        begun = self.application.init(self)
-        if begun is not None:
-            await begun
+        try:
+            begun = self.application.init(self)
+            if begun is not None:
+                await begun
+        except GazetteError:
+            raise
+        except Exception as err:
+            raise raised_by(self.application, "init", err) from err
 
     async def _start_http(self) -> None:
         config = self.config

@@ -61,13 +61,17 @@ class Inlet(Generic[M]):
 
     @property
     def has_entry(self) -> bool:
-        """Whether there is a message to take, or an error."""
-        return bool(self.entries) or self._error is not None
+        """Whether there is a message to take."""
+        return bool(self.entries)
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing comes any more."""
-        return self._is_closed and not self.has_entry
+        """Whether nothing comes any more; `check` says whether that is an error's doing.
+
+        So what was read before an error is committed, and whoever goes on behind what could not be read
+        has all that lies before it.
+        """
+        return (self._is_closed or self._error is not None) and not self.entries
 
     def check(self) -> None:
         """Raises: what the reading failed with, once all before was taken."""

@@ -13,7 +13,7 @@ from gazette_platform.consumer.runtime.recovery import discard
 from gazette_platform.consumer.runtime.run import Run
 from gazette_platform.consumer.runtime.steps import done, step
 from gazette_platform.consumer.store import ShardStore
-from gazette_platform.errors import EtcdError, ValidationError
+from gazette_platform.errors import ApplicationFailed, EtcdError, ValidationError
 
 if TYPE_CHECKING:
     from gazette_platform.client import AppendService
@@ -128,6 +128,7 @@ class Primary(Generic[StoreT, M]):
         try:
             with step("app.NewStore"):
                 store = await done(self._application.new_store(shard, self._recorder))
+                _check_store(store)
         except BaseException:
             if self._recorder is not None:
                 await discard(Path(self._recorder.directory))
@@ -195,3 +196,12 @@ class Primary(Generic[StoreT, M]):
                     self._shard.id,
                     err,
                 )
+
+
+def _check_store(store: object) -> None:
+    """Raises: ApplicationFailed: it is none, as of an application whose types nobody checked."""
+    if not isinstance(store, ShardStore):
+        raise ApplicationFailed(
+            f"new_store returned {store!r:.80}, and no store: return a SQLiteStore, or another subclass of "
+            "ShardStore"
+        )

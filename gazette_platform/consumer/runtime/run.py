@@ -18,7 +18,7 @@ from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.runtime.barrier import Barrier, check_commit
 from gazette_platform.consumer.runtime.inlet import Inlet
 from gazette_platform.consumer.runtime.sources import Sources
-from gazette_platform.consumer.runtime.steps import done, step
+from gazette_platform.consumer.runtime.steps import StepFailed, done, place_of, step
 from gazette_platform.consumer.shard import Action, Backlog, TransactionLimits, Transactions
 from gazette_platform.consumer.store import ShardStore
 from gazette_platform.errors import ApplicationFailed, DataError
@@ -177,6 +177,8 @@ class Run(Generic[StoreT, M]):
                 await self._commit()
                 await self._between()
             case Action.FINISH:
+                with step("readMessage"):
+                    self._inlet.check()
                 return False
         return True
 
@@ -186,8 +188,6 @@ class Run(Generic[StoreT, M]):
 
     def _take(self) -> None:
         """Sequence what was read, up to what commits something."""
-        with step("readMessage"):
-            self._inlet.check()
         entries, sequencer = self._inlet.entries, self._sequencer
         for _ in range(min(_TAKE_MAX, len(entries))):
             envelope = entries.popleft()
@@ -266,6 +266,8 @@ class Run(Generic[StoreT, M]):
                 ) from deferral
             self._machine.consumed(deferral.consumed, deferred=True)
             return deferral.consumed
+        except Exception as err:
+            raise StepFailed(place_of(messages), err) from err
         self._machine.consumed(count)
         return count
 
@@ -280,6 +282,8 @@ class Run(Generic[StoreT, M]):
             except DeferToNextTransaction:
                 machine.consumed(0, deferred=True)
                 break
+            except Exception as err:
+                raise StepFailed(place_of([envelope]), err) from err
             machine.consumed()
             used += 1
             now_s, wakes_at = now(), machine.wakes_at

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 
 from gazette_platform.consumer.runtime.steps import error_of, step
 from gazette_platform.errors import DataError, GazetteError, ValidationError
-from gazette_platform.message import UncommittedReader
+from gazette_platform.message import NO_UUID, UncommittedReader
 
 if TYPE_CHECKING:
     from gazette_platform.consumer.application import Application, MessageBatches, Shard
@@ -118,8 +118,19 @@ class Sources(Generic[M]):
                 ),
                 framing,
             )
+            is_told = False
             async with reader:
                 async for batch in reader:
+                    if not is_told and batch and batch[0].uuid == NO_UUID:
+                        is_told = True
+                        _log.warning(
+                            "shard %s: messages of %s have no UUID, as the one at offset %d: they count as "
+                            "often as they were appended (publish them by a Publisher or `gazctl "
+                            "attach-uuids`, or name their field by the application's `uuid_field`)",
+                            self._shard.id,
+                            journal,
+                            batch[0].begin,
+                        )
                     await self._inlet.put(batch)
         except BaseException as err:  # noqa: BLE001  looked at by `_fail`
             self._fail(err)

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 from gazette_platform.errors import ApplicationFailed, Fenced, GazetteError, JournalNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator
+    from collections.abc import Awaitable, Iterator, Sequence
 
-__all__ = ["StepFailed", "cause_of", "done", "error_of", "step"]
+    from gazette_platform.message import Envelope
+
+__all__ = ["StepFailed", "cause_of", "done", "error_of", "place_of", "step"]
 
 T = TypeVar("T")
+
+_JOURNALS_MAX: Final = 4
+"""Of a batch, that are named: a status has 2048 characters, and the error follows."""
 
 
 @final
@@ -68,6 +73,31 @@ def error_of(raised: BaseException) -> Exception | None:
         error = ApplicationFailed(f"{type(raised).__name__}: {raised}")
     error.__cause__ = raised
     return error
+
+
+def place_of(messages: Sequence[Envelope[Any]]) -> str:
+    """Where messages lie, so that somebody can look at them, or have them left out.
+
+    >>> from gazette_platform.message import NO_UUID, Envelope
+    >>> one, two = Envelope("a", 5, 9, NO_UUID, None), Envelope("b", 0, 7, NO_UUID, None)
+    >>> place_of([one])
+    'a: the message from offset 5 to 9'
+    >>> place_of([one, two, Envelope("a", 9, 20, NO_UUID, None)])
+    '3 messages, of a from offset 5 to 20, of b from offset 0 to 7'
+    """
+    if len(messages) == 1:
+        journal, begin, end, *_ = messages[0]
+        return f"{journal}: the message from offset {begin} to {end}"
+    spans: dict[str, tuple[int, int]] = {}
+    for each in messages:
+        begin, end = spans.get(each.journal, (each.begin, each.end))
+        spans[each.journal] = min(begin, each.begin), max(end, each.end)
+    named = [
+        f"of {journal} from offset {begin} to {end}" for journal, (begin, end) in spans.items()
+    ]
+    if len(named) > _JOURNALS_MAX:
+        named[_JOURNALS_MAX:] = [f"of {len(named) - _JOURNALS_MAX} other journals"]
+    return f"{len(messages)} messages, {', '.join(named)}"
 
 
 def cause_of(error: Exception) -> Exception:

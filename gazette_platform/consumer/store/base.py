@@ -5,14 +5,26 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from gazette_platform.errors import ApplicationFailed
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Collection
 
     from gazette_platform.client import Dependency
     from gazette_platform.consumer.protocol import Checkpoint
+    from gazette_platform.consumer.recoverylog import Recorder
 
-__all__ = ["ShardStore"]
+__all__ = ["ShardStore", "check_recorder"]
+
+
+def check_recorder(recorder: Recorder | None, store: str) -> None:
+    """Raises: ApplicationFailed: there is none, as the shard has no recovery log."""
+    if recorder is None:
+        raise ApplicationFailed(
+            f"a {store} keeps its files in a recovery log, and this shard has none: give its spec a "
+            "recovery_log_prefix and a hint_prefix, or keep state in a SQLStore"
+        )
 
 
 class ShardStore(ABC):

@@ -18,7 +18,7 @@ import orjson
 from typing_extensions import override
 
 from gazette_platform.consumer.protocol import Checkpoint
-from gazette_platform.consumer.store.base import ShardStore
+from gazette_platform.consumer.store.base import ShardStore, check_recorder
 from gazette_platform.consumer.store.commits import Commits
 from gazette_platform.errors import DataError, StoreError, ValidationError
 from gazette_platform.ops.threads import run_in
@@ -73,6 +73,7 @@ class JSONFileStore(ShardStore, Generic[_T]):
 
         Raises: ValidationError: the state cannot be written as JSON, or not be read as that type.
         """
+        check_recorder(recorder, "JSONFileStore")
         self._recorder = recorder
         self._directory = Path(recorder.directory)
         self._decoder: msgspec.json.Decoder[_T]

@@ -18,7 +18,7 @@ from rocksdict import Checkpoint as Snapshot, Options, Rdict, WriteBatch
 from typing_extensions import override
 
 from gazette_platform.consumer.protocol import Checkpoint
-from gazette_platform.consumer.store.base import ShardStore
+from gazette_platform.consumer.store.base import ShardStore, check_recorder
 from gazette_platform.consumer.store.commits import Commits
 from gazette_platform.consumer.store.rocksdb_files import RecordedFiles, settle
 from gazette_platform.errors import ApplicationFailed, DataError, StoreError
@@ -75,6 +75,7 @@ class RocksDBStore(ShardStore):
             options: in raw mode, without column families, merges or a folder for logs. They are changed.
             log_bytes_max: of the write-ahead log that a player has to write again.
         """
+        check_recorder(recorder, "RocksDBStore")
         self._recorder = recorder
         self._directory = Path(recorder.directory)
         self._options = options or _default_options()

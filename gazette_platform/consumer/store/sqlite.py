@@ -34,7 +34,7 @@ import apsw
 from typing_extensions import override
 
 from gazette_platform.consumer.protocol import Checkpoint
-from gazette_platform.consumer.store.base import ShardStore
+from gazette_platform.consumer.store.base import ShardStore, check_recorder
 from gazette_platform.consumer.store.commits import Commits
 from gazette_platform.consumer.store.sqlite_tape import Tape, settle
 from gazette_platform.consumer.store.sqlite_vfs import RecordedVFS
@@ -105,6 +105,7 @@ class SQLiteStore(ShardStore):
             span_bytes_min: of the log that may be needed for the database, beside `_SPAN_FACTOR` times
                 its size, before it is recorded anew.
         """
+        check_recorder(recorder, "SQLiteStore")
         self._recorder = recorder
         self._schema = schema
         self._pragmas = pragmas
