@@ -15,6 +15,7 @@ __all__ = [
     "RAW_IN_SPARK",
     "RAW_IN_TRINO",
     "Ask",
+    "Row",
     "Told",
     "ask",
     "in_spark",

@@ -38,20 +38,22 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from examples.flights_live.messages import Flight
-    from examples.flights_live.tables import Told
+    from examples.flights_live.tables import Ask, Row, Told
     from gazette_platform.message import CommittedReader, UncommittedReader
 
-__all__ = ["Report", "Tour"]
+__all__ = ["Report", "Tour", "published"]
 
 FOLDER: Final = Path(__file__).parent
 TABLE: Final = "flights_live.enriched"
+QUESTIONS: Final = ("late_planes", "manufacturers")
+"""Queries of the folder ``sql`` that are asked in both engines."""
 
 _GROUP: Final = "/examples/flights-live"
 # Until a killed process is known to be gone: what one waits for in vain is short, and no busy machine misses it.
 _LEASE_S: Final = 5.0
 _CONSUMED_TIMEOUT_S: Final = 120.0
 # Dagster looks twice a minute, one rollup needs Spark, and the machine may be busy with other things.
-_ROLLUPS_TIMEOUT_S: Final = 420.0
+_ROLLUPS_TIMEOUT_S: Final = 600.0
 _POLL_S: Final = 1.0
 
 
@@ -66,14 +68,16 @@ class Report:
     """With those of transactions that were taken back."""
     trino: Told | None = None
     spark: Told | None = None
+    answers: dict[str, list[Row]] = field(default_factory=dict)
+    """Of Trino, to each of the questions."""
     agreed: list[str] = field(default_factory=list)
-    """Queries to which both engines gave the same answer."""
+    """Questions to which Spark gave the same answer."""
 
     @property
     def is_ok(self) -> bool:
         """Whether each flight is everywhere, once, and the engines agree."""
         told = self.trino
-        if told is None or told != self.spark or len(self.agreed) != len(_QUESTIONS):
+        if told is None or told != self.spark or len(self.agreed) != len(QUESTIONS):
             return False
         # Of the raw table, so of all that was appended.
         rollups = {"lines": self.appended, "planes": self.played, "routes": self.played}
@@ -84,6 +88,16 @@ class Report:
             and told.rollups == rollups
         )
 
+    def compare(self, trino: Ask, spark: Ask) -> None:
+        """Ask both engines the same. Raises: LakeError: a table is not there."""
+        self.trino = tables.ask(trino, tables.RAW_IN_TRINO)
+        self.spark = tables.ask(spark, tables.RAW_IN_SPARK)
+        for name in QUESTIONS:
+            sql = tables.load(name)
+            rows = self.answers[name] = trino(sql)
+            if rows and rows == spark(sql):
+                self.agreed.append(name)
+
     def line(self) -> str:
         """The last line."""
         told = {"trino": self.trino, "spark": self.spark}
@@ -93,9 +107,6 @@ class Report:
             f"enriched={self.committed} taken_back={self.appended - self.committed} {typed} "
             f"rollups={len(self.trino.rollups) if self.trino else 0}"
         )
-
-
-_QUESTIONS: Final = ("late_planes", "manufacturers")
 
 
 class Tour:
@@ -137,7 +148,7 @@ class Tour:
                     stack.callback(consumer.kill)
                 await self._consume(client, first, second, flights, per_second)
                 await asyncio.to_thread(second.stop)
-            report.committed, report.appended = await _published(client)
+            report.committed, report.appended = await published(client)
         taken_back = report.appended - report.committed
         _say(f"{report.committed:,} enriched flights are committed, and {taken_back:,} taken back")
 
@@ -212,25 +223,20 @@ class Tour:
         )
 
     def _compare(self, report: Report) -> None:
-        """Ask both engines the same."""
-        report.trino = tables.ask(self._trino.query, tables.RAW_IN_TRINO)
+        """Ask both engines, and show what they say."""
         with running_session(self._settings) as spark:
-            in_spark = tables.in_spark(spark)
-            report.spark = tables.ask(in_spark, tables.RAW_IN_SPARK)
-            for name, told in (("Trino", report.trino), ("Spark", report.spark)):
-                rollups = ", ".join(f"{n} {count:,}" for n, count in told.rollups.items())
-                _say(
-                    f"{name}: {told.raw_lines:,} lines in the raw table, {told.raw_flights:,} of them flights; "
-                    f"{told.typed:,} in the typed table; flights of rollups: {rollups}"
-                )
-            for question in _QUESTIONS:
-                sql = tables.load(question)
-                rows = self._trino.query(sql)
-                if rows == in_spark(sql):
-                    report.agreed.append(question)
-                _say(sql.partition("\n")[0].removeprefix("-- "))
-                for row in rows:
-                    typer.echo("    " + "  ".join(f"{value!s:<16}" for value in row).rstrip())
+            report.compare(self._trino.query, tables.in_spark(spark))
+        for name, told in (("Trino", report.trino), ("Spark", report.spark)):
+            assert told is not None
+            rollups = ", ".join(f"{n} {count:,}" for n, count in told.rollups.items())
+            _say(
+                f"{name}: {told.raw_lines:,} lines in the raw table, {told.raw_flights:,} of them flights; "
+                f"{told.typed:,} in the typed table; flights of rollups: {rollups}"
+            )
+        for question, rows in report.answers.items():
+            _say(f"{question}, of a rollup:")
+            for row in rows:
+                typer.echo("    " + "  ".join(f"{value!s:<16}" for value in row).rstrip())
 
 
 async def _read_through(client: AsyncClient, consumer: ConsumerServer, selector: str) -> None:
@@ -242,7 +248,7 @@ async def _read_through(client: AsyncClient, consumer: ConsumerServer, selector:
             _ = await shards.stat(shard.id, heads)
 
 
-async def _published(client: AsyncClient) -> tuple[int, int]:
+async def published(client: AsyncClient) -> tuple[int, int]:
     """Flights that are committed, and all that were appended."""
     committed = appended = 0
     for journal in await client.list(ENRICHED):
@@ -253,10 +259,11 @@ async def _published(client: AsyncClient) -> tuple[int, int]:
 
 async def _flights(reader: CommittedReader[Any] | UncommittedReader[Any]) -> int:
     """How many it reads, without acknowledgements."""
+    count = 0
     async with reader:
-        return sum(
-            [each.uuid.flags != Flags.ACK_TXN async for batch in reader for each in batch], 0
-        )
+        async for batch in reader:
+            count += sum(each.uuid.flags != Flags.ACK_TXN for each in batch)
+    return count
 
 
 def _gazctl(*arguments: str) -> None:
