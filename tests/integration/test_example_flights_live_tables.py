@@ -99,7 +99,7 @@ def make_rollups(metastore, lake_settings, trino, spark):
         spec = parse_table_spec((FOLDER / "table.yaml").read_text())
         with metastore.connect() as session:
             raw = session.table("flights_live", "enriched")
-            ensure_exact_view(session, spec, raw, frozenset())
+            ensure_exact_view(session, spec, raw, {})
         for one in specs.values():
             engine = TrinoEngine(trino) if one.engine == "trino" else SparkEngine(spark)
             RollupRunner(metastore, made_of, engine).run(one)
