@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.hive,
     pytest.mark.trino,
     pytest.mark.spark,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(600),
     # PySpark leaves the sockets over which it collects rows to the garbage collector.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
