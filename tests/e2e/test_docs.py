@@ -27,7 +27,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BLOCK_TIMEOUT_S = 420
+BLOCK_TIMEOUT_S = 720
 _FENCE = re.compile(r"^( *)```(\S+)?[ \t]*(.*?)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
 
@@ -89,6 +89,8 @@ class Page:
         self.env = os.environ | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "COLUMNS": "200",
+            # Examples are run from the root of a checkout, which the folder of the test is not.
+            "PYTHONPATH": str(ROOT),
         }
 
     def run(self, snippet: Snippet) -> tuple[int, str]:
@@ -155,14 +157,18 @@ class Page:
 
 PAGES = sorted(
     str(path.relative_to(ROOT))
-    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    for path in [
+        ROOT / "README.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+    ]
     if any("run" in snippet.words for snippet in snippets_of(path.read_text()))
 )
 
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1080)
 @pytest.mark.parametrize("name", PAGES)
 def test_page_can_be_followed(name, tmp_path, etcd_binary):
     page = Page(name, tmp_path)
@@ -212,7 +218,12 @@ def test_until_waits_for_what_comes_later(tmp_path):
 
 def test_links_between_pages_lead_somewhere():
     broken = []
-    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "sql/README.md"]:
+    for path in [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+        ROOT / "sql/README.md",
+    ]:
         targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text())
         lost = [target for target in targets if not (path.parent / target).exists()]
         broken += [f"{path.relative_to(ROOT)}: {target}" for target in lost]

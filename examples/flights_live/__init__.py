@@ -1,0 +1,1 @@
+"""Flights live: a consumer that enriches flights, and tables of what it publishes."""
