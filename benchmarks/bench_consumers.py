@@ -150,13 +150,19 @@ class World:
 
 @final
 class Pulse:
-    """A message at a steady pace, and when what it led to was read, committed."""
+    """A message at a steady pace, and when what it led to was read, committed.
 
-    def __init__(self, world: World) -> None:
+    Args:
+        world: whose source it appends to.
+        of: journal that is read.
+    """
+
+    def __init__(self, world: World, of: str = OUT) -> None:
         self._world = world
+        self._of = of
         self._tasks = TaskGroup("pulse")
         self.done: list[tuple[float, float]] = []
-        """When each was due to be appended, and when its result was read."""
+        """When each was appended, and when its result was read."""
 
     async def __aenter__(self) -> Pulse:
         self._tasks.spawn(self._publish(), name="publish")
@@ -170,15 +176,15 @@ class Pulse:
         clock = self._world.clock
         next_at = clock.monotonic()
         while True:
-            # When it is due: one that waits behind others is late for whoever wanted it then.
-            await self._world.publisher.publish_committed({"at": next_at})
+            # It is accepted at once, however long others before it take.
+            await self._world.publisher.publish_committed({"at": clock.monotonic()})
             next_at += _PACE_S
             await asyncio.sleep(max(0.0, next_at - clock.monotonic()))
 
     async def _read(self) -> None:
         client, clock = self._world.client, self._world.clock
-        start = await client.write_head(OUT)
-        async with await read_committed(client, OUT, start, block=True) as reader:
+        start = await client.write_head(self._of)
+        async with await read_committed(client, self._of, start, block=True) as reader:
             async for batch in reader:
                 now = clock.monotonic()
                 self.done += [
@@ -186,7 +192,7 @@ class Pulse:
                 ]
 
     async def first_since(self, since: float) -> float:
-        """Seconds from `since` until something that was due later was read.
+        """Seconds from `since` until something that was appended later was read.
 
         Raises: SetupError: nothing was.
         """
@@ -202,24 +208,36 @@ class Pulse:
         raise SetupError("nothing was processed for a minute")
 
     def longest_s(self, since: float) -> float:
-        """The longest that one took, of those that were due after `since` and were read."""
+        """The longest that one took, of those that were appended after `since` and were read."""
         return max(ended - begun for begun, ended in self.done if begun >= since)
 
 
 async def _latency(world: World) -> Figures:
-    await world.start("hop")
+    """Of a hop, and beside it that of a reader of the source: a machine is not as quick each minute."""
+    consumer = await world.start("hop")
     await world.create()
-    async with Pulse(world) as pulse:
+    hop_ms = await _latencies_ms(world, OUT)
+    await asyncio.to_thread(consumer.stop, timeout_s=60.0)
+    tail_ms = await _latencies_ms(world, _IN)
+    hop, tail = percentile(hop_ms, 0.5), percentile(tail_ms, 0.5)
+    return {
+        "consumer_hop_p50_ms": hop,
+        "consumer_hop_p99_ms": percentile(hop_ms, 0.99),
+        "consumer_tail_p50_ms": tail,
+        "consumer_tail_p99_ms": percentile(tail_ms, 0.99),
+        "consumer_hop_p50_ratio": hop / tail,
+    }
+
+
+async def _latencies_ms(world: World, of: str) -> list[float]:
+    async with Pulse(world, of) as pulse:
         await asyncio.sleep(3.0)
         pulse.done.clear()
         await asyncio.sleep(_LATENCY_S)
         took_ms = [1000 * (ended - begun) for begun, ended in pulse.done]
     if len(took_ms) < 0.8 * _LATENCY_S / _PACE_S:
         raise SetupError(f"only {len(took_ms)} messages came through in {_LATENCY_S:g} s")
-    return {
-        "consumer_hop_p50_ms": percentile(took_ms, 0.5),
-        "consumer_hop_p99_ms": percentile(took_ms, 0.99),
-    }
+    return took_ms
 
 
 async def _throughput(world: World, messages: int) -> Figures:

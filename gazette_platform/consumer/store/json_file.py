@@ -6,6 +6,7 @@ the checkpoint. A commit writes all of it to `next.json`, and renames that.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import shutil
@@ -25,7 +26,6 @@ from gazette_platform.ops.threads import run_in
 from gazette_platform.protocol import escape_html
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Collection
 
     from gazette_platform.client import Dependency
@@ -42,9 +42,6 @@ _NEXT: Final = "next.json"
 _MODE: Final = 0o600
 
 _LINES: Final = 3
-
-_INLINE_BYTES_MAX: Final = 64 << 10
-"""Written on the event loop up to this size: a hop to a thread costs more."""
 
 _PIECE_BYTES: Final = 1 << 20
 """Bytes of one write in the log: large for the frame around it, small for what may wait at once."""
@@ -138,21 +135,24 @@ class JSONFileStore(ShardStore, Generic[_T]):
 
     async def _commit(self, content: bytes) -> None:
         recorder, path = self._recorder, self._directory / _NEXT
-        try:
-            if len(content) <= _INLINE_BYTES_MAX:
-                self._replace(path, content)
-            else:
-                await run_in(self._disk, self._replace, path, content)
-        except OSError as err:
-            raise StoreError(
-                f"{path} cannot be written ({err}): nothing was committed; see to the disk"
-            ) from err
         fnode, view = recorder.create(str(path)), memoryview(content)
         for begin in range(0, len(content), _PIECE_BYTES):
             await recorder.room()
             recorder.write(fnode, begin, view[begin : begin + _PIECE_BYTES])
         recorder.rename(str(path), str(self._directory / _STATE))
-        await recorder.barrier()
+        # A disk may take longer than the log's append, which is what counts.
+        disk, log = await asyncio.gather(
+            run_in(self._disk, self._replace, path, content),
+            recorder.barrier(),
+            return_exceptions=True,
+        )
+        if log is not None:
+            raise log
+        if disk is not None:
+            raise StoreError(
+                f"{path} cannot be written ({disk}), and the shard cannot go on here: see to the disk (the "
+                "commit itself is in the log)"
+            ) from disk
 
     def _replace(self, path: Path, content: bytes) -> None:
         """Write the file, and put it in place of the former one."""
