@@ -416,7 +416,7 @@ async def test_r2_a_stale_view_tells_nothing(cluster, monkeypatch, changed):
         await eventually(lambda: len(held) >= len(values))
         there = await context.etcd.get(first.key)
         item = context.space.state.items[NAME]
-        object.__setattr__(first, "route", Route((), -1))
+        object.__setattr__(first, "told", Route((), -1))
         replica = cluster.replica(route.primary_id)
         await replica.claim(replica.replicator.holders, end=0, is_reset=False)
         assert await context.etcd.get(first.key) == there, "its comparison failed"

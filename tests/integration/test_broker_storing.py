@@ -227,13 +227,13 @@ def test_what_is_not_told_may_be_any_journal(value):
 
 async def test_all_steps_of_leaving_fit_into_what_the_process_is_given(cluster):
     broker = await cluster.start(drain_timeout_s=1.0)
-    within_s, within, limits = broker.leaves_within_s, broker._within, []
+    within_s, step, limits = broker.leaves_within_s, broker._departure.step, []
 
-    async def note_limit(limit_s, what, step):
+    async def note_limit(limit_s, what, work):
         limits.append(limit_s or 0.0)
-        return await within(limit_s, what, step)
+        return await step(limit_s, what, work)
 
-    broker._within = note_limit
+    broker._departure.step = note_limit
     asked_s = broker._context.etcd._timeout_s + serve._GRACE_S + 1.0
     persisted_s = broker._limit_s
     await broker.drain()
