@@ -40,7 +40,7 @@ from gazette_platform.consumer.cluster import (
     encode_shard_spec,
 )
 from gazette_platform.consumer.protocol import Checkpoint, ShardSpec
-from gazette_platform.consumer.recoverylog import CONTENT_TYPE, Player, Recorder
+from gazette_platform.consumer.recoverylog import CONTENT_TYPE, Player, Recorder, pick_hints
 from gazette_platform.consumer.service import fetch_hints, put_primary_hints, rotate_hints
 from gazette_platform.consumer.store import JSONFileStore, ShardStore
 from gazette_platform.consumer.store.rocksdb import RocksDBStore
@@ -264,7 +264,8 @@ class Life:
         await space.load()
         assignment = space.state.assignment_of(SHARD, who)
         assert assignment is not None
-        hints = (await fetch_hints(self.etcd, self.spec)).pick(LOG)
+        stored = await fetch_hints(self.etcd, self.spec)
+        hints = pick_hints((stored.primary, *stored.backups), LOG)
         player = Player(self.client, hints, self.folder / who.suffix)
         async with asyncio.timeout(_DEADLINE_S), asyncio.TaskGroup() as tasks:
             playing = tasks.create_task(player.play())
