@@ -351,9 +351,9 @@ async def lived(
         life = Life(kind, client, etcd_client, prefix, folder)
         await life.live()
         log, hints = await life.log(), await life.hints()
-        player = Player(
-            client, (await fetch_hints(etcd_client, life.spec)).pick(LOG), folder / "played"
-        )
+        stored = await fetch_hints(etcd_client, life.spec)
+        hints_to_play = pick_hints((stored.primary, *stored.backups), LOG)
+        player = Player(client, hints_to_play, folder / "played")
         player.finish_at_write_head()
         played = await player.play()
         last = life.owners[-1]
