@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 # gRPC looks here when its first channel is made; nothing forks to go on with it.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+# What a script starts in the background, as tools/test_all does, ignores SIGINT, which tests send to themselves.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # An example that takes long says something of the machine, not of the code.
 # (`ci` is hypothesis' own: the same examples each time.)
 settings.register_profile("house", deadline=None)
