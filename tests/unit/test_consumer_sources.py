@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
+import pytest
 from shard_bench import assigned, journal, spec_of
 
 from gazette_platform.consumer.application import Application, Shard
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.runtime.inlet import Inlet
 from gazette_platform.consumer.runtime.sources import Sources
+from gazette_platform.errors import ApplicationFailed
 from gazette_platform.ops.tasks import TaskGroup
 
 
@@ -91,5 +93,7 @@ async def test_a_source_that_cannot_be_read_ends_the_reading():
     Sources(shard, Silent(), None, inlet).start(tasks, Checkpoint())
     async with asyncio.timeout(30):
         await failed.wait()
-    assert inlet.has_entry
+    assert inlet.is_closed
+    with pytest.raises(ApplicationFailed, match="something was cancelled"):
+        inlet.check()
     await tasks.close()
