@@ -12,7 +12,7 @@ from gazette_platform.consumer.application import Application, Shard
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.runtime.inlet import Inlet
 from gazette_platform.consumer.runtime.sources import Sources
-from gazette_platform.errors import ApplicationFailed
+from gazette_platform.errors import GazetteError
 from gazette_platform.ops.tasks import TaskGroup
 
 
@@ -94,6 +94,6 @@ async def test_a_source_that_cannot_be_read_ends_the_reading():
     async with asyncio.timeout(30):
         await failed.wait()
     assert inlet.is_closed
-    with pytest.raises(ApplicationFailed, match="something was cancelled"):
+    with pytest.raises(GazetteError, match="something was cancelled"):
         inlet.check()
     await tasks.close()
