@@ -416,7 +416,7 @@ async def test_a_large_selector_holds_nobody_up(cluster, broker, stub):
     del request.selector.exclude.labels[:]
     for n in range(8192):
         request.selector.exclude.labels.add(name="name", value=f"{n:05}", prefix=True)
-    assert await busiest_s(listed(stub, request)) < 1.0  # 0.05 on a machine of its own
+    assert await busiest_s(listed(stub, request)) < 3.0  # 0.05 on a machine of its own
     assert len(await listed(stub, request)) == 1000
 
 
