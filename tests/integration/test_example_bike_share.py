@@ -19,7 +19,6 @@ from sqlalchemy import text
 
 from examples.bike_share.application import BikeShare
 from examples.bike_share.data import HEADER, make
-from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.consumer.protocol import ReplicaCode
 from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes
 from gazette_platform.consumer.store import SQLStore, sql_engine
@@ -28,7 +27,6 @@ from gazette_platform.errors import ApplicationFailed
 from gazette_platform.message import Flags, modulo, read_committed
 from gazette_platform.protocol.pb import protocol_pb2
 from gazette_platform.testing.local_broker import eventually
-from gazette_platform.testing.local_consumer import LocalConsumers
 from gazette_platform.yaml_specs import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
@@ -135,18 +133,10 @@ def engine(postgres):
 
 
 @pytest.fixture
-async def world(local_brokers, etcd_server, etcd_prefix, tmp_path, engine):
-    broker = await local_brokers.start()
-    async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
-        await client.apply(parse_journal_tree((FOLDER / "journals.yaml").read_text()))
-        consumers = LocalConsumers(
-            tmp_path / "consumers",
-            etcd=etcd_server.endpoint,
-            prefix=f"{etcd_prefix}-group",
-            client=client,
-        )
-        async with consumers:
-            yield World(client, consumers, engine, etcd_prefix)
+async def world(local_consumers, etcd_prefix, engine):
+    client = local_consumers.client
+    await client.apply(parse_journal_tree((FOLDER / "journals.yaml").read_text()))
+    return World(client, local_consumers, engine, etcd_prefix)
 
 
 def test_the_data_set_has_loops_for_each_shard():

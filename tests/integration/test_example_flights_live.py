@@ -14,7 +14,6 @@ from examples.flights_live.application import FlightsLive
 from examples.flights_live.data import dataset, flights_of, planes_of
 from examples.flights_live.messages import ENRICHED, FLIGHTS, PLANES, Enriched, Flight, Plane
 from examples.flights_live.player import play
-from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.consumer.protocol import ReplicaCode, ShardChange
 from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes
 from gazette_platform.errors import ApplicationFailed, ValidationError
@@ -26,7 +25,6 @@ from gazette_platform.message import (
     read_uncommitted,
 )
 from gazette_platform.testing.local_broker import eventually
-from gazette_platform.testing.local_consumer import LocalConsumers
 from gazette_platform.yaml_specs import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
@@ -89,18 +87,10 @@ class World:
 
 
 @pytest.fixture
-async def world(local_brokers, etcd_server, etcd_prefix, tmp_path):
-    broker = await local_brokers.start()
-    async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
-        await client.apply(parse_journal_tree((FOLDER / "journals.yaml").read_text()))
-        consumers = LocalConsumers(
-            tmp_path / "consumers",
-            etcd=etcd_server.endpoint,
-            prefix=f"{etcd_prefix}-group",
-            client=client,
-        )
-        async with consumers:
-            yield World(client, consumers, etcd_prefix)
+async def world(local_consumers, etcd_prefix):
+    client = local_consumers.client
+    await client.apply(parse_journal_tree((FOLDER / "journals.yaml").read_text()))
+    return World(client, local_consumers, etcd_prefix)
 
 
 async def test_journals_of_the_table_are_read_by_engines_and_others_are_small(world):
