@@ -176,7 +176,7 @@ async def test_lease_is_lost_when_etcd_stays_silent(etcd_binary):
             with pytest.raises(LeaseLost, match=r"was not renewed within 2 s.*start again"):
                 async with asyncio.timeout(10):
                     await lease.keep_alive()
-            assert 1.5 < time.monotonic() - started_at < 4
+            assert 1.5 < time.monotonic() - started_at < 8
 
 
 async def test_unreachable_etcd_is_named_within_the_deadline():
@@ -185,7 +185,7 @@ async def test_unreachable_etcd_is_named_within_the_deadline():
     started_at = time.monotonic()
     with pytest.raises(EtcdError, match=f"cannot reach etcd at {url}.*check that etcd runs"):
         await client.connect()
-    assert time.monotonic() - started_at < 2
+    assert time.monotonic() - started_at < 5
     await client.close()
 
 

@@ -180,16 +180,16 @@ async def test_half_open_tells_the_upstream_only(proxy, dial, echo):
 
 async def test_delay_adds_up_over_both_directions(proxy, dial):
     reader, writer = await dial()
-    proxy.delay(0.25)
+    proxy.delay(0.5)
     began = time.monotonic()
     writer.write(b"a")
     await said(reader, 1)
-    assert 0.5 <= time.monotonic() - began < 5.0
+    assert 1.0 <= time.monotonic() - began < 10.0
     await proxy.heal()
     began = time.monotonic()
     writer.write(b"b")
     assert await said(reader, 1) == b"b"
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 1.0
 
 
 async def test_delay_does_not_limit_the_rate(proxy, dial):
