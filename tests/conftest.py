@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 # gRPC looks here when its first channel is made; nothing forks to go on with it.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+# JVMs of tests live for a minute or two, in which their better compiler costs half of a machine's work and
+# gives nothing back.
+os.environ.setdefault("GAZETTE_TRINO_JVM_OPTIONS", "-XX:TieredStopAtLevel=1")
+os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).with_name("spark_conf")))
+
 # What a script starts in the background, as tools/test_all does, ignores SIGINT, which tests send to themselves.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -369,6 +369,7 @@ def components_of(
             uses=(*stores, *lake),
             s3=access,
             extra=_typed_catalogs(options, _warehouse(layout, endpoints)),
+            jvm_options=os.environ.get("GAZETTE_TRINO_JVM_OPTIONS", "").split(),
             environment=keys,
         )
     if not (options.has_typed or options.has("dagster")):

@@ -141,6 +141,7 @@ def write_configuration(
     metastore: str,
     s3: S3Access | None = None,
     extra: Sequence[ExtraCatalog] = (),
+    jvm_options: Sequence[str] = (),
 ) -> None:
     """Write Trino's configuration folder, over what is there; other users cannot read it.
 
@@ -150,6 +151,7 @@ def write_configuration(
         metastore: ``host:port``; empty for no catalogs of the lake.
         s3: the store that locations may be in, besides folders.
         extra: catalogs besides.
+        jvm_options: of its JVM; they win over ours.
     """
     catalogs = etc / "catalog"
     catalogs.mkdir(parents=True, exist_ok=True)
@@ -157,7 +159,7 @@ def write_configuration(
     for stale in catalogs.glob("*.properties"):
         stale.unlink()
     files = {
-        "jvm.config": _JVM_CONFIG,
+        "jvm.config": _JVM_CONFIG + "".join(f"{option}\n" for option in jvm_options),
         "config.properties": _CONFIG.format(host=host, port=port),
         "node.properties": _NODE.format(data_dir=data_dir),
         "log.properties": "io.trino=WARN\nio.airlift=WARN\nBootstrap=WARN\n",
@@ -187,6 +189,7 @@ def trino_components(
     uses: tuple[str, ...],
     s3: S3Access | None = None,
     extra: Sequence[ExtraCatalog] = (),
+    jvm_options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> list[Component]:
     """The guard, and Trino with its state in `folder`; its tools are installed, its configuration written.
@@ -197,6 +200,7 @@ def trino_components(
         uses: what Trino calls.
         s3: the store that locations may be in, besides folders.
         extra: catalogs besides.
+        jvm_options: of its JVM; they win over ours.
         environment: variables with its credentials, if not those of this process.
     """
     home = tools.trino()
@@ -212,6 +216,7 @@ def trino_components(
         metastore=metastore,
         s3=s3,
         extra=extra,
+        jvm_options=jvm_options,
     )
     command = (
         str(home / "bin" / "launcher"),

@@ -125,6 +125,7 @@ def lake_servers(
             metastore=f"127.0.0.1:{ports['metastore']}",
             uses=(),
             s3=access,
+            jvm_options=os.environ.get("GAZETTE_TRINO_JVM_OPTIONS", "").split(),
             environment=keys,
         )
         # So that tests can have it look at catalogs of theirs: it takes long to start.

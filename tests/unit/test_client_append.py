@@ -161,7 +161,7 @@ async def test_ap6_append_to_a_silent_broker_times_out():
 
 async def test_a_broker_that_does_not_answer_is_not_asked_again_by_its_route():
     """A stopped process keeps its port open; others have taken its journals over by then."""
-    async with FakeBroker() as stopped, connected(append_timeout_s=0.1) as (broker, client):
+    async with FakeBroker() as stopped, connected(append_timeout_s=1.0) as (broker, client):
         stopped.journal("a/journal")
         stopped.fail("Append", Fault(stall=True), Fault(stall=True))
         broker.route = Route((ProcessId("local", "stopped"),), 0, (stopped.address,))
@@ -175,7 +175,7 @@ async def test_a_broker_that_does_not_answer_is_not_asked_again_by_its_route():
 
 
 async def test_writers_go_round_a_broker_that_does_not_answer():
-    async with FakeBroker() as stopped, connected(append_timeout_s=0.1) as (broker, client):
+    async with FakeBroker() as stopped, connected(append_timeout_s=1.0) as (broker, client):
         stopped.fail("Append", *[Fault(stall=True)] * 9)
         broker.route = Route((ProcessId("local", "stopped"),), 0, (stopped.address,))
         await client.append("a/journal", b"a")

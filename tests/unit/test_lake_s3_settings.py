@@ -93,6 +93,16 @@ def test_catalogs_of_trino(tmp_path):
         assert "hive.ignore-absent-partitions=true\n" in hive
 
 
+def test_options_of_trinos_jvm_come_behind_ours(tmp_path):
+    options = ["-Xmx4g", "-XX:TieredStopAtLevel=1"]
+    write_configuration(
+        tmp_path, host="h", port=1, data_dir=tmp_path, metastore="", jvm_options=options
+    )
+    lines = (tmp_path / "jvm.config").read_text().splitlines()
+    assert lines.index("-Xmx1g") < lines.index("-Xmx4g")
+    assert lines[-2:] == options
+
+
 def test_spark_reaches_the_store_of_the_endpoints_file(tmp_path, monkeypatch):
     path = tmp_path / "endpoints.json"
     path.write_text(json.dumps({"metastore": "thrift://m:1", "store": OWN}))
