@@ -31,7 +31,7 @@ def scene_of(tmp_path):
             return Scene(
                 config=CONFIG,
                 address=address,
-                http_addresses=lambda: [],
+                http_addresses=list,
                 fragments=tmp_path,
                 lease_s=20.0,
                 recorder=recorder,
