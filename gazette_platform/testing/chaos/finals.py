@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
-from gazette_platform.errors import CallFailed, DataError, GazetteError
+from gazette_platform.errors import CallFailed, CallUnanswered, DataError, GazetteError
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 from gazette_platform.testing.chaos.stored import stored_content, stored_fragments
 from gazette_platform.testing.recording import RecordingClient
@@ -115,7 +115,8 @@ class _FinalRead:
                     self._content += bytes(piece)
         except GazetteError as err:
             # Brokers may not have seen yet that a fragment was deleted.
-            if not err.retriable and not (self._is_pruned and isinstance(err, CallFailed)):
+            may_pass = CallFailed if self._is_pruned else CallUnanswered
+            if not (err.retriable or isinstance(err, may_pass)):
                 raise
             self._failure = err
 
