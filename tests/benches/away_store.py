@@ -9,6 +9,7 @@ from grpc import StatusCode, aio
 
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.testing.local_broker import append, eventually
 
 JOURNAL = "a/journal"
 ZONES = ("zone-a", "zone-b", "zone-c")
@@ -62,3 +63,32 @@ async def refused(call):
         await call
     assert caught.value.code() is StatusCode.UNAVAILABLE
     return caught.value.details()
+
+
+def stored(cluster):
+    """What the store holds."""
+    return b"".join(path.read_bytes() for path in sorted(cluster.fragments.rglob("*.raw")))
+
+
+async def handed_over(cluster, tasks):
+    """A journal that a leaving broker handed over before it could store its content.
+
+    Returns: the broker that serves it now, what brings the store back, and the drain.
+    """
+    first = await cluster.start(drain_timeout_s=None)
+    back = hold_back(first)
+    await cluster.apply(cluster.stub(first), spec())
+    for content in (b"before ", b"that is "):
+        await append(cluster.stub(first), JOURNAL, content)
+    second = await cluster.start(http_port=0)
+    draining = tasks.spawn(first.drain(), name="drain")
+    await eventually(lambda: first._persister._is_exiting)
+    state = second._context.space.state
+    await eventually(
+        lambda: (
+            state.route_of(JOURNAL).primary_id == second._context.process_id
+            and len(state.assignments_of(JOURNAL)) == 1
+        )
+    )
+    assert stored(cluster) == b""
+    return second, back, draining

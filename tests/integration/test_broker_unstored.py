@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import aiohttp
 import pytest
-from away_store import JOURNAL, ZONES, hold_back, refused, spec
+from away_store import JOURNAL, ZONES, handed_over, hold_back, refused, spec, stored
 from grpc import StatusCode, aio
 
 from gazette_platform.broker import context as broker_context
@@ -31,34 +31,6 @@ from gazette_platform.testing.local_broker import (
 )
 
 pytestmark = pytest.mark.etcd
-
-
-def stored(cluster):
-    return b"".join(path.read_bytes() for path in sorted(cluster.fragments.rglob("*.raw")))
-
-
-async def handed_over(cluster, tasks):
-    """A journal that a leaving broker handed over before it could store its content.
-
-    Returns: the broker that serves it now, what brings the store back, and the drain.
-    """
-    first = await cluster.start(drain_timeout_s=None)
-    back = hold_back(first)
-    await cluster.apply(cluster.stub(first), spec())
-    for content in (b"before ", b"that is "):
-        await append(cluster.stub(first), JOURNAL, content)
-    second = await cluster.start(http_port=0)
-    draining = tasks.spawn(first.drain(), name="drain")
-    await eventually(lambda: first._persister._is_exiting)
-    state = second._context.space.state
-    await eventually(
-        lambda: (
-            state.route_of(JOURNAL).primary_id == second._context.process_id
-            and len(state.assignments_of(JOURNAL)) == 1
-        )
-    )
-    assert stored(cluster) == b""
-    return second, back, draining
 
 
 @pytest.mark.parametrize("ask_timeout_s", [10.0, 0.02], ids=["patient", "asked anew"])
@@ -165,6 +137,9 @@ async def test_readers_wait_for_what_was_handed_over_before_it_was_stored(cluste
             assert "X-Write-Head" not in response.headers
         for waiting in waits:
             assert "another broker has content before 15" in await waiting
+        # Who has read all of that has no need of it.
+        async for response in read(stub, JOURNAL, 15):
+            assert (response.status, response.write_head) == (pb.OFFSET_NOT_YET_AVAILABLE, 15)
         assert not reading.done()
         back.set()
         assert await draining == []
@@ -177,7 +152,7 @@ async def test_readers_wait_for_what_was_handed_over_before_it_was_stored(cluste
 def minutes_later(broker, monkeypatch):
     """Nothing that is missing is expected to come by itself any more."""
     replica = broker._resolver.replicas[JOURNAL]
-    replica._hole_at, replica.gaps.wait_s = -math.inf, 1.0
+    replica.hole._began_at, replica.gaps.wait_s = -math.inf, 1.0
     monkeypatch.setattr(gaps, "_LOST_S", -1.0)
 
 
@@ -467,9 +442,9 @@ async def test_no_read_jumps_for_some_minutes_over_what_a_broker_had_that_crashe
     await eventually(lambda: gone not in state.members)
     stub, replica = cluster.stub(broker), broker._resolver.replicas[JOURNAL]
     assert "content at 0" in await refused(anext(aiter(read(stub, JOURNAL))))
-    began_at, replica._hole_at = replica._hole_at, -math.inf
+    began_at, replica.hole._began_at = replica.hole._began_at, -math.inf
     assert await read_all(stub, JOURNAL) == b"that"
-    replica._hole_at = began_at
+    replica.hole._began_at = began_at
     store_fragment(cluster.fragments, JOURNAL, 0, b"before ")
     replica.refresh()
     await eventually(lambda: not replica.is_filling)

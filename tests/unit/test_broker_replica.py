@@ -624,6 +624,25 @@ async def test_only_the_end_of_what_is_missing_has_to_be_there(bench):
     assert not replica.is_filling
 
 
+@pytest.mark.parametrize("by_own", [False, True], ids=["a listing showed it", "it was stored here"])
+async def test_nobody_waits_for_what_was_stored_before_a_spool_began_and_is_pruned(bench, by_own):
+    replica = bench.replica
+    await replica.index.first_refresh.wait()
+    replica.spool.roll(100)
+    before = Fragment(JOURNAL, 90, 100, b"x" * 20, backing_store="file:///", mod_time=1)
+    if by_own:
+        replica.on_persisted(before)
+    else:
+        bench.listed = [before]
+        await replica._refresh_timer.run()
+    assert not replica.is_filling
+    bench.listed = [Fragment(JOURNAL, 100, 110, b"y" * 20, backing_store="file:///", mod_time=1)]
+    await replica._refresh_timer.run()
+    assert replica.index.summary.begin == 100
+    assert not replica.is_filling
+    assert replica.missing_at == -1
+
+
 async def test_others_are_asked_for_what_a_spool_that_goes_on_elsewhere_did_not_see(bench):
     """Else reads would jump over it, as if it had been pruned."""
     replica = bench.replica

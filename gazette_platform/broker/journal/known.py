@@ -51,13 +51,19 @@ async def wait_known(replica: Replica, *, timeout_s: float, offset: int = -1) ->
     """
     index = replica.index
 
+    def is_known() -> bool:
+        if _is_to_sync(replica) or not index.first_refresh.is_set():
+            return False
+        # Who reads on behind what is missing there has no need of it: our spool has seen all since.
+        return not replica.is_filling or offset >= replica.hole.end
+
     def look() -> None:
         index.wake()
 
     replica.watchers.add(look)
     try:
         async with asyncio.timeout(timeout_s or KNOWN_WAIT_S):
-            while _is_to_sync(replica) or not index.first_refresh.is_set() or replica.is_filling:
+            while not is_known():
                 if offset >= 0 and index.covers(offset, offset + 1):
                     return False
                 if not await index.wait_change():
@@ -67,8 +73,8 @@ async def wait_known(replica: Replica, *, timeout_s: float, offset: int = -1) ->
             what = replica.awaiting or "its primary is new, and has not heard from all replicas yet"
         elif not index.first_refresh.is_set():
             what = "its stores are not listed yet (`gazctl journals store-health` tells why)"
-        elif replica.hole_end > replica.noted_head:
-            what = f"another broker has content before {replica.hole_end} that is not stored yet"
+        elif replica.hole.end > replica.noted_head:
+            what = f"another broker has content before {replica.hole.end} that is not stored yet"
         else:
             # The gap lies below the head that the spec notes. Maybe nobody has content to store
             # there: a journal that was suspended while it was empty looks the same.

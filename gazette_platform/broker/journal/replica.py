@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from itertools import accumulate
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.append import events, fsm
@@ -16,6 +15,7 @@ from gazette_platform.broker.epochs import GoOn
 from gazette_platform.broker.journal.claims import HoldersAway, claim_journal, forget_holders
 from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps
 from gazette_platform.broker.journal.healthy import wait_healthy
+from gazette_platform.broker.journal.hole import Hole
 from gazette_platform.broker.journal.pulses import Pulses, barrier
 from gazette_platform.broker.journal.spec_writes import write_suspend
 from gazette_platform.broker.journal.timers import FlushTimer, RefreshTimer
@@ -55,10 +55,6 @@ __all__ = ["Replica"]
 
 _log = logging.getLogger(__name__)
 
-# A replica may begin behind content that other brokers are about to persist. It looks for that in the
-# stores so many seconds after it began.
-_HOLE_REFRESHES_S = tuple(accumulate((0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 30, 60)))
-
 # Seconds for storing what we had of a journal before. If it takes longer, the caller asks again.
 _FORMER_TIMEOUT_S = 10.0
 
@@ -94,9 +90,6 @@ class Replica:
         self.watchers: set[Callable[[], None]] = set()
         """Called at each change of the journal's spec or assignments, and when this replica closes."""
         self._pulses = Pulses(self, context)
-        self.hole_end = 0
-        """Where our spool began, if content before it is elsewhere."""
-        self._hole_at = -math.inf
         self._flush_timer = FlushTimer(
             self._flush,
             interval_ns=self.spec.fragment.flush_interval_ns if self.spec else 0,
@@ -108,6 +101,7 @@ class Replica:
         self._store: ActiveStore | None = None  # the first, as looked up at a revision of etcd
         self._store_at = -1
         self.index = Index(context.clock)
+        self.hole = Hole(self.index, context.clock)
         self.gaps = Gaps(
             name,
             self.index,
@@ -333,6 +327,7 @@ class Replica:
     def on_persisted(self, fragment: Fragment) -> None:
         """A fragment of ours is in its store: show that to readers and lists at once."""
         self.index.add_remote(fragment)
+        self.hole.look()
 
     async def summed(self, fragment: Fragment) -> Fragment | None:
         """A fragment of the index, with its sum, which open and closing fragments lack.
@@ -374,8 +369,7 @@ class Replica:
             return None
         is_done = False
         with self._context.faults.contained("journal", f"{self.name}: listing, tried again"):
-            async with self._context.refresh_slots[spec.fragment.stores]:
-                is_done = await self._refresher.refresh(spec)
+            is_done = await self._list(spec)
         delay_s = spec.fragment.refresh_interval_ns / SECOND_NS
         delay_s *= self._context.rng.uniform(1 - _REFRESH_JITTER, 1)
         if not is_done and not self.index.first_refresh.is_set():
@@ -383,37 +377,33 @@ class Replica:
             self._refresh_failures += 1
             return min(delay_s, backoff_s(self._refresh_failures - 1))
         if self.is_filling:
-            return min(delay_s, self._hole_refresh_s())
+            return min(delay_s, self.hole.refresh_s())
         return delay_s
+
+    async def _list(self, spec: JournalSpec) -> bool:
+        """List the stores into the index. Returns: whether that succeeded. Cancellation: safe."""
+        async with self._context.refresh_slots[spec.fragment.stores]:
+            is_done = await self._refresher.refresh(spec)
+        self.hole.look()
+        return is_done
 
     @property
     def is_filling(self) -> bool:
         """Whether content before our spool is neither here nor known to be in a store yet.
 
-        Other replicas had it when our spool began, and persist it. If that takes minutes, nobody waits
-        any longer for content that no replica says it has.
+        Other replicas had it when our spool began, and persist it; see `Hole`.
         """
-        if self._hole_refresh_s() == math.inf or not self._stores:
-            return False
-        # Its last byte is enough to tell: content before that may have been pruned.
-        end = self.hole_end
-        return end > 0 and not self.index.covers(end - 1, end)
+        return bool(self._stores) and self.hole.is_filling
 
     @property
     def missing_at(self) -> int:
         """The last offset before our spool, if content there is neither here nor listed; else -1."""
-        end = self.hole_end
-        is_missing = end > self.noted_head and not self.index.covers(end - 1, end)
-        return end - 1 if is_missing and self._stores else -1
-
-    def _hole_refresh_s(self) -> float:
-        """Seconds until the stores are listed for content before our spool; infinity: never again."""
-        age_s = self._context.clock.monotonic() - self._hole_at
-        return next((at_s - age_s for at_s in _HOLE_REFRESHES_S if at_s > age_s), math.inf)
+        is_missing = self.hole.is_open and self.hole.end > self.noted_head
+        return self.hole.end - 1 if is_missing and self._stores else -1
 
     def _may_come(self, offset: int) -> bool:
         # Content before a noted head is stored, or was pruned: none of it is still to come.
-        end = self.hole_end
+        end = self.hole.end
         return offset < end > self.noted_head and self.is_filling
 
     @property
@@ -452,8 +442,7 @@ class Replica:
             return False
         if not await ask_others(self._context, self.name):
             return False
-        async with self._context.refresh_slots[spec.fragment.stores]:
-            return await self._refresher.refresh(spec)
+        return await self._list(spec)
 
     def on_roll(self, *, is_elsewhere: bool) -> None:
         """The spool was begun anew, maybe at another offset."""
@@ -462,10 +451,9 @@ class Replica:
             self.gaps.on_leap(begin)
         if not self.spool.is_settled or begin <= self.index.summary.end:
             return  # all content before it is here, or being persisted
-        self.hole_end = begin
-        self._hole_at = self._context.clock.monotonic()
+        self.hole.begin(begin)
         if self.is_filling and not self.is_closed:
-            self._refresh_timer.soon(_HOLE_REFRESHES_S[0])
+            self._refresh_timer.soon(self.hole.refresh_s())
 
     # ----------------------------------------------------------------------------------- life
     def on_change(self, *, is_primary: bool) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
-from gazette_platform.errors import CallFailed, DataError, GazetteError
+from gazette_platform.errors import CallFailed, CallUnanswered, DataError, GazetteError
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 from gazette_platform.testing.chaos.stored import stored_content, stored_fragments
 from gazette_platform.testing.recording import RecordingClient
@@ -39,55 +39,98 @@ async def read_finals(scene: Scene, *, timeout_s: float) -> tuple[Contents, list
     Returns: that, and what is wrong: of each journal that takes no appends, or cannot be read.
     """
     contents: Contents = {}
-    async with scene.client(retry_timeout_s=timeout_s) as client:
+    # Reads are begun anew much sooner than time is out, so that it is known what they fail by.
+    patience_s = min(_CALL_S, timeout_s / 4)
+    async with (
+        scene.client(retry_timeout_s=timeout_s) as client,
+        scene.client(retry_timeout_s=patience_s) as reading,
+    ):
         found = await asyncio.gather(
             *[
-                _read_final(scene, client, name, contents, timeout_s)
+                _FinalRead(scene, name, timeout_s).run(client, reading, contents)
                 for name in scene.config.all_names
             ]
         )
     return contents, [trouble for trouble in found if trouble]
 
 
-async def _read_final(
-    scene: Scene, client: AsyncClient, name: str, contents: Contents, timeout_s: float
-) -> str:
-    recording = RecordingClient(client, scene.recorder, "final")
-    is_pruned = name == scene.config.pruned_name
-    trouble, end, begin, content = "", 0, 0, b""
-    try:
-        async with asyncio.timeout(timeout_s):
-            try:
-                end = (await recording.append(name, b"")).end
-            except GazetteError as err:
-                # What can be read still says what was lost.
-                trouble = f"{name} takes no appends: {err}"
-            while True:
+@final
+class _FinalRead:
+    """Asks a journal for its head, and reads it up to there. Knows where the time went."""
+
+    def __init__(self, scene: Scene, name: str, timeout_s: float) -> None:
+        self._scene = scene
+        self._name = name
+        self._timeout_s = timeout_s
+        self._is_pruned = name == scene.config.pruned_name
+        self._end = self._begin = 0
+        self._content = b""
+        self._began_at = [scene.clock.monotonic()]  # the append, and each read
+        self._failure: GazetteError | None = None
+
+    async def run(self, client: AsyncClient, reading: AsyncClient, contents: Contents) -> str:
+        """Put what it holds into `contents`. Returns: what is wrong. Cancellation: safe.
+
+        Args:
+            client: asks for the head, and is patient.
+            reading: reads, and is less so.
+        """
+        recording = RecordingClient(client, self._scene.recorder, "final")
+        trouble = ""
+        try:
+            async with asyncio.timeout(self._timeout_s):
                 try:
-                    async with client.read(
-                        name, begin + len(content), on_jump="continue" if is_pruned else "raise"
-                    ) as reader:
-                        async for piece in reader:
-                            at = reader.offset - len(piece)
-                            if at != begin + len(content):
-                                # What precedes was pruned, maybe since it was read.
-                                begin, content = at, b""
-                            content += bytes(piece)
-                except CallFailed:
-                    # Brokers may not have seen yet that a fragment was deleted.
-                    if not is_pruned:
-                        raise
-                if begin + len(content) >= end:
-                    break
-                await asyncio.sleep(_POLL_S)
-    except (GazetteError, TimeoutError) as err:
-        return trouble or (
-            f"{name} can be read up to {begin + len(content)}, not to its head {end}, "
-            f"within {timeout_s} s: {err!r}"
+                    self._end = (await recording.append(self._name, b"")).end
+                except GazetteError as err:
+                    # What can be read still says what was lost.
+                    trouble = f"{self._name} takes no appends: {err}"
+                await self._read(reading)
+                while self._at < self._end:
+                    await asyncio.sleep(_POLL_S)
+                    await self._read(reading)
+        except (GazetteError, TimeoutError) as err:
+            return trouble or (
+                f"{self._name} can be read up to {self._at}, not to its head {self._end}, within "
+                f"{self._timeout_s} s: {err!r}; {self._time_told}"
+            )
+        self._scene.recorder.final(self._name, self._content, begin=self._begin)
+        contents[self._name] = (self._begin, self._content)
+        return trouble
+
+    @property
+    def _at(self) -> int:
+        return self._begin + len(self._content)
+
+    async def _read(self, client: AsyncClient) -> None:
+        """Read on to the head, or until that fails in a way that may pass. Raises: GazetteError."""
+        self._began_at.append(self._scene.clock.monotonic())
+        on_jump: Literal["raise", "continue"] = "continue" if self._is_pruned else "raise"
+        try:
+            async with client.read(self._name, self._at, on_jump=on_jump) as reader:
+                async for piece in reader:
+                    at = reader.offset - len(piece)
+                    if at != self._at:
+                        # What precedes was pruned, maybe since it was read.
+                        self._begin, self._content = at, b""
+                    self._content += bytes(piece)
+        except GazetteError as err:
+            # Brokers may not have seen yet that a fragment was deleted.
+            may_pass = CallFailed if self._is_pruned else CallUnanswered
+            if not (err.retriable or isinstance(err, may_pass)):
+                raise
+            self._failure = err
+
+    @property
+    def _time_told(self) -> str:
+        """Where the time went."""
+        now, at = self._scene.clock.monotonic(), self._began_at
+        if len(at) == 1:
+            return f"the append that asks for its head has not ended after {now - at[0]:.1f} s"
+        told = (
+            f"its head was known after {at[1] - at[0]:.1f} s, and the last of {len(at) - 1} reads "
+            f"began {now - at[-1]:.1f} s ago"
         )
-    scene.recorder.final(name, content, begin=begin)
-    contents[name] = (begin, content)
-    return trouble
+        return told if self._failure is None else f"{told}; one before failed: {self._failure}"
 
 
 # ------------------------------------------------------------------ each replica
