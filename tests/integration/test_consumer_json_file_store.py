@@ -1,8 +1,7 @@
-"""Files of JSON stores: their bytes, how they are recorded, and what cannot be read or written."""
+"""Files of JSON stores: their bytes, how they are recorded, and what cannot be read."""
 
 import asyncio
 import dataclasses
-import stat
 
 import msgspec
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.recoverylog import FsmHints, Player, Recorder
 from gazette_platform.consumer.store import JSONFileStore
-from gazette_platform.errors import DataError, StoreError, ValidationError
+from gazette_platform.errors import DataError, DependencyFailed, StoreError, ValidationError
 from gazette_platform.message import AckIntent
 from gazette_platform.message.sequencer import ProducerState, SequencerCheckpoint
 from gazette_platform.testing.shard_store_conformance import Owners, StoreKind, checkpoint_of
@@ -80,27 +79,39 @@ async def owner(owners_of):
     return await owners.next()
 
 
-async def test_file_is_that_of_gazette(owner):
+@pytest.fixture
+async def played(owner, tmp_path):
+    """Files as somebody else plays them from the log, by name."""
+
+    async def play():
+        log, directory = owner.recorder.log, tmp_path / "played"
+        player = Player(owner.recorder._client, FsmHints(log), directory)
+        player.finish_at_write_head()
+        async with asyncio.timeout(30):
+            await player.play()
+        return {each.name: each.read_bytes() for each in directory.iterdir()}
+
+    return play
+
+
+async def test_file_is_that_of_gazette(owner, played):
     await owner.commit(CHECKPOINT)
-    path = owner.directory / "state.json"
-    assert path.read_bytes() == GOLDEN
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [each.name for each in owner.directory.iterdir()] == ["state.json"]
+    assert await played() == {"state.json": GOLDEN}
     owner.store.state["hello"] = "nobody"
     assert await owner.store.restore_checkpoint() == CHECKPOINT
     assert owner.store.state == {"hello": "world"}
 
 
-async def test_file_of_no_sources(owner):
+async def test_file_of_no_sources(owner, played):
     await owner.commit(Checkpoint())
-    assert (owner.directory / "state.json").read_bytes() == b'{}\n{"hello":"world"}\n{}\n'
+    assert (await played())["state.json"] == b'{}\n{"hello":"world"}\n{}\n'
     assert await owner.store.restore_checkpoint() == Checkpoint()
 
 
-async def test_journals_are_in_order_and_escaped_as_gazette_does(owner):
+async def test_journals_are_in_order_and_escaped_as_gazette_does(owner, played):
     offsets = {"b/journal;a=<b>&c": 2, "a/journal": 0, "b/journal": 18446744073709551}
     await owner.commit(Checkpoint(SequencerCheckpoint(offsets=offsets)))
-    lines = (owner.directory / "state.json").read_bytes().splitlines()
+    lines = (await played())["state.json"].splitlines()
     name = rb"b/journal;a=\u003cb\u003e\u0026c"
     assert lines[0] == b'{"a/journal":0,"b/journal":18446744073709551,"%b":2}' % name
     assert lines[2] == (
@@ -109,10 +120,10 @@ async def test_journals_are_in_order_and_escaped_as_gazette_does(owner):
     )
 
 
-async def test_state_is_escaped_as_gazette_does(owner):
+async def test_state_is_escaped_as_gazette_does(owner, played):
     owner.store.state["<a&b>"] = "\u2028\u2029é"
     await owner.commit(Checkpoint())
-    lines = (owner.directory / "state.json").read_bytes().splitlines()
+    lines = (await played())["state.json"].splitlines()
     state = rb'{"hello":"world","\u003ca\u0026b\u003e":"\u2028\u2029%b"}' % "é".encode()
     assert lines[1] == state
     await owner.store.restore_checkpoint()
@@ -147,21 +158,18 @@ async def test_a_leftover_next_file_is_overwritten(owners_of, module_broker):
     owners = await owners_of(lambda recorder: JSONFileStore(recorder, {"hello": "world"}))
     first = await owners.next()
     path = first.directory / "next.json"
-    path.write_bytes(b"left over, and longer than any other content " * 100)
-    path.chmod(0o644)
-    first.recorder.write(first.recorder.create(str(path)), 0, path.read_bytes())
+    left_over = b"left over, and longer than any other content " * 100
+    first.recorder.write(first.recorder.create(str(path)), 0, left_over)
     await first.recorder.barrier()
     await owners.end(first)
     second = await owners.next()
     assert (second.directory / "next.json").exists()
     assert second.checkpoint == Checkpoint()
     await second.commit(CHECKPOINT)
-    assert (second.directory / "state.json").read_bytes() == GOLDEN
-    assert stat.S_IMODE((second.directory / "state.json").stat().st_mode) == 0o600
-    assert not (second.directory / "next.json").exists()
     await owners.end(second)
     third = await owners.next()
     assert (third.directory / "state.json").read_bytes() == GOLDEN
+    assert not (third.directory / "next.json").exists()
     assert third.checkpoint == CHECKPOINT
 
 
@@ -239,12 +247,26 @@ async def test_state_that_is_no_json_is_refused(owner):
     await owner.commit(CHECKPOINT)
 
 
-async def test_a_disk_that_fails_is_told(owner):
+async def test_a_disk_that_fails_is_told_and_counts_no_more_after_a_commit(owner):
     (owner.directory / "state.json").mkdir()
     with pytest.raises(StoreError, match=r"state\.json cannot be read"):
         await owner.store.restore_checkpoint()
-    with pytest.raises(StoreError, match=r"next\.json cannot be written .* is in the log"):
-        await owner.commit(CHECKPOINT)
+    await owner.commit(CHECKPOINT)
+    owner.store.state["hello"] = "nobody"
+    assert await owner.store.restore_checkpoint() == CHECKPOINT
+    assert owner.store.state == {"hello": "world"}
+
+
+async def test_a_commit_that_failed_is_not_what_is_restored(owner):
+    await owner.commit(CHECKPOINT)
+    owner.store.state["hello"] = "nobody"
+    need = asyncio.get_running_loop().create_future()
+    commit = owner.store.start_commit(Checkpoint(), [need])
+    need.set_exception(DataError("of the test"))
+    with pytest.raises(DependencyFailed):
+        await commit
+    assert await owner.store.restore_checkpoint() == CHECKPOINT
+    assert owner.store.state == {"hello": "world"}
 
 
 async def test_a_store_whose_files_are_gone_is_destroyed_all_the_same(owner, caplog):

@@ -1,14 +1,14 @@
 """State of a shard that is one JSON value, in a file as Gazette's `JSONFileStore` has it.
 
 `state.json` has three lines: the offset of each source, which only the format still asks for; the state;
-the checkpoint. A commit writes all of it to `next.json`, and renames that.
+the checkpoint. A commit records that all of it is written to `next.json`, and that this is renamed. It is
+so for whoever plays the log; our own disk is left alone, for what a file of ours would have is in memory,
+and a disk takes longer than the log at times.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +26,7 @@ from gazette_platform.ops.threads import run_in
 from gazette_platform.protocol import escape_html
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Collection
 
     from gazette_platform.client import Dependency
@@ -39,7 +40,6 @@ _log = logging.getLogger(__name__)
 
 _STATE: Final = "state.json"
 _NEXT: Final = "next.json"
-_MODE: Final = 0o600
 
 _LINES: Final = 3
 
@@ -49,7 +49,7 @@ _PIECE_BYTES: Final = 1 << 20
 
 @final
 class JSONFileStore(ShardStore, Generic[_T]):
-    """State that is one value, of which each commit writes and records all.
+    """State that is one value, of which each commit records all.
 
     For state of at most some megabytes: the log grows by its size with every commit, though only the
     last one is ever played. What was committed comes back as JSON has it: of a plain dict, keys are texts
@@ -73,6 +73,9 @@ class JSONFileStore(ShardStore, Generic[_T]):
         check_recorder(recorder, "JSONFileStore")
         self._recorder = recorder
         self._directory = Path(recorder.directory)
+        self._path, self._next_path = (str(self._directory / each) for each in (_STATE, _NEXT))
+        # The file as of the last commit; None: as it was played.
+        self._content: bytes | None = None
         self._decoder: msgspec.json.Decoder[_T]
         try:
             self._decoder = msgspec.json.Decoder(type(state) if kind is None else kind)
@@ -90,14 +93,15 @@ class JSONFileStore(ShardStore, Generic[_T]):
 
     @override
     async def restore_checkpoint(self) -> Checkpoint:
-        path = self._directory / _STATE
-        try:
-            content = await run_in(self._disk, path.read_bytes)
-        except FileNotFoundError:  # nothing was ever committed
-            self.state = self._decoder.decode(self._initial)
-            return Checkpoint()
-        except OSError as err:
-            raise StoreError(f"{path} cannot be read: {err}") from err
+        path, content = self._path, self._content
+        if content is None:
+            try:
+                content = await run_in(self._disk, Path(path).read_bytes)
+            except FileNotFoundError:  # nothing was ever committed
+                self.state = self._decoder.decode(self._initial)
+                return Checkpoint()
+            except OSError as err:
+                raise StoreError(f"{path} cannot be read: {err}") from err
         lines = content.split(b"\n")
         if len(lines) != _LINES + 1 or lines[-1]:
             raise DataError(
@@ -134,30 +138,14 @@ class JSONFileStore(ShardStore, Generic[_T]):
         return b"".join((offsets, escape_html(state), b"\n", _go_json(checkpoint.json())))
 
     async def _commit(self, content: bytes) -> None:
-        recorder, path = self._recorder, self._directory / _NEXT
-        fnode, view = recorder.create(str(path)), memoryview(content)
+        recorder = self._recorder
+        fnode, view = recorder.create(self._next_path), memoryview(content)
         for begin in range(0, len(content), _PIECE_BYTES):
             await recorder.room()
             recorder.write(fnode, begin, view[begin : begin + _PIECE_BYTES])
-        recorder.rename(str(path), str(self._directory / _STATE))
-        # A disk may take longer than the log's append, which is what counts.
-        disk, log = await asyncio.gather(
-            run_in(self._disk, self._replace, path, content),
-            recorder.barrier(),
-            return_exceptions=True,
-        )
-        if log is not None:
-            raise log
-        if disk is not None:
-            raise StoreError(
-                f"{path} cannot be written ({disk}), and the shard cannot go on here: see to the disk (the "
-                "commit itself is in the log)"
-            ) from disk
-
-    def _replace(self, path: Path, content: bytes) -> None:
-        """Write the file, and put it in place of the former one."""
-        _write(path, content)
-        path.replace(self._directory / _STATE)
+        recorder.rename(self._next_path, self._path)
+        await recorder.barrier()
+        self._content = content
 
     @override
     async def destroy(self) -> None:
@@ -171,10 +159,3 @@ class JSONFileStore(ShardStore, Generic[_T]):
 
 def _go_json(document: Any) -> bytes:
     return escape_html(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
-
-
-def _write(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _MODE)
-    with open(descriptor, "wb") as file:  # noqa: PTH123  it is open
-        os.fchmod(descriptor, _MODE)  # one that was played may have another
-        file.write(content)
