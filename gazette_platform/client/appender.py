@@ -57,6 +57,9 @@ ContentSource = (
 # Seconds for which small pieces of content are collected before they are sent as one message.
 _JOIN_S = 0.1
 
+# Content up to this size goes along with the request: beyond it, what a call costs is little.
+_WHOLE_BYTES_MAX = 64 << 10
+
 # gRPC codes of errors that another attempt does not cure.
 _TERMINAL_CODES = frozenset(
     {"UNAUTHENTICATED", "PERMISSION_DENIED", "INVALID_ARGUMENT", "UNIMPLEMENTED"}
@@ -132,6 +135,18 @@ class Content:
     def encoded(self) -> Iterable[bytes] | None:
         """Its messages, if all of it is in memory."""
         return encoded_messages(self._view) if self._view is not None else self._messages
+
+    def whole(self) -> bytes | None:
+        """All of it as one encoded message, if it is in memory and small; b"" if there is none."""
+        if self._view is not None:
+            if self._view.nbytes > _WHOLE_BYTES_MAX:
+                return None
+            return encode_append_content(self._view) if self._view else b""
+        messages = self._messages
+        if messages is None or len(messages) > 1:
+            return None
+        message = messages[0] if messages else b""
+        return message if len(message) <= _WHOLE_BYTES_MAX else None
 
     @property
     def is_empty(self) -> bool:
@@ -301,18 +316,47 @@ class _Attempt:
         if self._is_sent:
             self._content.attempts -= 1
 
+    def _sent(self) -> None:
+        """From here on the broker may commit."""
+        self._is_sent = True
+        self._content.attempts += 1
+
     async def run(self, wire: Wire, request: bytes) -> pb.AppendResponse:
         """Raises: TransportError; DataError: the answer is malformed; what the content raises."""
+        metadata = self._transport.auth.metadata(Capability.APPEND, self._journal)
+        # Of one message nobody tells whether it was sent. Where there is a connection, it was, as good as.
+        whole = self._content.whole() if wire.takes_whole and wire.is_ready else None
+        if whole is not None:
+            self._sent()
+            try:
+                return await self._answer(
+                    wire, wire.append_whole(request + whole, metadata=metadata)
+                )
+            except CallFailed as err:
+                if err.code != "UNIMPLEMENTED":
+                    raise
+                wire.takes_whole = False  # a broker of Gazette's, or an old one of ours
+                self.was_refused()
+                self._is_sent = False
+        return await self._answer(wire, wire.append(metadata=metadata), request)
+
+    async def _answer(
+        self, wire: Wire, call: Any, request: bytes | None = None
+    ) -> pb.AppendResponse:
+        """What a call gives, once `request` and the content were sent; None: all was.
+
+        Raises: as `run`.
+        """
         transport, journal = self._transport, self._journal
         what = f"append to {journal}"
-        call = wire.append(metadata=transport.auth.metadata(Capability.APPEND, journal))
         stall_s = transport.config.append_timeout_s
         has_finished = False
         stall = asyncio.timeout(stall_s)
         try:
             async with stall:
-                with contextlib.suppress(_CallOver):
-                    await self._send(call, request, stall)
+                if request is not None:
+                    with contextlib.suppress(_CallOver):
+                        await self._send(call, request, stall)
                 try:
                     raw: bytes = await call
                 except CALL_ERRORS as err:
@@ -352,8 +396,7 @@ class _Attempt:
                     await _write(call, message)
                     stall.reschedule(None)
             stall.reschedule(loop.time() + stall_s)
-        self._is_sent = True
-        self._content.attempts += 1
+        self._sent()
         await _write(call, COMMIT_MARKER)
         try:
             await call.done_writing()

@@ -58,6 +58,7 @@ __all__ = [
 M = TypeVar("M", bound=Message)
 
 _SERVICE = "/protocol.Journal/"
+_APPEND_WHOLE = "/gazette_platform.Admin/AppendWhole"
 _SWEEP_S = 30.0
 # A server that minds pings without data between them ends the connection with an error that has these
 # words. Our brokers allow a ping a second. Gazette's, unless told otherwise, allow one in five minutes:
@@ -212,7 +213,8 @@ def brief_details(details: str) -> str:
 class Wire:
     """The streams of one broker, and its channel for calls without.
 
-    `calls` counts all those under way, so that sweeps spare them.
+    `calls` counts all those under way, so that sweeps spare them. `takes_whole` is whether appends of one
+    message are worth a try: the broker has not said yet that it knows none.
     """
 
     def __init__(self, endpoint: str, channel: grpc.aio.Channel) -> None:
@@ -220,13 +222,20 @@ class Wire:
         self.channel = channel
         self.calls = 0
         self.used_at = 0.0
+        self.takes_whole = True
         # Responses come as bytes: see `decoded`.
         self.append: Any = channel.stream_unary(f"{_SERVICE}Append")
+        self.append_whole: Any = channel.unary_unary(_APPEND_WHOLE)
         self.read: Any = channel.unary_stream(f"{_SERVICE}Read")
         self.list: Any = channel.unary_stream(
             f"{_SERVICE}List",
             request_serializer=pb.ListRequest.SerializeToString,
         )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a connection now."""
+        return condition_of(self.channel) is Condition.READY
 
     async def connected(self) -> bool:
         """Wait until there is a connection, or making one has failed. Cancellation: safe.

@@ -27,7 +27,12 @@ from gazette_platform.protocol import (
     ProcessId,
     Route,
 )
-from gazette_platform.protocol.content import decode_append_content, encode_read_content
+from gazette_platform.protocol.content import (
+    COMMIT_MARKER,
+    decode_append_content,
+    encode_append_content,
+    encode_read_content,
+)
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
@@ -81,7 +86,13 @@ class Fault:
 
 @final
 class FakeBroker:
-    """Serves on a free loopback port while it is entered. `calls` counts calls by method."""
+    """Serves on a free loopback port while it is entered. `calls` counts calls by method.
+
+    Attributes:
+        takes_whole: whether it knows appends of one message, as our brokers do. They count as `Append`.
+    """
+
+    takes_whole = False
 
     def __init__(self) -> None:
         self.member = ProcessId("local", "fake-broker")
@@ -130,6 +141,15 @@ class FakeBroker:
                 ),
             )
         )
+        if self.takes_whole:
+            whole = grpc.unary_unary_rpc_method_handler(self._append_whole)
+            server.add_generic_rpc_handlers(
+                (
+                    grpc.method_handlers_generic_handler(
+                        "gazette_platform.Admin", {"AppendWhole": whole}
+                    ),
+                )
+            )
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         self._server = server
@@ -191,6 +211,20 @@ class FakeBroker:
         commit = Fragment(journal.name, begin, journal.end, digest, CompressionCodec.NONE)
         response.commit.CopyFrom(commit.to_pb())
         return response.SerializeToString()
+
+    async def _append_whole(self, raw: bytes, context: Any) -> bytes:
+        self.calls["AppendWhole"] += 1
+        request = pb.AppendRequest.FromString(raw)
+        content = request.content
+        request.ClearField("content")
+
+        async def messages() -> AsyncIterator[bytes]:
+            yield request.SerializeToString()
+            if content:
+                yield encode_append_content(content)
+            yield COMMIT_MARKER
+
+        return await self._append(messages(), context)
 
     async def _read(self, raw: bytes, context: Any) -> AsyncIterator[bytes]:
         fault = await self._fault("Read", context)

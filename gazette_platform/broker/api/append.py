@@ -38,6 +38,7 @@ from gazette_platform.protocol import (
     validate_append_request,
 )
 from gazette_platform.protocol.auth import ALL_CLAIMS
+from gazette_platform.protocol.content import COMMIT_MARKER, encode_append_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, ContentSource, NotNow, RpcFailed
 
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import CompressionCodec
     from gazette_platform.protocol.auth import Claims
 
-__all__ = ["AppendApi"]
+__all__ = ["AppendApi", "taken_apart"]
 
 # Appends up to this size are gathered whole while the stock has room; all others stream.
 _GATHER_BYTES_MAX = 2 << 20
@@ -313,6 +314,32 @@ class AppendApi:
                 )
             if stock.is_full or gathered.bytes > _GATHER_BYTES_MAX:
                 return False
+
+
+def taken_apart(whole: bytes) -> tuple[bytes, ContentSource]:
+    """The first message and the others of the Append that an AppendWhole stands for.
+
+    Raises: DecodeError: it is malformed.
+    """
+    message = pb.AppendRequest.FromString(whole)
+    content = message.content
+    message.ClearField("content")
+    return message.SerializeToString(), _Messages(
+        [encode_append_content(content), COMMIT_MARKER] if content else [COMMIT_MARKER]
+    )
+
+
+@final
+class _Messages:
+    """Messages of an append that are all here."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, messages: list[bytes]) -> None:
+        self._left = messages[::-1]
+
+    async def next(self) -> bytes | None:
+        return self._left.pop() if self._left else None
 
 
 @final

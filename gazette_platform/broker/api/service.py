@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, final
 
+from google.protobuf.message import DecodeError
+
 from gazette_platform.broker.api.admin import AdminApi
-from gazette_platform.broker.api.append import AppendApi
+from gazette_platform.broker.api.append import AppendApi, taken_apart
 from gazette_platform.broker.api.fragments import FragmentsApi
 from gazette_platform.broker.api.listing import ListApi
 from gazette_platform.broker.api.proxy import Proxy
@@ -83,6 +85,7 @@ class BrokerService:
             self._unary(_JOURNAL, "Apply", can.APPLY, listing.apply),
             self._unary(_JOURNAL, "ListFragments", can.READ, fragments.list_fragments),
             self._unary(_JOURNAL, "FragmentStoreHealth", can.READ, fragments.fragment_store_health),
+            Rpc(_ADMIN, "AppendWhole", Kind.UNARY, self._append_whole),
             self._unary(_ADMIN, "Flush", can.APPEND, admin.flush),
             self._unary(_ADMIN, "ResetHead", can.APPEND, heads.reset_head),
             self._unary(_ADMIN, "CheckStores", can.APPLY, fragments.check_stores),
@@ -97,6 +100,14 @@ class BrokerService:
         """End the streams that would otherwise last for ever."""
         self._list.stop_watches()
         self._proxy.stop_reads()
+
+    async def _append_whole(self, request: bytes, metadata: Metadata) -> bytes:
+        """Serve AppendWhole as the Append that it stands for, and count it as one."""
+        try:
+            first, content = taken_apart(request)
+        except DecodeError as err:
+            raise self._failed("Append", err) from err
+        return await self.append(first, content, metadata)
 
     def _unary(self, service: str, name: str, capability: Capability, method: _Once) -> Rpc:
         begun, end = self._counted(name)

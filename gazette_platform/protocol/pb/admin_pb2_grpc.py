@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from gazette_platform.protocol.pb import admin_pb2 as gazette__platform_dot_protocol_dot_pb_dot_admin__pb2
+from gazette_platform.protocol.pb import protocol_pb2 as gazette__platform_dot_protocol_dot_pb_dot_protocol__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -43,6 +44,11 @@ class AdminStub(object):
                 '/gazette_platform.Admin/ResetHead',
                 request_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ResetHeadRequest.SerializeToString,
                 response_deserializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ResetHeadResponse.FromString,
+                _registered_method=True)
+        self.AppendWhole = channel.unary_unary(
+                '/gazette_platform.Admin/AppendWhole',
+                request_serializer=gazette__platform_dot_protocol_dot_pb_dot_protocol__pb2.AppendRequest.SerializeToString,
+                response_deserializer=gazette__platform_dot_protocol_dot_pb_dot_protocol__pb2.AppendResponse.FromString,
                 _registered_method=True)
         self.CheckStores = channel.unary_unary(
                 '/gazette_platform.Admin/CheckStores',
@@ -87,6 +93,14 @@ class AdminServicer(object):
         """Let appends to a journal go on that its brokers refuse, since what they miss is lost: behind all
         that is stored. Needs APPEND. Any broker forwards it to the primary. Where nothing is refused,
         nothing is done. UNAVAILABLE: it cannot be told yet, or another broker still stores content of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AppendWhole(self, request, context):
+        """`protocol.Journal/Append` of little content: the request of its first message and all content in one,
+        without a commit marker. A call of one message costs half of a stream of three. Needs APPEND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,6 +156,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ResetHead,
                     request_deserializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ResetHeadRequest.FromString,
                     response_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ResetHeadResponse.SerializeToString,
+            ),
+            'AppendWhole': grpc.unary_unary_rpc_method_handler(
+                    servicer.AppendWhole,
+                    request_deserializer=gazette__platform_dot_protocol_dot_pb_dot_protocol__pb2.AppendRequest.FromString,
+                    response_serializer=gazette__platform_dot_protocol_dot_pb_dot_protocol__pb2.AppendResponse.SerializeToString,
             ),
             'CheckStores': grpc.unary_unary_rpc_method_handler(
                     servicer.CheckStores,
@@ -223,6 +242,33 @@ class Admin(object):
             '/gazette_platform.Admin/ResetHead',
             gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ResetHeadRequest.SerializeToString,
             gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ResetHeadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AppendWhole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gazette_platform.Admin/AppendWhole',
+            gazette__platform_dot_protocol_dot_pb_dot_protocol__pb2.AppendRequest.SerializeToString,
+            gazette__platform_dot_protocol_dot_pb_dot_protocol__pb2.AppendResponse.FromString,
             options,
             channel_credentials,
             insecure,
