@@ -31,6 +31,7 @@ from typing import ClassVar
 __all__ = [
     "AccessDenied",
     "ApplicationFailed",
+    "AssignmentGone",
     "CallFailed",
     "CallUnanswered",
     "ChecksumMismatch",
@@ -264,6 +265,10 @@ class ShardStopped(StatusError):
     retriable = True
     status = "SHARD_STOPPED"
     advice = "if it stays so, see `gazctl shards list` for its error, and `gazctl shards unassign --failed`"
+
+
+class AssignmentGone(ShardStopped):
+    """The shard is not assigned to this process any more, which will have its replica stop."""
 
 
 _STATUS_ERRORS: dict[str, type[StatusError]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 
 import pytest
@@ -22,9 +23,11 @@ from shard_bench import (
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.consumer.application import Application, DeferToNextTransaction
 from gazette_platform.consumer.cluster import encode_replica_status
+from gazette_platform.consumer.protocol import ReplicaCode
 from gazette_platform.consumer.recoverylog import FsmHints
 from gazette_platform.consumer.store import JSONFileStore, RocksDBStore, SQLiteStore
 from gazette_platform.errors import (
+    AssignmentGone,
     EtcdError,
     GazetteError,
     ShardStopped,
@@ -420,6 +423,26 @@ async def test_a_failure_that_cannot_be_told_is_logged(bench, caplog):
     await eventually(lambda: replica.has_ended)
     await eventually(lambda: "its failure is not told: etcd is gone" in caplog.text)
     assert isinstance(replica.error, EtcdError)
+
+
+@pytest.mark.parametrize("log", [True, False])
+async def test_whose_assignment_is_gone_ends_without_a_word_of_failure(bench, caplog, log):
+    """As of a process that slept past its lease: it is about to be told so."""
+
+    class Late(Host):
+        async def set_status(self, status):
+            self.told_codes.append(status.code)
+            raise AssignmentGone("its assignment is gone", journal="shard-000")
+
+    host = Late(bench.desk)
+    host.told_codes = []
+    caplog.set_level(logging.INFO)
+    replica = bench.replica(Numbered(), spec_of(log=log), host=host)
+    await eventually(lambda: replica.has_ended and "as its assignment is gone" in caplog.text)
+    assert isinstance(replica.error, AssignmentGone)
+    assert ReplicaCode.FAILED not in host.told_codes
+    failed = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert failed == []
 
 
 async def test_a_store_that_cannot_be_destroyed_leaves_no_appends_open(bench):

@@ -24,7 +24,7 @@ from gazette_platform.consumer.shard import (
     tasks_to_start,
 )
 from gazette_platform.consumer.store import ShardStore
-from gazette_platform.errors import GazetteError, ShardStopped, ValidationError
+from gazette_platform.errors import AssignmentGone, GazetteError, ShardStopped, ValidationError
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import TaskGroup
 
@@ -322,15 +322,24 @@ class ShardReplica(Generic[StoreT, M]):
             err = error_of(raised)
             if err is None:
                 raise
+            cause = cause_of(err)
             if self.error is None:
-                self.error = cause_of(err)
-            _log.error("shard %s: its %s failed: %s", self.id, task.name.lower(), err, exc_info=err)
+                self.error = cause
             if task is ReplicaTask.PRIMARY:
                 self._standing.ended()
+            if isinstance(cause, AssignmentGone):
+                # As of a process that slept past its lease: there is nothing to tell of, and nowhere.
+                _log.info(
+                    "shard %s: its %s ends, as its assignment is gone", self.id, task.name.lower()
+                )
+                return
+            _log.error("shard %s: its %s failed: %s", self.id, task.name.lower(), err, exc_info=err)
             await self._tell_failed(failed_status(str(err), task))
 
     async def _tell_failed(self, status: ReplicaStatus) -> None:
         try:
             await self._host.set_status(status)
+        except AssignmentGone:
+            _log.info("shard %s: its assignment is gone as well", self.id)
         except Exception as err:  # noqa: BLE001  there is nobody else to tell
             _log.error("shard %s: its failure is not told: %s", self.id, err, exc_info=err)

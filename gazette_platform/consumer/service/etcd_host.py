@@ -11,7 +11,7 @@ from gazette_platform.consumer.cluster import STATUS_RETRY_S, write_status
 from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus, ShardStatus
 from gazette_platform.consumer.recoverylog import FsmHints
 from gazette_platform.consumer.service.hints import put_primary_hints, rotate_hints
-from gazette_platform.errors import EtcdError, ShardStopped, status_error
+from gazette_platform.errors import AssignmentGone, EtcdError, status_error
 from gazette_platform.ops.retry import backoff_s
 from gazette_platform.protocol.auth import ALL_CLAIMS
 from gazette_platform.protocol.pb import consumer_pb2 as pb
@@ -66,7 +66,7 @@ class EtcdShardHost:
         not of this replica is replaced: the value went along when the slot was changed, of a replica
         that has failed in the former one.
 
-        Raises: ShardStopped: the assignment is gone. EtcdError: not retriable.
+        Raises: AssignmentGone. EtcdError: not retriable.
         Cancellation: leaves open whether it was written.
         """
         self._has_told_failed |= status.code is ReplicaCode.FAILED
@@ -94,7 +94,7 @@ class EtcdShardHost:
         clock when etcd has answered, the answer is old as well; then there is nothing to wait for but the
         end of this process.
 
-        Raises: ShardStopped: the assignment is gone. EtcdError: not retriable.
+        Raises: AssignmentGone. EtcdError: not retriable.
         Cancellation: safe.
         """
 
@@ -104,7 +104,7 @@ class EtcdShardHost:
             if found is None or found.create_revision != held.create_revision:
                 if held.create_revision != self._held.create_revision:
                     return False  # promoted meanwhile
-                raise ShardStopped("its assignment is gone", journal=held.shard)
+                raise AssignmentGone("its assignment is gone", journal=held.shard)
             return self._lease is None or self._lease.remaining_s > 0
 
         await self._insist(attempt)
@@ -112,7 +112,7 @@ class EtcdShardHost:
     async def fetch_hints(self) -> tuple[FsmHints | None, ...]:
         """Hints of the shard: the primary's, then backups, newest first; None where there are none.
 
-        Raises: ShardStopped: the assignment is gone. DataError: a value cannot be played, or is of
+        Raises: AssignmentGone. DataError: a value cannot be played, or is of
             another log. EtcdError: not retriable.
         Cancellation: safe.
         """
@@ -136,21 +136,21 @@ class EtcdShardHost:
 
         None are kept, and a warning is logged, once the spec names another log; so too of backups.
 
-        Raises: ShardStopped: the assignment is gone. EtcdError: retriable if etcd does not answer now.
+        Raises: AssignmentGone. EtcdError: retriable if etcd does not answer now.
         Cancellation: leaves open whether they were written.
         """
         assignment, spec = self._present()
         if not _is_log_of(spec, hints):
             return
         if not await put_primary_hints(self._etcd, spec, assignment, hints):
-            raise ShardStopped("its assignment is gone", journal=spec.id)
+            raise AssignmentGone("its assignment is gone", journal=spec.id)
 
     async def put_backup_hints(self, hints: FsmHints) -> None:
         """Keep hints of a recovery that succeeded, before older ones.
 
         Those that are the newest already are not kept twice.
 
-        Raises: ShardStopped: the assignment is gone. EtcdError: not retriable.
+        Raises: AssignmentGone. EtcdError: not retriable.
         Cancellation: leaves open whether they were written.
         """
 
@@ -163,14 +163,14 @@ class EtcdShardHost:
         await self._insist(attempt)
 
     def _present(self) -> tuple[ShardAssignment, ShardSpec]:
-        """The assignment and the shard, as of now. Raises: ShardStopped: one of them is gone."""
+        """The assignment and the shard, as of now. Raises: AssignmentGone: one of them is gone."""
         state, held = self._space.state, self._held
         item, found = (
             state.items.get(held.shard),
             state.assignment_of(held.shard, held.process_id),
         )
         if item is None or found is None or found.create_revision != held.create_revision:
-            raise ShardStopped("its assignment is gone", journal=held.shard)
+            raise AssignmentGone("its assignment is gone", journal=held.shard)
         return found, item.spec
 
     async def _insist(self, attempt: Callable[[], Awaitable[bool]]) -> None:
