@@ -39,7 +39,7 @@ def test_wire_status_maps_to_a_class_of_its_own(name):
 
 
 def test_classes_map_back_to_distinct_wire_statuses():
-    named = [cls.status for cls in subclasses(errors.StatusError)]
+    named = [cls.status for cls in subclasses(errors.StatusError) if "status" in vars(cls)]
     assert sorted(named) == WIRE_NAMES
 
 
