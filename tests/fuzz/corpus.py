@@ -134,6 +134,7 @@ def corpus() -> tuple[Case, ...]:
         _keys,
         _http,
         _memory,
+        _wholes,
         _orders,
         _parsers,
         _twins,
@@ -572,6 +573,22 @@ def _memory() -> Iterator[Case]:
     yield Case("puts-stalled", [slow, _wait(1.0)])
 
 
+def _wholes() -> Iterator[Case]:
+    whole = pb.AppendRequest(journal="fuzz/a").SerializeToString()
+    bit = pb.AppendRequest(content=b"x")
+    wholes = {
+        "none": b"", "no-content": whole, "content-only": bit, "content-first": bit.SerializeToString() + whole, "content-often": whole + b"\x22\x01x" * 100_000,
+        "junk": b"\xff\xff", "cut": whole + b"\x22\x05x", "unknown": whole + b"\x98\x06\x01" * 100_000, "large": whole + pb.AppendRequest(content=bytes(3 << 20)).SerializeToString(),
+        "too-large": whole + pb.AppendRequest(content=bytes(5 << 20)).SerializeToString(), "registers-only": pb.AppendRequest(journal="fuzz/a", union_registers=labels(("k", "v"))),
+        "labels": whole + pb.AppendRequest(union_registers=labels(*[("", "")] * 300_000)).SerializeToString(), "no-text": b"\x12\x02\xff\xfe" + bit.SerializeToString(),
+    }  # fmt: skip
+    for name, message in wholes.items():
+        yield Case(
+            f"append-whole-{name}",
+            [rpc(_A + "AppendWhole", message, token=token) for token in ("fuzz", "none", "read")],
+        )
+
+
 def _orders() -> Iterator[Case]:
     start, bit = pb.AppendRequest(journal="fuzz/a"), pb.AppendRequest(content=b"x")
     orders = {
@@ -606,6 +623,7 @@ def _orders() -> Iterator[Case]:
         asks = [rpc("Read", read, header=header, route=ghost.SerializeToString())]
         asks += [
             rpc("Append", start, bit, b"", header=header),
+            rpc(_A + "AppendWhole", start, header=header),
             rpc("ListFragments", pb.FragmentsRequest(journal="fuzz/a"), header=header),
         ]
         asks += [rpc(_A + "Flush", admin_pb.FlushRequest(journal="fuzz/a"), header=header)]

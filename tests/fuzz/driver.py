@@ -72,6 +72,7 @@ METHODS: dict[str, Method] = {
     _JOURNAL + "FragmentStoreHealth": Method(
         pb.FragmentStoreHealthRequest, pb.FragmentStoreHealthResponse
     ),
+    _ADMIN + "AppendWhole": Method(pb.AppendRequest, pb.AppendResponse),
     _ADMIN + "Flush": Method(admin_pb.FlushRequest, admin_pb.FlushResponse),
     _ADMIN + "PutSavepoint": Method(admin_pb.PutSavepointRequest, admin_pb.PutSavepointResponse),
     _ADMIN + "GetSavepoint": Method(admin_pb.GetSavepointRequest, admin_pb.GetSavepointResponse),

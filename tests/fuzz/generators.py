@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "make_case"]
 
 _APPEND, _REPLICATE = "/protocol.Journal/Append", "/protocol.Journal/Replicate"
+_APPEND_WHOLE = "/gazette_platform.Admin/AppendWhole"
 _TOKENS = ["fuzz"] * 6 + ["mine", "mine", "none", "expired", "read", "list", "append", "Bearer x"]
 _ENDS = ["close"] * 8 + ["cancel", "hold"]
 _PARSES = 20
@@ -113,13 +114,15 @@ def _calls(grammar: Grammar) -> list[Step]:
 
 def _messages(grammar: Grammar, method: str) -> list[bytes]:
     kind = METHODS[method]
+    if method == _APPEND_WHOLE and grammar.chance(0.7):
+        whole = _append_request(grammar)
+        whole.content = grammar.content()
+        raw = whole.SerializeToString()
+        return [grammar.mutate(raw) if grammar.chance(0.2) else raw]
     if not kind.is_stream_in:
         return [_bytes(grammar, kind.request, 0.4)]
     if method == _APPEND and grammar.chance(0.7):
-        first = grammar.fill(pb.AppendRequest(), density=0.3)
-        first.ClearField("content")
-        first.ClearField("header")
-        first.journal = grammar.journal().encode(errors="replace").decode()
+        first = _append_request(grammar)
         pieces = [
             pb.AppendRequest(content=grammar.content()) for _ in range(grammar.rng.randint(0, 3))
         ]
@@ -128,6 +131,15 @@ def _messages(grammar: Grammar, method: str) -> list[bytes]:
             grammar.rng.shuffle(messages)
         return messages
     return [_bytes(grammar, kind.request, 0.3) for _ in range(grammar.rng.randint(0, 4))]
+
+
+def _append_request(grammar: Grammar) -> pb.AppendRequest:
+    """A request without content, of a journal that may exist."""
+    request = grammar.fill(pb.AppendRequest(), density=0.3)
+    request.ClearField("content")
+    request.ClearField("header")
+    request.journal = grammar.journal().encode(errors="replace").decode()
+    return request
 
 
 def _bytes(grammar: Grammar, kind: Any, density: float) -> bytes:

@@ -37,6 +37,7 @@ UNKNOWN_ALLOWED: tuple[str, ...] = (
         r"(append stream: )?invalid (Offset|EndOffset|BeginModTime|EndModTime|MinEtcdRevision|NextPageToken|"
         r"PageLimit|SignatureTTL|ContentDelta) \("
     ),
+    r"(append stream: )?invalid number of labels of registers \(",
     r"(append stream: )?(un)?expected [A-Z][A-Za-z]+",
     r"DeprecatedJournal and Proposal.Journal mismatch",
     # Specs that send a journal to impossible offsets, and registers that are too long to keep.

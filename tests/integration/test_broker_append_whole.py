@@ -177,12 +177,16 @@ async def test_it_counts_as_an_append(broker, whole):
         name = "gazette_journal_server_completed_totals"
         return [counted(broker, name, operation="Append", status=each) for each in statuses]
 
-    before = counts()
+    def started():
+        return counted(broker, "gazette_journal_server_started_totals", operation="Append")
+
+    before, started_before = counts(), started()
     await whole(content=b"x")
     await whole(content=b"x", offset=7)
     with pytest.raises(grpc.aio.AioRpcError):
         await whole(b"\xff\xff")
     assert counts() == [each + 1 for each in before]
+    assert started() == started_before + 3
 
 
 async def test_it_needs_a_token_as_an_append_does(cluster, whole_at):
@@ -192,9 +196,10 @@ async def test_it_needs_a_token_as_an_append_does(cluster, whole_at):
         for _ in range(2):  # the second one goes whole
             await client.append(JOURNAL, b"x")
         assert await client.read(JOURNAL).read() == b"xx"
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await whole_at(broker)(content=b"y")
-    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    for raw in (None, b"\xff\xff"):  # nothing of a stranger is looked at
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await whole_at(broker)(raw, content=b"y")
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_clients_take_it_once_they_are_connected(broker):

@@ -23,6 +23,7 @@ STREAMS = {"Read": "unary_stream", "List": "unary_stream"}
 METHODS = [
     *(f"/protocol.Journal/{name}" for name in ("Append", "Replicate", "Read", "List", "Apply")),
     *(f"/protocol.Journal/{name}" for name in ("ListFragments", "FragmentStoreHealth")),
+    "/gazette_platform.Admin/AppendWhole",
     *(f"/gazette_platform.Admin/{name}" for name in ("Flush", "PutSavepoint", "GetSavepoint")),
     *(
         f"/gazette_platform.Admin/{name}"

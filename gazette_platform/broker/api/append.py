@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.broker.api.prologue import decode, find
+from gazette_platform.broker.api.prologue import find, rules
 from gazette_platform.broker.api.proxy import PrimaryNotReached
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.batch import Outcome, Pending, content_sum
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import CompressionCodec
     from gazette_platform.protocol.auth import Claims
 
-__all__ = ["AppendApi", "taken_apart"]
+__all__ = ["AppendApi"]
 
 # Appends up to this size are gathered whole while the stock has room; all others stream.
 _GATHER_BYTES_MAX = 2 << 20
@@ -85,19 +85,20 @@ class AppendApi:
         self._judge = Judge(context.config.min_append_rate, context.clock)
 
     async def append(
-        self, first: bytes, content: ContentSource, claims: Claims = ALL_CLAIMS
+        self, first: bytes, content: ContentSource | None, claims: Claims = ALL_CLAIMS
     ) -> tuple[Status, bytes]:
         """Serve one Append.
 
         Args:
+            content: None: all of it is in `first`, as AppendWhole has it.
             claims: of the caller; journals beyond them do not exist for it.
 
         Returns: the outcome, and the AppendResponse that says so.
         Raises: RpcFailed: the stream is malformed, broken or too slow; nothing was applied.
         Cancellation: nothing is applied, unless the append's turn had come already.
         """
-        decode_first = _known if len(first) <= _KNOWN_BYTES_MAX else _decoded
-        asked = _Asked(*decode_first(first), claims)
+        decoded, content = _taken_apart(first) if content is None else (_known(first), content)
+        asked = _Asked(*decoded, claims)
         replica = self._at_hand(asked) or await self._resolve(asked)
         while replica is None:
             answer = await self._elsewhere(asked, content)
@@ -316,19 +317,6 @@ class AppendApi:
                 return False
 
 
-def taken_apart(whole: bytes) -> tuple[bytes, ContentSource]:
-    """The first message and the others of the Append that an AppendWhole stands for.
-
-    Raises: DecodeError: it is malformed.
-    """
-    message = pb.AppendRequest.FromString(whole)
-    content = message.content
-    message.ClearField("content")
-    return message.SerializeToString(), _Messages(
-        [encode_append_content(content), COMMIT_MARKER] if content else [COMMIT_MARKER]
-    )
-
-
 @final
 class _Messages:
     """Messages of an append that are all here."""
@@ -391,15 +379,36 @@ def _renewed(pending: Pending) -> Pending:
     return renewed
 
 
-def _decoded(
-    first: bytes,
-) -> tuple[pb.AppendRequest, events.AppendRequest, tuple[str, bool, bool] | None]:
-    """Decode and validate a request.
+# The first fields of an `_Asked`.
+_Decoded = tuple[pb.AppendRequest, events.AppendRequest, tuple[str, bool, bool] | None]
 
-    Returns: the first fields of an `_Asked`.
+
+def _taken_apart(whole: bytes) -> tuple[_Decoded, ContentSource]:
+    """The request and the messages of the Append that an AppendWhole stands for.
+
     Raises: RpcFailed, DecodeError: it is malformed.
     """
-    message = decode(pb.AppendRequest, first, validate_append_request)
+    message = pb.AppendRequest.FromString(whole)
+    content = message.content
+    message.ClearField("content")
+    # A large one is not encoded only to be decoded again: that would hold the event loop up twice.
+    if len(whole) - len(content) <= _KNOWN_BYTES_MAX:
+        decoded = _known(message.SerializeToString())
+    else:
+        decoded = _checked(message)
+    messages = [encode_append_content(content), COMMIT_MARKER] if content else [COMMIT_MARKER]
+    return decoded, _Messages(messages)
+
+
+def _decoded(first: bytes) -> _Decoded:
+    """Decode and validate a request. Raises: RpcFailed, DecodeError: it is malformed."""
+    return _checked(pb.AppendRequest.FromString(first))
+
+
+def _checked(message: pb.AppendRequest) -> _Decoded:
+    """Validate a request. Raises: RpcFailed: it breaks a rule."""
+    with rules():
+        validate_append_request(message)
     request = _request(message)
     if message.HasField("header"):
         return message, request, None
@@ -407,7 +416,12 @@ def _decoded(
 
 
 # Clients repeat their requests. The results are shared, so nobody may change them.
-_known = lru_cache(maxsize=1024)(_decoded)
+_remembered = lru_cache(maxsize=1024)(_decoded)
+
+
+def _known(first: bytes) -> _Decoded:
+    """As `_decoded`, which small requests do not need twice."""
+    return _remembered(first) if len(first) <= _KNOWN_BYTES_MAX else _decoded(first)
 
 
 def _request(message: pb.AppendRequest) -> events.AppendRequest:

@@ -6,10 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, final
 
-from google.protobuf.message import DecodeError
-
 from gazette_platform.broker.api.admin import AdminApi
-from gazette_platform.broker.api.append import AppendApi, taken_apart
+from gazette_platform.broker.api.append import AppendApi
 from gazette_platform.broker.api.fragments import FragmentsApi
 from gazette_platform.broker.api.listing import ListApi
 from gazette_platform.broker.api.proxy import Proxy
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from gazette_platform.serving.call_metrics import Tally
     from gazette_platform.serving.interface import (
         BidiStream,
-        ClientStream,
         ContentSource,
         MessageStream,
         Metadata,
@@ -55,7 +52,7 @@ class BrokerService:
 
     Attributes:
         rpcs: all RPCs, by name.
-        append: serves Append, over HTTP as well as gRPC.
+        append: serves Append, over HTTP as well as gRPC. Its content may be None: all is in the request.
         read: serves Read, over HTTP as well as gRPC.
         list_journals: serves List, over HTTP as well as gRPC.
     """
@@ -103,11 +100,7 @@ class BrokerService:
 
     async def _append_whole(self, request: bytes, metadata: Metadata) -> bytes:
         """Serve AppendWhole as the Append that it stands for, and count it as one."""
-        try:
-            first, content = taken_apart(request)
-        except DecodeError as err:
-            raise self._failed("Append", err) from err
-        return await self.append(first, content, metadata)
+        return await self.append(request, None, metadata)
 
     def _unary(self, service: str, name: str, capability: Capability, method: _Once) -> Rpc:
         begun, end = self._counted(name)
@@ -133,11 +126,11 @@ class BrokerService:
         self,
         name: str,
         capability: Capability,
-        method: Callable[[bytes, ContentSource, Claims], Awaitable[tuple[Status, bytes]]],
-    ) -> ClientStream:
+        method: Callable[[bytes, ContentSource | None, Claims], Awaitable[tuple[Status, bytes]]],
+    ) -> Callable[[bytes, ContentSource | None, Metadata], Awaitable[bytes]]:
         begun, end = self._counted(name)
 
-        async def serve(first: bytes, content: ContentSource, metadata: Metadata) -> bytes:
+        async def serve(first: bytes, content: ContentSource | None, metadata: Metadata) -> bytes:
             begun.count += 1
             try:
                 claims = self._auth.everyone or self._auth.authorize(metadata, capability)
