@@ -60,6 +60,10 @@ _JOIN_S = 0.1
 # Content up to this size goes along with the request: beyond it, what a call costs is little.
 _WHOLE_BYTES_MAX = 64 << 10
 
+# gRPC codes by which a broker of Gazette's, or an old one of ours, says that it knows no such call; or what
+# lies before it, that only calls of Gazette's pass. Nothing was appended then.
+_NO_WHOLE_CODES = frozenset({"UNIMPLEMENTED", "PERMISSION_DENIED"})
+
 # gRPC codes of errors that another attempt does not cure.
 _TERMINAL_CODES = frozenset(
     {"UNAUTHENTICATED", "PERMISSION_DENIED", "INVALID_ARGUMENT", "UNIMPLEMENTED"}
@@ -333,12 +337,14 @@ class _Attempt:
                     wire, wire.append_whole(request + whole, metadata=metadata)
                 )
             except CallFailed as err:
-                if err.code != "UNIMPLEMENTED":
+                if err.code not in _NO_WHOLE_CODES:
                     raise
-                wire.takes_whole = False  # a broker of Gazette's, or an old one of ours
                 self.was_refused()
                 self._is_sent = False
-        return await self._answer(wire, wire.append(metadata=metadata), request)
+        response = await self._answer(wire, wire.append(metadata=metadata), request)
+        if whole is not None:
+            wire.takes_whole = False
+        return response
 
     async def _answer(
         self, wire: Wire, call: Any, request: bytes | None = None

@@ -214,7 +214,7 @@ class Wire:
     """The streams of one broker, and its channel for calls without.
 
     `calls` counts all those under way, so that sweeps spare them. `takes_whole` is whether appends of one
-    message are worth a try: the broker has not said yet that it knows none.
+    message are worth a try: none was refused yet where a stream was not.
     """
 
     def __init__(self, endpoint: str, channel: grpc.aio.Channel) -> None:

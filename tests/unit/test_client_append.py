@@ -47,62 +47,6 @@ async def connected(**config):
             yield broker, client
 
 
-# ------------------------------------------------------------------------- which way an append goes
-@pytest.mark.parametrize("make", [bytes, memoryview, bytearray], ids=str)
-async def test_little_content_goes_along_with_its_request(way, make):
-    async with connected() as (broker, client):
-        for size in (1, 0, 60_000):
-            await client.append("a/journal", make(b"x" * size))
-        assert broker.append_sizes == [1, 0, 60_000]
-        assert broker.calls["AppendWhole"] == (3 if way == "whole" else 0)
-
-
-@pytest.mark.parametrize(
-    "make", [lambda: b"x" * 70_000, lambda: [b"x", b"y"], lambda: iter([b"x"])],
-    ids=["large", "list", "iterator"],
-)  # fmt: skip
-async def test_other_content_is_streamed(make):
-    async with connected() as (broker, client):
-        await client.append("a/journal", make())
-        assert broker.calls == {"Append": 1}
-
-
-async def test_the_first_append_is_streamed():
-    """Without a connection nobody could tell whether it was sent."""
-    async with FakeBroker() as broker:
-        broker.journal("a/journal")
-        async with AsyncClient(ClientConfig(address=broker.address)) as client:
-            await client.append("a/journal", b"x")
-            assert broker.calls == {"Append": 1}
-
-
-async def test_a_broker_that_takes_streams_only_is_asked_once(monkeypatch):
-    """As one of Gazette's own."""
-    monkeypatch.setattr(FakeBroker, "takes_whole", False)
-    async with connected() as (broker, client):
-        wire = client._transport.wire("a/journal")
-        asked, true = [], wire.append_whole
-        monkeypatch.setattr(
-            wire, "append_whole", lambda *args, **kwargs: asked.append(1) or true(*args, **kwargs)
-        )
-        await wire.connected()
-        for _ in range(3):
-            await client.append("a/journal", b"x")
-        assert asked == [1]
-        assert broker.append_sizes == [1, 1, 1]
-
-
-async def test_what_a_broker_did_not_know_was_not_appended(monkeypatch):
-    """A refusal of the stream behind it leaves no doubt."""
-    monkeypatch.setattr(FakeBroker, "takes_whole", False)
-    async with connected() as (broker, client):
-        await client._transport.wire("a/journal").connected()
-        broker.fail("Append", Fault(status=pb.WRONG_APPEND_OFFSET))
-        with pytest.raises(WrongAppendOffset) as refused:
-            await client.append("a/journal", b"x", offset=7)
-        assert not refused.value.may_be_applied
-
-
 # ------------------------------------------------------------------------------------ what comes of it
 
 
