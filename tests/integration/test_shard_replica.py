@@ -157,7 +157,7 @@ async def test_a_standby_may_be_packed_into_a_lower_slot(bench):
     assert standby.host.told == ["BACKFILL", "STANDBY"]
 
 
-async def test_a_zombie_with_a_remote_store_is_fenced(bench):
+async def test_a_zombie_with_a_remote_store_is_fenced(bench, caplog):
     application, spec = Numbered(), spec_of(log=False)
     first = bench.replica(application, spec)
     await through(first, await bench.publish(1))
@@ -165,6 +165,9 @@ async def test_a_zombie_with_a_remote_store_is_fenced(bench):
     store = await through(second, await bench.publish(2))
     await first.host.reached("FAILED")
     assert isinstance(first.error, Fenced)
+    # What is foreseen has a line, and no traceback.
+    (told,) = [each for each in caplog.records if "its primary failed" in each.getMessage()]
+    assert told.exc_info is None
     assert store.state == {"all": 2, "k": 2}
     assert [each["number"] for each in await bench.output()] == [1, 2]
 

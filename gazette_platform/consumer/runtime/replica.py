@@ -24,7 +24,13 @@ from gazette_platform.consumer.shard import (
     tasks_to_start,
 )
 from gazette_platform.consumer.store import ShardStore
-from gazette_platform.errors import AssignmentGone, GazetteError, ShardStopped, ValidationError
+from gazette_platform.errors import (
+    AssignmentGone,
+    Fenced,
+    GazetteError,
+    ShardStopped,
+    ValidationError,
+)
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import TaskGroup
 
@@ -333,7 +339,11 @@ class ShardReplica(Generic[StoreT, M]):
                     "shard %s: its %s ends, as its assignment is gone", self.id, task.name.lower()
                 )
                 return
-            _log.error("shard %s: its %s failed: %s", self.id, task.name.lower(), err, exc_info=err)
+            # Of a fence there is no more to know than that others have the shard.
+            shown = None if isinstance(cause, Fenced) else err
+            _log.error(
+                "shard %s: its %s failed: %s", self.id, task.name.lower(), err, exc_info=shown
+            )
             await self._tell_failed(failed_status(str(err), task))
 
     async def _tell_failed(self, status: ReplicaStatus) -> None:
@@ -342,4 +352,5 @@ class ShardReplica(Generic[StoreT, M]):
         except AssignmentGone:
             _log.info("shard %s: its assignment is gone as well", self.id)
         except Exception as err:  # noqa: BLE001  there is nobody else to tell
-            _log.error("shard %s: its failure is not told: %s", self.id, err, exc_info=err)
+            shown = None if isinstance(err, GazetteError) else err
+            _log.error("shard %s: its failure is not told: %s", self.id, err, exc_info=shown)
