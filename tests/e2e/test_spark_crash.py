@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -122,7 +122,8 @@ def driver(settings, log, *, last=False):
         yield process
     finally:
         for pid in of_session(process.pid):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended since
+                os.kill(pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
         deadline = time.monotonic() + 30

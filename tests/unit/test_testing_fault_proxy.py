@@ -283,7 +283,7 @@ async def journal():
         FaultProxy("127.0.0.1", int(broker.address.rpartition(":")[2])) as proxy,
     ):
         config = ClientConfig(
-            address=proxy.address, route_cache_size=0, retry_timeout_s=0, append_timeout_s=1.0
+            address=proxy.address, route_cache_size=0, retry_timeout_s=0, append_timeout_s=5.0
         )
         async with AsyncClient(config) as client:
 
