@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
-import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-__all__ = ["Component", "answers_http", "answers_tcp"]
+__all__ = ["Component", "answer_of", "answers_http", "answers_tcp"]
 
 _PROBE_TIMEOUT_S = 5.0
+# What variables such as http_proxy name is there for other machines.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +47,20 @@ class Component:
     """Whether it is started again when it ends by itself, while all others run on."""
 
 
+def answer_of(
+    request: str | urllib.request.Request, *, timeout_s: float = _PROBE_TIMEOUT_S
+) -> bytes | None:
+    """What a server of this machine answers, or None: it does not yet, or refuses, or is no HTTP server."""
+    try:
+        with _DIRECT.open(request, timeout=timeout_s) as response:
+            return bytes(response.read())
+    except (OSError, http.client.HTTPException):
+        return None
+
+
 def answers_http(url: str) -> bool:
     """Whether a GET of `url` gives a status below 400."""
-    try:
-        with urllib.request.urlopen(url, timeout=_PROBE_TIMEOUT_S) as response:  # noqa: S310  ours
-            return int(response.status) < 400
-    except (OSError, urllib.error.URLError, ValueError):
-        return False
+    return answer_of(url) is not None
 
 
 def answers_tcp(host: str, port: int) -> bool:

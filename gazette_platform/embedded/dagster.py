@@ -12,14 +12,13 @@ import importlib.util
 import json
 import logging
 import sys
-import urllib.error
 import urllib.request
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gazette_platform.embedded.component import Component, answers_tcp
+from gazette_platform.embedded.component import Component, answer_of, answers_tcp
 from gazette_platform.embedded.ports import HOST
 from gazette_platform.errors import SetupError
 from gazette_platform.ops.clock import SystemClock
@@ -245,10 +244,10 @@ def _graphql(port: int, query: str) -> dict[str, Any] | None:
         data=json.dumps({"query": query}).encode(),
         headers={"content-type": "application/json"},
     )
+    answer = answer_of(request, timeout_s=_QUERY_TIMEOUT_S)
     try:
-        with urllib.request.urlopen(request, timeout=_QUERY_TIMEOUT_S) as response:  # noqa: S310
-            data = json.load(response).get("data")
-    except (OSError, ValueError, urllib.error.URLError):
+        data = None if answer is None else json.loads(answer).get("data")
+    except (ValueError, AttributeError):
         return None
     return data if isinstance(data, dict) else None
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import secrets
 import socket
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gazette_platform.errors import SetupError
+from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -20,6 +25,10 @@ HOST = "127.0.0.1"
 _FIRST = 20_000
 _LAST = 29_999
 _TRIES_MAX = 1_000
+
+# From the choice of a port to its server's first moment there may be minutes: platforms and test
+# servers that start together leave alone for so long what another process has chosen.
+_CLAIM_S = 600.0
 
 # Hidden servers are below those that are known, and so never in their way.
 _HIDDEN_FIRST = 10_000
@@ -87,6 +96,8 @@ def choose_ports(
             # Names not chosen yet keep what they had, so their former ports are not taken either.
             at = port = _next_free(at, taken | set(former.values()))
         chosen[name] = port
+    for port in chosen.values():
+        _claim(port)
     return chosen
 
 
@@ -111,6 +122,29 @@ def hidden_address() -> tuple[str, int]:
 def _next_free(at: int, taken: set[int]) -> int:
     for _ in range(_TRIES_MAX):
         at = at + 1 if at < _LAST else _FIRST
-        if at not in taken and is_free(at):
+        # The claim comes first: looking whether a port is free would be in the way of its server.
+        if at not in taken and _claim(at) and is_free(at):
             return at
     raise SetupError(f"no free port among {_TRIES_MAX} of {HOST} from {_FIRST} to {_LAST}")
+
+
+def _claim(port: int) -> bool:
+    """Tell other processes that `port` is chosen; false: one of them, or this, had done so lately.
+
+    Claims are files of the user's temporary folder. Where none can be written, every port is free to
+    claim: two that choose at the same time may then meet, of which the later is told.
+    """
+    folder = Path(tempfile.gettempdir()) / f"gazette-ports-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        fd = os.open(folder / str(port), os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            found = os.fstat(fd)
+            age_s = SystemClock().unix_s() - found.st_mtime
+            if found.st_size and 0 <= age_s < _CLAIM_S:
+                return False
+            os.pwrite(fd, f"{os.getpid():<10}\n".encode(), 0)
+    except OSError:
+        return True
+    return True

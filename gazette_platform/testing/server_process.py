@@ -7,11 +7,10 @@ import os
 import signal
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Self
 
+from gazette_platform.embedded.component import answer_of
 from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.errors import SetupError
 
@@ -178,10 +177,4 @@ class ServerProcess(ABC):
             ) from err
 
     def _is_ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(  # noqa: S310  a loopback address of ours
-                f"{self.http_address}/debug/ready", timeout=1.0
-            ) as response:
-                return bool(response.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
+        return answer_of(f"{self.http_address}/debug/ready", timeout_s=1.0) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import sys
@@ -63,7 +64,7 @@ def spark_cluster(folder: Path, *, cores: int = 1) -> Iterator[str]:
             with urllib.request.urlopen(at, timeout=5) as response:
                 found: dict[str, object] = json.load(response)
                 return found
-        except (OSError, ValueError):
+        except (OSError, ValueError, http.client.HTTPException):
             return {}
 
     def server(name: str, *arguments: str, ready: Callable[[], bool]) -> Component:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -111,6 +114,45 @@ def test_ports_are_kept_while_they_are_free(taken_port: int):
     assert second["a"] == first["a"]
     assert second["c"] == first["c"]
     assert second["b"] not in {taken_port, first["a"], first["c"]}
+
+
+_CHOOSER = """
+from gazette_platform.embedded import ports
+ports.secrets.randbelow = lambda _: 100  # all begin to look at the same one
+print(*ports.choose_ports(["a", "b"]).values())
+"""
+
+
+def chosen_by_processes(folder: Path, count: int) -> list[str]:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _CHOOSER],
+            env={**os.environ, "TMPDIR": str(folder)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(count)
+    ]
+    return [port for process in processes for port in process.communicate(timeout=60)[0].split()]
+
+
+def test_processes_that_choose_together_get_ports_of_their_own(tmp_path: Path):
+    """Their servers bind them later: a platform's web server found a broker of another at its port."""
+    first = chosen_by_processes(tmp_path, 3)
+    assert len(set(first)) == 6
+    for claim in (tmp_path / f"gazette-ports-{os.getuid()}").iterdir():
+        made_at = claim.stat().st_mtime
+        os.utime(claim, (made_at - 700, made_at - 700))
+    later = chosen_by_processes(tmp_path, 1)
+    assert set(later) <= set(first)  # nobody has bound them meanwhile
+
+
+def test_ports_are_chosen_where_no_claim_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / f"gazette-ports-{os.getuid()}").touch()
+    monkeypatch.setattr(ports.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert is_free(choose_ports(["a"])["a"])
 
 
 def test_ports_are_not_the_same_each_time():
