@@ -13,3 +13,15 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 # A command may have talked to brokers when it starts Spark. gRPC's handlers of forks, which nothing
 # here needs, can break the child before it becomes a JVM.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
+def _spare_loopback_proxies() -> None:
+    # What http_proxy names is there for other machines, and a platform's servers are on this one:
+    # programs that this one starts, and libraries in it, are to ask them directly.
+    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if given.strip() != "*":
+        hosts = [*filter(None, given.split(",")), "localhost", "127.0.0.1"]
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(dict.fromkeys(hosts))
+
+
+_spare_loopback_proxies()

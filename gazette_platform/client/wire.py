@@ -7,6 +7,7 @@ decoded by hand (`protocol.content`); everything else uses the generated classes
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
@@ -60,6 +61,8 @@ M = TypeVar("M", bound=Message)
 _SERVICE = "/protocol.Journal/"
 _APPEND_WHOLE = "/gazette_platform.Admin/AppendWhole"
 _SWEEP_S = 30.0
+# What http_proxy names is there for other machines.
+_LOOPBACK = re.compile(r"(localhost|127\.[\d.]+|\[::1\]):")
 # A server that minds pings without data between them ends the connection with an error that has these
 # words. Our brokers allow a ping a second. Gazette's, unless told otherwise, allow one in five minutes:
 # whoever has complained is pinged as seldom as that.
@@ -309,6 +312,8 @@ class WirePool:
     def _open(self, endpoint: str) -> grpc.aio.Channel:
         target, is_secure = endpoint_grpc_address(endpoint)
         options = _channel_options(self._config, is_spared=endpoint in self._spared)
+        if _LOOPBACK.match(target):
+            options.append(("grpc.enable_http_proxy", 0))
         if not is_secure:
             return grpc.aio.insecure_channel(target, options=options)
         if self._credentials is None:

@@ -117,6 +117,17 @@ async def test_appends_and_reads_of_any_size(client, name):
     assert await client.write_head(name) == len(expected)
 
 
+async def test_brokers_of_this_machine_are_asked_without_a_proxy(shared, name, monkeypatch):
+    """Laptops in companies have one for all else, which knows no servers of the laptop."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    for host in ("127.0.0.1", "localhost"):
+        address = shared.address.replace("127.0.0.1", host)
+        async with asyncio.timeout(20), AsyncClient(ClientConfig(address=address)) as client:
+            await client.apply([Change(spec(f"{name}/{host}"))])
+            assert (await client.append(f"{name}/{host}", b"here")).end == 4
+
+
 async def test_conditions_of_appends(client, name):
     await client.apply([Change(spec(name))])
     await client.append(name, b"x", union_registers=LabelSet.of(author="me"))
