@@ -139,12 +139,14 @@ def _claim(port: int) -> bool:
         folder.mkdir(mode=0o700, exist_ok=True)
         fd = os.open(folder / str(port), os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
         with os.fdopen(fd):
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             found = os.fstat(fd)
             age_s = SystemClock().unix_s() - found.st_mtime
             if found.st_size and 0 <= age_s < _CLAIM_S:
                 return False
             os.pwrite(fd, f"{os.getpid():<10}\n".encode(), 0)
+    except BlockingIOError:  # it is being claimed
+        return False
     except OSError:
         return True
     return True
