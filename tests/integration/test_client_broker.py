@@ -120,7 +120,8 @@ async def test_appends_and_reads_of_any_size(client, name):
 async def test_brokers_of_this_machine_are_asked_without_a_proxy(shared, name, monkeypatch):
     """Laptops in companies have one for all else, which knows no servers of the laptop."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.delenv("no_proxy", raising=False)
+    for variable in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
     for host in ("127.0.0.1", "localhost"):
         address = shared.address.replace("127.0.0.1", host)
         async with asyncio.timeout(20), AsyncClient(ClientConfig(address=address)) as client:

@@ -70,6 +70,7 @@ def test_a_web_server_is_not_ready_while_something_else_answers(answer: bytes, t
 
 def test_probes_ask_no_proxy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.delenv("no_proxy", raising=False)
+    for variable in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
     with answering(_OK + b"here") as port:
         assert answer_of(f"http://127.0.0.1:{port}/") == b"here"
