@@ -24,6 +24,7 @@ from gazette_platform.broker.epoch_store import (
 from gazette_platform.broker.epochs import announce, release, standing
 from gazette_platform.errors import GazetteError
 from gazette_platform.fragment.completed import CompletedSpool
+from gazette_platform.fragment.files import finish_closing
 from gazette_platform.fragment.recovery import set_aside
 from gazette_platform.keyspace import item_key
 from gazette_platform.ops.retry import backoff_s
@@ -251,6 +252,8 @@ class Leftovers:
             if not await self._store(found, stands.valid_to):
                 return False
             await run_in(self._executor, self._set_rest_aside, found)
+        # One that was just let go of is forgotten in a thread, and who leaves looks but once.
+        await run_in(self._executor, finish_closing)
         if tenure.files:
             return False  # replicas or the persister still use them
         await run_in(self._executor, tenure.leave)

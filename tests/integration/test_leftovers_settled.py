@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from gazette_platform.broker.epochs import EpochRecord, Holder, Past, Released, 
 from gazette_platform.broker.leftovers import Leftovers
 from gazette_platform.broker.side_keys import own_member_key
 from gazette_platform.etcd import Put
+from gazette_platform.fragment import files as files_module
 from gazette_platform.fragment.files import finish_closing
 from gazette_platform.fragment.persister import Persister
 from gazette_platform.fragment.recovery import SET_ASIDE, recover
@@ -238,6 +240,16 @@ async def test_who_is_no_holder_any_more_stores_nothing_as_one(bench, monkeypatc
     await bench.settle()
     assert (await bench.said(), bench.stored, bench.handed) == (record, [], [])
     assert found.fragments
+
+
+async def test_files_that_are_closed_late_keep_no_tenure_of_a_broker_that_leaves(bench):
+    """It looks once, and then ends: what it does not let go of by then stays on its disk."""
+    found = bench.find(b"content")
+    await bench.say(found)
+    files_module._closer().submit(time.sleep, 0.5)
+    await bench.leftovers.settle(JOURNAL, is_leaving=True)
+    assert (bench.stored, len(bench.leftovers)) == ([(0, b"content")], 0)
+    assert list(bench.homes[0].blocks()) == []
 
 
 async def test_files_that_somebody_reads_keep_their_tenure(bench):
