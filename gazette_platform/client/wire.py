@@ -54,6 +54,7 @@ __all__ = [
     "condition_of",
     "decoded",
     "minds_pings",
+    "proxy_options",
 ]
 
 M = TypeVar("M", bound=Message)
@@ -312,8 +313,7 @@ class WirePool:
     def _open(self, endpoint: str) -> grpc.aio.Channel:
         target, is_secure = endpoint_grpc_address(endpoint)
         options = _channel_options(self._config, is_spared=endpoint in self._spared)
-        if _LOOPBACK.match(target):
-            options.append(("grpc.enable_http_proxy", 0))
+        options += proxy_options(target)
         if not is_secure:
             return grpc.aio.insecure_channel(target, options=options)
         if self._credentials is None:
@@ -364,6 +364,11 @@ class WirePool:
         wires, self._wires = [*self._wires.values(), *self._former], {}
         for wire in wires:
             await wire.channel.close()
+
+
+def proxy_options(target: str) -> list[tuple[str, int]]:
+    """Options of a channel to `target`: one to this machine goes through no proxy."""
+    return [("grpc.enable_http_proxy", 0)] if _LOOPBACK.match(target) else []
 
 
 def _channel_options(config: ClientConfig, *, is_spared: bool = False) -> list[tuple[str, int]]:

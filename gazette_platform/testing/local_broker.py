@@ -12,7 +12,7 @@ from grpc import aio  # type: ignore[import-untyped]
 
 from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.serve import Broker
-from gazette_platform.client.wire import CALL_ERRORS
+from gazette_platform.client.wire import CALL_ERRORS, proxy_options
 from gazette_platform.codecs import compressor
 from gazette_platform.protocol import CompressionCodec, Fragment, JournalSpec, Status
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
@@ -98,7 +98,8 @@ class LocalBrokers:
 
     def stub(self, broker: Broker) -> Any:
         """The raw RPCs of a broker, as protobuf's generated stub has them."""
-        channel = aio.insecure_channel(f"{broker.config.host}:{broker.port}")
+        target = f"{broker.config.host}:{broker.port}"
+        channel = aio.insecure_channel(target, options=proxy_options(target))
         self._channels.append(channel)
         return protocol_pb2_grpc.JournalStub(channel)  # type: ignore[no-untyped-call]
 

@@ -161,6 +161,20 @@ async def test_e1_what_is_acknowledged_is_at_all_replicas(cluster):
         assert (fragment.end, fragment.sum) == (300_006, expected)
 
 
+async def test_brokers_of_one_machine_reach_each_other_without_its_proxy(
+    etcd_server, etcd_prefix, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    for variable in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
+        cluster = Cluster(brokers)
+        for zone in ZONES:
+            await cluster.start(zone)
+        await cluster.apply(spec())
+        assert span(await append(cluster.primary(), NAME, b"foo")) == (Status.OK, 0, 3)
+
+
 async def test_fs26_appends_are_pipelined_and_in_order(cluster):
     await cluster.apply(spec(length=1 << 16))
     contents = [bytes([65 + n % 26]) * (1 + 997 * (n % 7)) for n in range(60)]

@@ -19,3 +19,12 @@ def test_tests_without_a_mark_are_run_from_every_folder():
     assert sorted(visited) == sorted(
         {str(path.parent.relative_to(ROOT)) for path in (ROOT / "tests").glob("*/test_*.py")}
     )
+
+
+def test_each_part_that_is_described_is_run_with_and_without_other_pythons():
+    script = (ROOT / "tools/test_all").read_text()
+    parts, beside = re.search(r"^parts=\((.*)\) beside=\((.*)\)$", script, re.MULTILINE).groups()
+    (added,) = re.findall(r"--pythons\) beside\+=\((.*)\)", script)
+    markers = set(re.findall(r'^  \[(\w+)\]="(?!tests/)', script, re.MULTILINE))
+    assert sorted(markers) == sorted([*parts.split(), *beside.split()])
+    assert added == "pythons"
