@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import os
@@ -26,7 +25,6 @@ __all__ = [
     "AppendCall",
     "LocalBrokers",
     "append",
-    "eventually",
     "read",
     "read_all",
     "spans",
@@ -34,7 +32,6 @@ __all__ = [
 ]
 
 _DEADLINE_S = 20.0
-_POLL_S = 0.01
 
 
 @final
@@ -169,21 +166,6 @@ def read(stub: Any, journal: str, offset: int = 0, **fields: Any) -> AsyncIterat
     request = pb.ReadRequest(journal=journal, offset=offset, **fields)
     responses: AsyncIterator[pb.ReadResponse] = stub.Read(request, timeout=_DEADLINE_S)
     return responses
-
-
-async def eventually(condition: Any, *, timeout_s: float = _DEADLINE_S) -> Any:
-    """Poll until `condition()`, which may be a coroutine function, is true. Returns: its value."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
-    while True:
-        found = condition()
-        if asyncio.iscoroutine(found):
-            found = await found
-        if found:
-            return found
-        if loop.time() > deadline:
-            raise TimeoutError(f"not so after {timeout_s} s: {condition}")
-        await asyncio.sleep(_POLL_S)
 
 
 def spans(fragments: Iterable[pb.Fragment]) -> list[tuple[int, int]]:

@@ -24,7 +24,7 @@ from gazette_platform.message import Flags, Mapped, Publisher, read_committed
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.etcd, pytest.mark.timeout(180)]
 

@@ -22,7 +22,7 @@ from gazette_platform.embedded.flights import journal_of, load_flights
 from gazette_platform.errors import SetupError
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.sensors.catalog import reload_location
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1080)]
 

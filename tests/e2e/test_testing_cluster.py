@@ -14,9 +14,9 @@ from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalChange, JournalSpec
 from gazette_platform.testing.checker import check_history
 from gazette_platform.testing.history import Recorder, load_history
-from gazette_platform.testing.local_broker import eventually
 from gazette_platform.testing.payloads import Payload
 from gazette_platform.testing.recording import RecordingClient
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.etcd]
 

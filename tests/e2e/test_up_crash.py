@@ -21,7 +21,7 @@ from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.embedded.process import ProcessId
 from gazette_platform.errors import GazetteError
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,7 +16,7 @@ from gazette_platform.protocol import (
     LabelSet,
 )
 from gazette_platform.testing.cluster import BrokerCluster
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

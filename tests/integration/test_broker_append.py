@@ -23,13 +23,8 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving import grpc_server
-from gazette_platform.testing.local_broker import (
-    AppendCall,
-    append,
-    eventually,
-    read_all,
-    spans,
-)
+from gazette_platform.testing.local_broker import AppendCall, append, read_all, spans
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

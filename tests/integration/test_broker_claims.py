@@ -32,7 +32,8 @@ from gazette_platform.protocol import (
     SuspendSpec,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import append, eventually, read_all
+from gazette_platform.testing.local_broker import append, read_all
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

@@ -12,7 +12,7 @@ from gazette_platform.allocator import leaving
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import EtcdError
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, Label, LabelSet
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

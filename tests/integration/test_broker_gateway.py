@@ -23,7 +23,7 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, RpcFailed
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

@@ -10,7 +10,8 @@ import pytest
 
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.serving import http_server as http_port, sending
-from gazette_platform.testing.local_broker import append, eventually, read_all
+from gazette_platform.testing.local_broker import append, read_all
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

@@ -12,7 +12,7 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSelector
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import admin_pb2 as pb, protocol_pb2
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

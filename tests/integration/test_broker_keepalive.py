@@ -31,7 +31,8 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 from gazette_platform.serving import grpc_server
 from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.testing.fault_proxy import Direction, FaultProxies, FaultProxy
-from gazette_platform.testing.local_broker import LocalBrokers, append, eventually
+from gazette_platform.testing.local_broker import LocalBrokers, append
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

@@ -18,7 +18,8 @@ from gazette_platform.protocol import (
     Route,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import append, eventually
+from gazette_platform.testing.local_broker import append
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

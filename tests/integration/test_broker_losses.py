@@ -29,7 +29,8 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.etcd import EtcdServer
-from gazette_platform.testing.local_broker import LocalBrokers, eventually, read_all
+from gazette_platform.testing.local_broker import LocalBrokers, read_all
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

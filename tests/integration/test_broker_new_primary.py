@@ -13,13 +13,8 @@ from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.keyspace import assignment_key
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import (
-    append,
-    eventually,
-    read,
-    read_all,
-    store_fragment,
-)
+from gazette_platform.testing.local_broker import append, read, read_all, store_fragment
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

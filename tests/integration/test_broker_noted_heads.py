@@ -35,12 +35,8 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, RpcFailed
-from gazette_platform.testing.local_broker import (
-    AppendCall,
-    append,
-    eventually,
-    read_all,
-)
+from gazette_platform.testing.local_broker import AppendCall, append, read_all
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

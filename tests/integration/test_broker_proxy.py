@@ -19,13 +19,8 @@ from gazette_platform.protocol import (
     Status,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import (
-    AppendCall,
-    append,
-    eventually,
-    read,
-    read_all,
-)
+from gazette_platform.testing.local_broker import AppendCall, append, read, read_all
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

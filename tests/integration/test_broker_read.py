@@ -26,13 +26,8 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving import grpc_server
 from gazette_platform.serving.interface import Code, NotTaken
-from gazette_platform.testing.local_broker import (
-    append,
-    eventually,
-    read,
-    read_all,
-    store_fragment,
-)
+from gazette_platform.testing.local_broker import append, read, read_all, store_fragment
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

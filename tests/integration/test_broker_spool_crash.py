@@ -18,7 +18,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.chaos.spools import lose_spools, tear_spools
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

@@ -19,7 +19,8 @@ from gazette_platform.protocol import (
     JournalSpec,
     ProcessId,
 )
-from gazette_platform.testing.local_broker import append, eventually, read
+from gazette_platform.testing.local_broker import append, read
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

@@ -37,7 +37,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.fault_proxy import Direction, FaultProxy
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

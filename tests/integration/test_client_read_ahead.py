@@ -20,7 +20,7 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 FRAGMENTS = 12

@@ -24,7 +24,7 @@ from gazette_platform.message import (
     read_committed,
     read_uncommitted,
 )
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 from gazette_platform.yaml_specs import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]

@@ -19,7 +19,8 @@ from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.stores.fs import FileStore
 from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.local_broker import eventually, store_fragment
+from gazette_platform.testing.local_broker import store_fragment
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

@@ -8,7 +8,7 @@ from gazette_platform.client import AsyncClient, Change, ClientConfig, JournalWa
 from gazette_platform.errors import TransportError
 from gazette_platform.message import modulo_mapping
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

@@ -30,7 +30,8 @@ from gazette_platform.sensors.fragments import TickPorts, run_tick
 from gazette_platform.sensors.retention import Retention
 from gazette_platform.sensors.told import InstanceTold
 from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.local_broker import eventually, store_fragment
+from gazette_platform.testing.local_broker import store_fragment
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.hive, pytest.mark.trino, pytest.mark.timeout(400)]
 

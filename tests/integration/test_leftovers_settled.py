@@ -41,7 +41,7 @@ from gazette_platform.protocol import (
     SuspendSpec,
 )
 from gazette_platform.stores import open_store
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

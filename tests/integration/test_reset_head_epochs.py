@@ -18,7 +18,7 @@ from gazette_platform.broker.leftovers import Leftovers
 from gazette_platform.client import AwaitedBroker, Change
 from gazette_platform.errors import GazetteError, SpoolsAwaited
 from gazette_platform.protocol import AppendSuspend
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

@@ -35,7 +35,7 @@ from gazette_platform.errors import (
     ValidationError,
 )
 from gazette_platform.message import read_uncommitted
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

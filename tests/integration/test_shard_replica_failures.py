@@ -33,7 +33,7 @@ from gazette_platform.errors import (
     ShardStopped,
     ValidationError,
 )
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 

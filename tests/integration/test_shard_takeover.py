@@ -15,7 +15,7 @@ from gazette_platform.consumer.service import EtcdShardHost
 from gazette_platform.errors import ShardStopped
 from gazette_platform.etcd import Delete, EtcdClient, Put
 from gazette_platform.keyspace import assignment_key
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
 

@@ -14,7 +14,7 @@ from store_proxy import Fault, store_proxy
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.fragments import parse_fragment_path
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 
 # The first test may build the server.
 pytestmark = [pytest.mark.s3, pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(900)]

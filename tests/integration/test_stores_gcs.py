@@ -30,8 +30,8 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import CompressionCodec
 from gazette_platform.stores import gcs_bucket, health_check
 from gazette_platform.stores.health import put_bytes
-from gazette_platform.testing.local_broker import eventually
 from gazette_platform.testing.stores import StoreConformance, listing, read_all
+from gazette_platform.testing.waiting import eventually
 
 # The first test may build the server.
 pytestmark = [

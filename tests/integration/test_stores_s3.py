@@ -20,8 +20,9 @@ from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpe
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 from gazette_platform.stores import health_check, s3
 from gazette_platform.stores.health import put_bytes
-from gazette_platform.testing.local_broker import append, eventually, read_all as read_journal
+from gazette_platform.testing.local_broker import append, read_all as read_journal
 from gazette_platform.testing.stores import StoreConformance, listing, read_all
+from gazette_platform.testing.waiting import eventually
 
 # The first test may build the server.
 pytestmark = [pytest.mark.s3, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -16,7 +16,7 @@ from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.chaos.nemesis import Nemesis
 from gazette_platform.testing.chaos.plan import Fault, FaultKind
 from gazette_platform.testing.chaos.watchdog import Watchdog
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 
 LEASE_LOST = (
     "gazette: error: unable to keep member lease alive: lease 7 was not renewed within 6 s; "

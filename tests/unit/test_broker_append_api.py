@@ -35,7 +35,7 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.content import encode_append_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import READ_AHEAD_BYTES, Code, RpcFailed
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 
 COMMIT = b""
 STALLED = "append stream: client stream didn't sustain the minimum append data rate"

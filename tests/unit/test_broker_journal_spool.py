@@ -15,7 +15,7 @@ from gazette_platform.fragment.spool import Spool
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import LabelSet
 from gazette_platform.serving.interface import RpcFailed
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 
 
 @pytest.fixture

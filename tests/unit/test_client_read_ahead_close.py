@@ -10,7 +10,7 @@ from gazette_platform.client.read_ahead import FragmentStream, ReadAhead
 from gazette_platform.errors import TransportError
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, Fragment
-from gazette_platform.testing.local_broker import eventually
+from gazette_platform.testing.waiting import eventually
 
 CONTENT = b"0123456789abcdef" * (2 << 20)
 FRAGMENT = Fragment(
