@@ -208,6 +208,8 @@ class Runner:
             "GAZETTE_REQUIRE_SERVERS": "1",
             "GAZETTE_TEST_REPORT": str(run.report),
         }
+        # Else each of hundreds of processes compiles the project anew.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         is_alone = not self._waiting and not self._running
         command = run.part.command_line(self._arguments)
         run.began = time.monotonic()
