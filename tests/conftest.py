@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -42,7 +41,7 @@ settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "house")
 )
 
-pytest_plugins = ("gazette_platform.testing.plugin",)
+pytest_plugins = ("gazette_platform.testing.plugin", "outcomes")
 
 # A folder is a tier (tests/README.md). Tests with these marks start servers that only these tiers may start.
 _TIERS: Final = {
@@ -81,29 +80,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark, folders in _TIERS.items():
             if item.get_closest_marker(mark) is not None and item.path.parent.name not in folders:
                 raise pytest.UsageError(f"{item.nodeid}: marked {mark}, and not in {folders}")
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    if not hasattr(session.config, "workerinput"):
-        _report(collected=len(session.items))
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Write each outcome to the file that `tools/run_tests.py` reads."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        _report(
-            test=report.nodeid,
-            when=report.when,
-            outcome=report.outcome,
-            seconds=round(report.duration, 4),
-        )
-
-
-def _report(**row: object) -> None:
-    path = os.environ.get("GAZETTE_TEST_REPORT")
-    if path:
-        with Path(path).open("a", encoding="utf-8") as report:
-            report.write(json.dumps(row) + "\n")
 
 
 @pytest.hookimpl(wrapper=True)

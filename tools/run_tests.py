@@ -154,8 +154,11 @@ class Run:
 class Runner:
     """Starts parts, two with servers at a time, and waits for them."""
 
-    def __init__(self, parts: tuple[Part, ...], arguments: list[str], folder: Path) -> None:
+    def __init__(
+        self, parts: tuple[Part, ...], arguments: list[str], *, root: Path, folder: Path
+    ) -> None:
         self._arguments = arguments
+        self._root = root
         self._waiting = [
             Run(p, folder / f"{p.name}.log", folder / f"{p.name}.jsonl") for p in parts
         ]
@@ -216,7 +219,7 @@ class Runner:
         with run.log.open("wb") as log:
             run.process = subprocess.Popen(
                 command,
-                cwd=ROOT,
+                cwd=self._root,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -276,51 +279,57 @@ def say(text: str) -> None:
     print(f"[{time.monotonic() - _BEGAN:4.0f}s] {text}", flush=True)
 
 
-def look_again(runs: list[Run], folder: Path) -> list[str] | None:
+def _look_again(runs: list[Run], root: Path, folder: Path) -> list[str] | None:
     """Run failed tests with servers once more, alone.
 
     Returns: the tests that passed now; None: the failures stand.
     """
-    if any(run.has_failed and (run.part.is_beside or run.part.command) for run in runs):
-        return None
     failed = [test for run in runs for test in run.failed]
-    broken = any(run.has_failed and (run.code != 1 or not run.failed) for run in runs)
-    if broken or not failed or len(failed) > _AGAIN_MAX:
+    is_broken = any(run.has_failed and (run.code != 1 or not run.failed) for run in runs)
+    is_without_servers = any(run.has_failed and run.part.is_beside for run in runs)
+    if is_broken or is_without_servers or not 0 < len(failed) <= _AGAIN_MAX:
         return None
     say(f"running {len(failed)} failed tests once more, alone")
     part = Part(name="again", folders=tuple(failed))
-    (again,) = Runner((part,), ["--tb=short"], folder).run()
+    (again,) = Runner((part,), ["--tb=short"], root=root, folder=folder).run()
     for test in failed:
         print(
             f"flaky: {test}: failed among the others, {again.outcomes.get(test, 'did not run')} alone"
         )
-    if again.has_failed or len(failed) > _FLAKY_MAX:
-        return None
-    return failed
+    return None if again.has_failed or len(failed) > _FLAKY_MAX else failed
 
 
-def main() -> int:
-    """Run the tier that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("tier", choices=TIERS)
-    parser.add_argument(
-        "--look-again", action="store_true", help="run failed tests once more, alone"
-    )
-    parser.add_argument("--slowest", type=int, default=10, help="how many slow tests to list")
-    parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
-    chosen = parser.parse_args()
-    # Orphans of a part become our children, and their processor time is counted.
+def run_tier(
+    tier: str,
+    parts: tuple[Part, ...],
+    arguments: list[str],
+    *,
+    root: Path = ROOT,
+    may_look_again: bool = False,
+    slowest: int = 10,
+) -> int:
+    """Run parts, and print what each took and what failed.
+
+    Args:
+        arguments: more of them for pytest.
+        root: working folder.
+        may_look_again: run failed tests with servers once more.
+        slowest: how many slow tests to list.
+
+    Returns: the exit code.
+    """
+    # Orphans of a part become our children, so that their processor time is counted.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with tempfile.TemporaryDirectory(prefix="gazette-tests-") as folder:
-        runner = Runner(TIERS[chosen.tier], chosen.pytest, Path(folder))
+        runner = Runner(parts, arguments, root=root, folder=Path(folder))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: runner.stop())
         runs = runner.run()
         if runner.is_stopping:
-            print(f"{chosen.tier}: stopped")
+            print(f"{tier}: stopped")
             return 130
-        flaky = look_again(runs, Path(folder)) if chosen.look_again else None
-        return _conclude(chosen.tier, runs, runner.left_cpu_s, flaky, chosen.slowest)
+        flaky = _look_again(runs, root, Path(folder)) if may_look_again else None
+        return _conclude(tier, runs, runner.left_cpu_s, flaky, slowest)
 
 
 def _conclude(
@@ -353,6 +362,25 @@ def _conclude(
     if has_failed:
         return 1
     return 0 if sum(counts.values()) else _NONE_SELECTED
+
+
+def main() -> int:
+    """Run the tier that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("tier", choices=TIERS)
+    parser.add_argument(
+        "--look-again", action="store_true", help="run failed tests once more, alone"
+    )
+    parser.add_argument("--slowest", type=int, default=10, help="how many slow tests to list")
+    parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
+    chosen = parser.parse_args()
+    return run_tier(
+        chosen.tier,
+        TIERS[chosen.tier],
+        chosen.pytest,
+        may_look_again=chosen.look_again,
+        slowest=chosen.slowest,
+    )
 
 
 if __name__ == "__main__":
