@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from dagster import AssetKey, AssetMaterialization, DagsterInstance, DeleteDynamicPartitionsRequest
+from dagster import AssetKey, DagsterInstance, DeleteDynamicPartitionsRequest
 
 from gazette_platform.cli.gazctl import main
 from gazette_platform.client import AsyncClient, Change, Client, ClientConfig
@@ -235,100 +235,3 @@ async def test_prunes_are_followed_and_told_once(server, client, platform, trino
     findings = await asyncio.to_thread(platform.findings)
     assert [(f.kind, f.is_error) for f in findings] == [("gap", False)]
     assert await counted(trino) == [("03", 1), ("05", 2)]
-
-
-async def test_a_time_is_of_all_journals_also_when_one_is_pruned(
-    server, client, platform, trino, prune
-):
-    """And Dagster has partitions of a former release, one a Hive partition."""
-    other = "prune/part=1"
-    await client.apply([Change(replace(spec(), name=other))])
-    for begin, (hour, age_h) in enumerate([(1, 40), (2, 38), (3, 13), (4, 7)]):
-        store(server, begin, hour, age_h)
-    for begin, (hour, age_h) in enumerate([(1, 8), (4, 7)]):
-        store(server, begin, hour, age_h, journal=other)
-    await listed(client, 4)
-    await listed(client, 2, other)
-    formers = ["0/01", "1/01", "part=0/hour=02"]
-    platform.instance.add_dynamic_partitions(SPEC.name, formers)
-    for count, key in enumerate(formers, 1):
-        event = AssetMaterialization(
-            AssetKey(["pruning", "events"]),
-            partition=key,
-            metadata={
-                "fragments": 1,
-                "content_bytes": len(LINE),
-                "rows_added": 1,
-                "dagster/partition_row_count": 1,
-                "dagster/row_count": count,
-            },
-            tags={"dagster/data_version": f"0-{len(LINE)}"},
-        )
-        platform.instance.report_runless_asset_event(event)
-
-    def hive(*parts):
-        return [f"part={part}/hour={hour:02}" for part, hour in parts]
-
-    async def come_to(names, keys):
-        async def is_so():
-            await asyncio.to_thread(platform.tick)
-            return await asyncio.to_thread(platform.names) == (names, keys)
-
-        await eventually(is_so, timeout_s=120)
-
-    all_of_one, all_of_other = [(0, 1), (0, 2), (0, 3), (0, 4)], [(1, 1), (1, 4)]
-    await come_to(hive(*all_of_one, *all_of_other), ["01", "02", "03", "04"])
-    assert await counted(trino) == [("01", 2), ("02", 1), ("03", 1), ("04", 2)]
-
-    def told():
-        """Rows added under the new keys, and those that the table has."""
-        added, events = {}, platform.events()[len(formers) :]
-        for event in events:
-            rows = event.metadata["rows_added"].value
-            added.setdefault(event.partition, []).append(rows)
-        return added, events[-1].metadata["dagster/row_count"].value
-
-    first = {"01": [0], "02": [0], "03": [1], "04": [2]}
-    assert await asyncio.to_thread(told) == (first, 6)
-
-    await prune()
-    await listed(client, 2)
-    # At hour 1 the other journal has something left, at hour 2 nobody has.
-    await come_to(hive((0, 3), (0, 4), *all_of_other), ["01", "03", "04"])
-    await ticks(platform)
-    assert await asyncio.to_thread(told) == (first | {"01": [0, -1], "02": [0, -1]}, 4)
-    assert await counted(trino) == [("01", 1), ("03", 1), ("04", 2)]
-    # A lost cursor finds all done, and tells nothing.
-    platform.cursor = None
-    await ticks(platform)
-    assert await asyncio.to_thread(told) == (first | {"01": [0, -1], "02": [0, -1]}, 4)
-
-
-async def test_a_store_that_went_away_is_no_prune(server, client, platform, trino, tmp_path):
-    for begin, hour in enumerate((3, 4, 5)):
-        store(server, begin, hour, 10 - hour)
-    await listed(client, 3)
-    await settled(platform, 3, 4, 5)
-    # The folder of the journal is empty, and brokers believe it. Then something is stored there.
-    away = tmp_path / "away"
-    (server.fragments / JOURNAL).rename(away)
-    await listed(client, 0)
-    await ticks(platform)
-    store(server, 3, 6, 0)
-    await listed(client, 1)
-    await settled(platform, 3, 4, 5, 6)
-    await ticks(platform)
-    assert "may not have been pruned" in platform.text
-    await settled(platform, 3, 4, 5, 6)
-
-    for folder in away.iterdir():
-        folder.rename(server.fragments / JOURNAL / folder.name)
-    await listed(client, 4)
-
-    async def is_quiet():
-        await ticks(platform, 1)
-        return "may not have been pruned" not in platform.text
-
-    await eventually(is_quiet, timeout_s=60)
-    await settled(platform, 3, 4, 5, 6)
-    assert await counted(trino) == [(f"{h:02}", 1) for h in (3, 4, 5, 6)]

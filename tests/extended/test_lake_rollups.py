@@ -9,14 +9,12 @@ import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import msgspec
 import pytest
 from dagster import DagsterInstance, ResourceDefinition, RunConfig, materialize
 from lake_bench import FragmentFiles
 from trino import dbapi
 
 from gazette_platform.assets import RollupConfig, rollup_asset
-from gazette_platform.errors import LakeError, RollupFenced
 from gazette_platform.lake import (
     Auditor,
     Registrar,
@@ -250,97 +248,6 @@ def test_rollup_in_spark_and_one_of_it_in_trino(flights, run, specs, trino, spar
     assert in_spark(spark, DELAYS) == expected
 
 
-@pytest.mark.parametrize("name", ["route_by_month", "delays_by_arrival"])
-def test_what_did_not_change_is_not_read_again(flights, files, run, specs, trino, name):
-    """A file that would fail any query which reads it stands for all that has not changed."""
-    flights("EWR", (1, "IAH", 0))
-    run(specs[name])
-    (path,) = (files.root / "flights/origin=EWR").rglob("*.gz")
-    path.write_bytes(b"\x1f\x8b\x08\x00 not gzip at all")
-    flights("JFK", (1, "LAX", 10), hour="06")
-    assert run(specs[name])["slices_made"] == 1
-    assert trino.query(f"SELECT sum(flights) FROM iceberg.rollups.{name}") == [(2,)]
-    # The other way round it would have been noticed.
-    with pytest.raises(Exception, match=r"(?i)gzip|zlib|fail"):
-        run(specs[name], force=True)
-    assert trino.query(f"SELECT sum(flights) FROM iceberg.rollups.{name}") == [(2,)]
-
-
-@pytest.mark.parametrize("name", ["route_by_month", "delays_by_arrival"])
-def test_rows_of_overlapping_files_are_read_once(flights, files, run, specs, trino, name):
-    flights("JFK", (1, "LAX", 10), (1, "LAX", 20))
-    run(specs[name])
-    count = f"SELECT sum(flights) FROM iceberg.rollups.{name}"
-    assert trino.query(count) == [(2,)]
-    content = flight(1, "JFK", "LAX", 10)
-    postfix = "append_date=2026-01-02/append_hour=05"
-    files.forget(files.append("flights/origin=JFK/part=000", content, postfix=postfix, begin=0))
-    flights("JFK", (2, "SFO", 5), hour="07")
-    assert trino.query("SELECT count(*) FROM hive.flights.flights") == [(4,)]
-    run(specs[name])
-    assert trino.query(count) == [(3,)]
-
-
-def test_pruned_content_stays_unless_the_spec_follows(flights, run, specs, trino, metastore):
-    report = flights("JFK", (1, "LAX", 10))
-    flights("JFK", (2, "SFO", 5), hour="06")
-    flights("EWR", (2, "SFO", 5), hour="06")
-    run(specs["route_by_month"])
-    before = trino.query(ROUTES)
-    with metastore.connect() as session:
-        table = session.table("flights", "flights")
-        session.drop_partition(table, report.updates[0].values)
-    idle = run(specs["route_by_month"])
-    assert (idle["slices_made"], idle["complete"]) == (0, True)
-    # A slice that lost content cannot take new content without shrinking: told, and left.
-    with metastore.connect() as session:
-        for values in (p.values for p in session.partitions(table)):
-            if values[0] == "JFK":
-                session.drop_partition(table, values)
-    left = run(specs["route_by_month"])
-    assert (left["slices_made"], trino.query(ROUTES)) == (0, before)
-    follows = msgspec.structs.replace(specs["route_by_month"], retention="follow")
-    gone = run(follows)
-    assert (gone["slices_dropped"], gone["slices"]) == (1, 1)
-    assert trino.query(ROUTES) == [("EWR", "SFO", 2, 1, 0, 5.0)]
-
-
-@pytest.mark.parametrize("name", ["route_by_month", "delays_by_arrival"])
-@pytest.mark.parametrize("retention", ["keep", "follow"])
-def test_a_store_that_is_away_is_waited_for(flights, files, run, specs, trino, name, retention):
-    """Engines read absent directories as empty: what was made of them would never be made again."""
-    spec = msgspec.structs.replace(specs[name], retention=retention)
-    flights("JFK", (1, "LAX", 10))
-    flights("EWR", (1, "IAH", 0))
-    folder = files.root / "flights/origin=EWR"
-    away = folder.rename(files.root / "away")
-    assert trino.query("SELECT count(*) FROM hive.flights.flights") == [(1,)]
-    first = run(spec)
-    assert not first["complete"]
-    away.rename(folder)
-    assert run(spec)["complete"]
-    assert trino.query(f"SELECT sum(flights) FROM iceberg.rollups.{name}") == [(2,)]
-
-
-def test_other_code_and_columns_replace_the_table_in_one_commit(flights, run, specs, trino, spark):
-    flights("JFK", (1, "LAX", 10), (2, "SFO", -5))
-    flights("EWR", (1, "IAH", 0))
-    for name in ("route_by_month", "delays_by_arrival"):
-        run(specs[name])
-        spec = specs[name]
-        other = msgspec.structs.replace(
-            spec, sql=spec.sql.replace("count(*) AS flights", "'x' AS note, count(*) AS flights")
-        )
-        found = run(other)
-        assert found["slices_made"] == found["slices"]
-        sql = f"SELECT DISTINCT note, flights FROM iceberg.rollups.{name} WHERE flights = 1"
-        assert trino.query(sql) == [("x", 1)]
-        spark.catalog.refreshTable(f"iceberg.rollups.{name}")
-        assert in_spark(spark, sql) == [("x", 1)]
-        assert run(other)["slices_made"] == 0
-        assert snapshots(trino, name) == 1
-
-
 def test_function_of_data_frames(flights, run, spark, trino):
     @rollup(name="rollups.by_dest", sources=["flights.flights"], slices=["origin"])
     def by_dest(flights):
@@ -359,37 +266,6 @@ def test_function_of_data_frames(flights, run, spark, trino):
 
 
 # ------------------------------------------------------------------ the fence
-
-
-class Held:
-    """An engine whose run is held up, after it made its slices, until others are through."""
-
-    def __init__(self, engine, others):
-        self.engine = engine
-        self.others = others
-
-    def stage(self, *arguments, **options):
-        self.engine.stage(*arguments, **options)
-        others, self.others = self.others, lambda: None
-        others()
-
-
-@pytest.mark.parametrize("name", ["route_by_month", "delays_by_arrival"])
-def test_zombie_cannot_put_a_table_back(flights, specs, trino, spark, tables, metastore, name):
-    engine = TrinoEngine(trino) if name == "route_by_month" else SparkEngine(spark)
-    spec = specs[name]
-    flights("JFK", (1, "LAX", 10))
-    RollupRunner(metastore, tables, engine).run(spec)
-    flights("JFK", (1, "LAX", 20))
-
-    def others():
-        flights("JFK", (1, "LAX", 30))
-        RollupRunner(metastore, tables, engine).run(spec)
-
-    with pytest.raises(RollupFenced):
-        RollupRunner(metastore, tables, Held(engine, others)).run(spec)
-    assert trino.query(f"SELECT sum(flights) FROM iceberg.rollups.{name}") == [(3,)]
-    assert RollupRunner(metastore, tables, engine).run(spec).made == []
 
 
 def test_of_many_who_swap_at_once_exactly_one_does(flights, specs, trino, tables, metastore):
@@ -433,20 +309,6 @@ def test_metastore_refuses_who_has_looked_too_early(flights, specs, trino, table
         client.get_table = looked_early
         assert not session._swap("rollups", "route_by_month", table.metadata_location, second)
     assert tables.load("rollups", "route_by_month").metadata_location == first
-
-
-def test_query_that_the_engine_refuses_is_told_and_changes_nothing(
-    flights, specs, trino, spark, tables, metastore
-):
-    flights("JFK", (1, "LAX", 10))
-    for name, engine in (
-        ("route_by_month", TrinoEngine(trino)),
-        ("delays_by_arrival", SparkEngine(spark)),
-    ):
-        spec = msgspec.structs.replace(specs[name], sql="SELECT no_such FROM flights")
-        with pytest.raises(LakeError, match="no_such"):
-            RollupRunner(metastore, tables, engine).run(spec)
-        assert tables.load("rollups", name) is None
 
 
 # ------------------------------------------------------------------ maintenance

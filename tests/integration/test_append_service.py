@@ -5,15 +5,12 @@ import random
 
 import pytest
 
-from gazette_platform.client import AppendOptions, AsyncClient, Change, ClientConfig
-from gazette_platform.errors import DependencyFailed, RegisterMismatch
+from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import (
     CompressionCodec,
     FragmentSpec,
     JournalSpec,
-    LabelSelector,
-    LabelSet,
 )
 from gazette_platform.testing.cluster import BrokerCluster
 from gazette_platform.testing.waiting import eventually
@@ -148,22 +145,3 @@ async def test_a_primary_that_is_killed_loses_nothing_of_a_writer(etcd_server, t
     # A batch whose answer was lost is there twice, whole, and before what follows it.
     firsts = list(dict.fromkeys(found))
     assert firsts == records
-
-
-async def test_a_fenced_writer_and_what_depends_on_it_append_nothing(broker):
-    async with AsyncClient(ClientConfig(address=broker.address)) as client:
-        await client.apply([Change(spec("a/log")), Change(spec("a/out"))])
-        mine, yours = LabelSet.of(author="me"), LabelSet.of(author="you")
-        fence = AppendOptions(check_registers=LabelSelector(include=mine))
-        await client.append("a/log", b"begin;", union_registers=mine)
-        service = client.append_service()
-        ticket = await service.submit("a/log", b"mine;", options=fence)
-        assert await service.append("a/out", b"first;", after=[ticket]) == (0, 6)
-        await client.append("a/log", b"fenced;", union_registers=yours)
-        ticket = await service.submit("a/log", b"zombie;", options=fence)
-        with pytest.raises(DependencyFailed, match="REGISTER_MISMATCH"):
-            await service.append("a/out", b"second;", after=[ticket])
-        with pytest.raises(RegisterMismatch):
-            await ticket
-        assert await client.read("a/log").read() == b"begin;mine;fenced;"
-        assert await client.read("a/out").read() == b"first;"

@@ -119,16 +119,6 @@ def test_specs_are_listed_edited_and_deleted(gazctl, journals, root, tmp_path, m
     assert gazctl("list", "-l", journals).out == b"Name\n"
 
 
-def test_stale_revision_and_bad_specs_change_nothing(gazctl, journals, root):
-    result = gazctl("apply", stdin=SPEC.format(root=root).encode())
-    assert (result.code, result.err.count("\n")) == (1, 1)
-    assert "ETCD_TRANSACTION_FAILED" in result.err
-    bad = SPEC.format(root=root).replace("replication: 1", "replication: 9")
-    result = gazctl("apply", stdin=bad.encode())
-    assert (result.code, result.err.count("\n")) == (1, 1)
-    assert "Replication" in result.err
-
-
 def test_apply_says_what_cannot_work_yet(gazctl, root):
     three = SPEC.format(root=root).replace("replication: 1", "replication: 3")
     result = gazctl("apply", stdin=three.encode())
@@ -170,13 +160,6 @@ def test_append_and_read_back(gazctl, journals, root):
     assert gazctl("read", "-l", f"name={root}/two").out.endswith(b"named\n")
 
 
-def test_append_takes_stdin(start, gazctl, journals, root):
-    process = start("append", "-l", f"name={root}/one", "-f", "lines")
-    _, err = process.communicate(b"piped\n" * 1000)
-    assert process.returncode == 0, err
-    assert gazctl("read", "-l", f"name={root}/one").out == b"piped\n" * 1000
-
-
 def test_slow_stdin_is_still_one_append(start, gazctl, journals, root):
     process = start("append", "-l", f"name={root}/one")
     process.stdin.write(b"slow ")
@@ -185,19 +168,6 @@ def test_slow_stdin_is_still_one_append(start, gazctl, journals, root):
     _, err = process.communicate(b"input")
     assert err.decode().splitlines()[0] == f"appended 10 bytes to {root}/one at offset 0"
     assert gazctl("read", "-l", f"name={root}/one").out == b"slow input"
-
-
-def test_read_continues_where_it_ended(gazctl, journals, root, tmp_path):
-    offsets = ("--offsets", "o.json", "--offsets-out", "o.json")
-    (tmp_path / "o.json").write_text("{}")
-    append(gazctl, f"name={root}/one", b"first\n")
-    assert gazctl("read", "-l", journals, *offsets).out == b"first\n"
-    append(gazctl, f"name={root}/one", b"second\n")
-    assert gazctl("read", "-l", journals, *offsets).out == b"second\n"
-    assert orjson.loads((tmp_path / "o.json").read_bytes()) == {
-        f"{root}/one": 13,
-        f"{root}/two": 0,
-    }
 
 
 def test_blocking_read_follows_until_a_signal(gazctl, start, journals, root, tmp_path):
@@ -252,19 +222,6 @@ def test_fragments_and_prune(gazctl, journals, root, shared):
     assert all(file.exists() for file in files)
     assert gazctl(*prune).code == 0
     assert not files[0].exists()
-
-
-def test_reset_head_suspend_and_store_health(gazctl, journals, root):
-    append(gazctl, f"name={root}/one", b"x" * 10)
-    out = gazctl("reset-head", "-l", journals).out.decode()
-    assert out == f"{root}/one: head is 10\n{root}/two: head is 0\n"
-    result = gazctl("suspend", "-l", f"name={root}/one", "--force")
-    assert result.out.decode() == f"{root}/one: suspended\n"
-    append(gazctl, f"name={root}/one", b"resumed")
-    assert gazctl("read", "-l", f"name={root}/one").out == b"x" * 10 + b"resumed"
-    assert gazctl("store-health", "file:///").out == b"Fragment store file:/// is healthy\n"
-    result = gazctl("store-health", "s3://bucket/path/")
-    assert (result.code, result.err.count("\n")) == (1, 1)
 
 
 def test_watch_lists_again_after_changes(gazctl, start, root):

@@ -21,9 +21,7 @@ from gazette_platform.errors import (
     EtcdTransactionFailed,
     JournalNotFound,
     NotAllowed,
-    OutcomeUnknown,
     RegisterMismatch,
-    TransportError,
     WrongAppendOffset,
 )
 from gazette_platform.ops.durations import SECOND_NS
@@ -36,8 +34,6 @@ from gazette_platform.protocol import (
     LabelSet,
 )
 from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.fault_proxy import Direction, FaultProxy
-from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 
@@ -145,18 +141,6 @@ async def test_conditions_of_appends(client, name):
         await client.append(f"{name}-read", b"x")
 
 
-async def test_content_that_fails_is_rolled_back(client, name):
-    async def pieces():
-        yield b"x" * 2_000_000
-        raise ValueError("stop")
-
-    await client.apply([Change(spec(name))])
-    with pytest.raises(ValueError, match="stop"):
-        await client.append(name, pieces())
-    assert (await client.append(name, b"whole")).begin == 0
-    assert await client.read(name).read() == b"whole"
-
-
 async def test_tail_receives_what_a_writer_appends(client, name):
     await client.apply([Change(spec(name))])
     head = (await client.append(name, b"{}\n")).end
@@ -176,18 +160,6 @@ async def test_tail_receives_what_a_writer_appends(client, name):
                 _ = await writer.write(b"%d\n" % n)
     assert values == list(range(20_000))
     await reader.aclose()
-
-
-async def test_tail_without_offset_begins_at_the_head(client, name):
-    await client.apply([Change(spec(name))])
-    await client.append(name, b"old")
-    async with client.tail(name) as reader, asyncio.timeout(20), asyncio.TaskGroup() as group:
-        first = group.create_task(anext(reader))
-        while not first.done():
-            # When the read has reached its broker nobody tells: append until it shows.
-            await client.append(name, b"new")
-            await asyncio.sleep(0.01)
-    assert bytes(first.result()).startswith(b"new")
 
 
 async def test_direct_reads_fetch_history_from_the_store(client, name, shared):
@@ -246,14 +218,6 @@ async def test_calls_survive_a_restart_of_the_broker(broker):
     await client.close()
 
 
-async def test_stopped_broker_is_named(broker):
-    broker.kill()
-    config = ClientConfig(address=broker.address, connect_timeout_s=1.0)
-    async with AsyncClient(config) as other:
-        with pytest.raises(TransportError, match=f"{broker.address} is not reachable"):
-            await other.list()
-
-
 def test_synchronous_client_of_many_threads(shared, name):
     with Client(ClientConfig(address=shared.address)) as client:
         client.apply([Change(spec(name))])
@@ -270,56 +234,3 @@ def test_synchronous_client_of_many_threads(shared, name):
         with client.read(name) as reader:
             found = [line for batch in reader.lines() for line in batch]
         assert sorted(found) == sorted(b"%d %d" % (p, n) for p in range(4) for n in range(50))
-
-
-@pytest.fixture
-async def lossy(shared):
-    """A client behind a proxy, and a function that appends so that the first answer is lost."""
-    host, _, port = shared.address.removeprefix("http://").partition(":")
-    async with FaultProxy(host, int(port)) as proxy:
-        config = ClientConfig(address=proxy.address, route_cache_size=0)
-        async with (
-            AsyncClient(config) as behind,
-            AsyncClient(ClientConfig(address=shared.address)) as direct,
-        ):
-
-            async def append(journal, data, **options):
-                head = await behind.write_head(journal)  # the connection is made
-                proxy.black_hole(Direction.TO_CLIENT)
-                call = asyncio.get_running_loop().create_task(
-                    behind.append(journal, data, **options)
-                )
-
-                async def is_applied():
-                    return await direct.write_head(journal) > head
-
-                await eventually(is_applied)
-                proxy.reset()
-                await proxy.heal()
-                return await call
-
-            yield append, direct
-
-
-async def test_an_append_at_an_offset_is_made_once_though_its_answer_is_lost(lossy, name):
-    append, client = lossy
-    await client.apply([Change(spec(name))])
-    await client.append(name, b"before\n")
-    result = await append(name, b"once\n", offset=7)
-    assert (result.begin, result.end) == (7, 12)
-    assert result.sha1 == hashlib.sha1(b"once\n").digest()
-    assert await client.read(name).read() == b"before\nonce\n"
-
-
-async def test_a_register_that_an_append_changed_itself_leaves_its_outcome_unknown(lossy, name):
-    append, client = lossy
-    await client.apply([Change(spec(name))])
-    with pytest.raises(OutcomeUnknown, match="REGISTER_MISMATCH") as unknown:
-        await append(
-            name,
-            b"x",
-            check_registers=LabelSelector(exclude=LabelSet.of(author="")),
-            union_registers=LabelSet.of(author="me"),
-        )
-    assert unknown.value.may_be_applied
-    assert await client.read(name).read() == b"x"

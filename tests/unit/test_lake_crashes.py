@@ -6,12 +6,11 @@ effect; or the call fails, before it takes effect or (an ambiguous answer) after
 in the end accounts are those of the fragments, and what Dagster was told is what accounts say.
 """
 
-import os
-
 import pytest
 from lake_world import MODES, Steps, World
 
 from gazette_platform.errors import LakeError
+
 
 def steps_of_a_history(root):
     with World(root, Steps()) as world:
