@@ -227,21 +227,6 @@ async def test_cn2_a_hot_standby_takes_over_from_a_process_that_died(world):
     await world.check()
 
 
-async def test_crashes_again_and_again_lose_and_double_nothing(world):
-    await world.consumers.start(Counts(), hints_interval_s=0.2)
-    await world.create_shards(hot_standbys=1)
-    dice = random.Random(7)
-    for life in range(5):
-        await world.consumers.start(Counts(), hints_interval_s=0.2)
-        publishing = asyncio.create_task(world.publish(50, seed=life))  # noqa: TID251  awaited below
-        await asyncio.sleep(dice.random() * 0.6)
-        await world.consumers.crash(world.consumers.processes[0])
-        await publishing
-        for name in SHARDS:
-            await world.consumers.wait_primary(name)
-    await world.check()
-
-
 async def test_a_failed_shard_is_told_and_goes_on_when_it_is_unassigned(world):
     await world.consumers.start(Counts())
     await world.create_shards()

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import hashlib
 import itertools
 import os
@@ -15,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gazette_platform.client import AsyncClient, Change, Client, ClientConfig
-from gazette_platform.errors import ChecksumMismatch, DataError, GazetteError, OffsetJump
+from gazette_platform.errors import ChecksumMismatch, DataError, OffsetJump
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
@@ -166,31 +165,6 @@ async def test_early_close_ends_all_fetching(client, name):
         return any(path.endswith(".gz") and name in path for path in found)
 
     await eventually(lambda: not is_open())
-
-
-async def test_a_reader_that_is_left_gives_back_what_it_held(client, name):
-    await filled(client, name)
-    reader = client.read(name, direct=True)
-    await anext(reader)
-    pool = client._transport.read_ahead
-    await eventually(lambda: pool.held_bytes > 0)
-    del reader
-
-    def is_given_back():
-        gc.collect()  # again: a call that lists what follows may hold it until it ends
-        return pool.held_bytes == 0
-
-    await eventually(is_given_back)
-
-
-async def test_closing_the_client_ends_a_read_that_waits(shared, name):
-    async with client_of(shared, read_ahead_bytes_max=1 << 20) as client:
-        await filled(client, name)
-        reader = client.read(name, direct=True)
-        await anext(reader)
-    with pytest.raises(GazetteError, match="closed"):
-        async with asyncio.timeout(30):
-            await reader.read()
 
 
 async def test_a_cancelled_read_loses_nothing(client, name):
