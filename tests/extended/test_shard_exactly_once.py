@@ -119,33 +119,3 @@ async def test_results_are_there_once_though_the_shard_is_killed_again_and_again
         of_key = [each["of_key"] for each in output if each["key"] == key]
         assert of_key == [*range(1, per_key[key] + 1)]
     assert all(isinstance(zombie.error, Fenced | None) for zombie in zombies)
-
-
-@pytest.mark.parametrize("log", [True, False])
-async def test_results_are_there_once_though_the_broker_is_killed(broker, tmp_path, log):
-    config = ClientConfig(address=broker.address, retry_timeout_s=None, connect_timeout_s=60)
-    async with AsyncClient(config) as client:
-        await make_journals(client)
-        bench = Bench(client, tmp_path / "replicas")
-        application = NumberedInBatches()
-        replica = bench.replica(application, spec_of(log=log))
-        publisher, count = bench.publisher(), 600
-
-        async def publish():
-            for number in range(count):
-                await publisher.publish_committed({"id": number, "key": KEYS[number % 3]})
-                await asyncio.sleep(0.005)
-            await publisher.service.flush()
-
-        async with asyncio.TaskGroup() as tasks, asyncio.timeout(100):
-            publishing = tasks.create_task(publish())
-            while not publishing.done():
-                await asyncio.sleep(1)
-                await asyncio.to_thread(broker.kill)
-                await asyncio.to_thread(broker.start)
-            store = await replica.wait_through({IN: await client.write_head(IN)})
-        assert store.state["all"] == count
-        output = await bench.output()
-        assert [each["number"] for each in output] == [*range(1, count + 1)]
-        assert sorted(each["id"] for each in output) == [*range(count)]
-        await bench.close()

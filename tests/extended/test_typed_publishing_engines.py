@@ -8,9 +8,8 @@ import pytest
 from msgspec import structs
 from typed_commits import SparkTable
 from typed_files import write_rows
-from typed_world import JOURNAL, publish, row, spec
+from typed_world import JOURNAL, row, spec
 
-from gazette_platform.errors import TypedFenced
 from gazette_platform.lake.rollups.iceberg import IcebergTables
 from gazette_platform.lake.typed.catalog.doors import HiveDoor
 from gazette_platform.lake.typed.catalog.publishing import publish_files
@@ -132,23 +131,3 @@ def test_trino_reads_values_of_all_types_and_prunes(parted, trino):
     assert set(found) == {(date(2026, 1, 2), 1), (date(2026, 1, 3), 1), (None, 1)}
     wanted = trino.query(f"SELECT n FROM {name} WHERE _uuid = UUID '{uuid.UUID(int=2)}'")
     assert wanted == [(2,)]
-
-
-def test_progress_outlives_maintenance_and_zombies_are_fenced(engines):
-    table = engines.open()
-    publish(engines.door(), table, [1, 2], run="one")
-    late = engines.open()
-    publish(engines.door(), late, [3], run="two")
-    engines.spark.optimize()
-    engines.spark.expire()
-    for zombie in (table, late):
-        with pytest.raises(TypedFenced):
-            publish(engines.door(), zombie, [9])
-    wider = spec(("n bigint", "k string", "more double"))
-    again = engines.open(wider)
-    assert (again.run, again.state.journals[JOURNAL].offset) == ("two", 30)
-    # A run that began before maintenance came between is published on top of that.
-    engines.spark.optimize()
-    publish(engines.door(), again, [4])
-    assert engines.numbers() == [1, 2, 3, 4]
-    assert engines.open(wider).state.journals[JOURNAL].offset == 40

@@ -158,24 +158,6 @@ def test_a_journal_that_has_to_wait_keeps_no_other_waiting(world):
     assert "part=0/hour=05" in names
 
 
-def test_a_journal_that_cannot_be_listed_loses_its_turn(world, monkeypatch):
-    made = filled(world)
-    filled(world, journal="a/part=1", hours=("05",))
-    listed = world.files.fragments
-
-    def fragments(journal, offset, limit):
-        if journal == "a/part=1":
-            raise NoJournalPrimaryBroker("no primary")
-        return listed(journal, offset, limit)
-
-    monkeypatch.setattr(world.files, "fragments", fragments)
-    for fragment in made["05"]:
-        world.prune(fragment, "05")
-    for _ in range(12):
-        world.tick()
-    assert sorted(held(world)) == ["06", "07", "08"]
-
-
 def test_beginnings_are_asked_for_behind_a_journal_that_cannot_be_listed(world, monkeypatch):
     filled(world)
     filled(world, journal="a/part=1", hours=("05",))
@@ -291,22 +273,6 @@ def test_a_journal_that_is_gone_was_not_pruned(world):
         world.tick()
     with world.metastore.connect() as session:
         assert len(session.partitions(session.table("s", "a"))) == 5
-
-
-@pytest.mark.parametrize("what", ["cursor", "home"])
-@pytest.mark.parametrize("ticks", range(4))
-def test_what_was_under_way_is_finished_after_a_loss(world, what, ticks):
-    made = filled(world)
-    for fragment in made["05"]:
-        world.prune(fragment, "05")
-    for _ in range(ticks):
-        world.tick()
-    world.cursor = None
-    if what == "home":
-        world.instance = world.new_instance()
-    world.settle(quiet=5)
-    world.check()
-    assert "05" not in held(world)
 
 
 # --------------------------------------------------------------------- two journals
