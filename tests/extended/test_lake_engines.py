@@ -3,10 +3,7 @@
 Long because all tests share one Spark, which takes its time to begin.
 """
 
-import json
 import re
-from datetime import date
-from decimal import Decimal
 
 import pytest
 from lake_bench import FragmentFiles
@@ -41,37 +38,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
 
-EVENTS = """
-name: engines.events
-selector: name:prefix=events/
-format: json
-columns:
-  - {name: id, type: bigint}
-  - {name: userName, type: string}
-  - {name: amount, type: "decimal(10,2)"}
-  - {name: day, type: date}
-  - {name: tags, type: array<string>}
-  - {name: place, type: "struct<lat:double,cityName:string>"}
-  - {name: ok, type: boolean}
-partitions:
-  - {name: hour, as: append_hour, type: int}
-  - {name: date, type: date}
-"""
-
-
-def event(n):
-    record = {
-        "id": n,
-        "userName": f"u{n}",
-        "amount": 1.25,
-        "day": "2026-01-02",
-        "tags": ["a", "b"],
-        "place": {"lat": 0.5, "cityName": "Köln"},
-        "ok": True,
-        "extra": n * 2,
-    }
-    return json.dumps(record).encode() + b"\n"
-
 
 @pytest.fixture
 def files(tmp_path):
@@ -94,58 +60,6 @@ def no_tables_left(metastore):
 
 def in_spark(spark, sql):
     return [tuple(row) for row in spark.sql(sql).collect()]
-
-
-def test_both_engines_read_the_same_rows(registrar, files, trino, spark):
-    for part in ("0", "a%3Db+c"):
-        for hour in ("05", "06"):
-            content = b"".join(event(n) for n in range(10))
-            files.append(f"events/part={part}", content, postfix=f"date=2026-01-02/hour={hour}")
-    spec = parse_table_spec(EVENTS)
-    report = registrar.tick(spec, {})
-    assert report.errors == []
-    assert sum(u.rows_added for u in report.updates) == 40
-    expected = [
-        (
-            hour,
-            date(2026, 1, 2),
-            part,
-            10,
-            45,
-            "u9",
-            Decimal("12.50"),
-            date(2026, 1, 2),
-            "Köln",
-            "a",
-        )
-        for hour in (5, 6)
-        for part in ("0", "a%3Db+c")
-    ]
-    in_trino = trino.query(
-        "SELECT append_hour, date, part, count(*), sum(id), max(username), sum(amount), max(day),"
-        " max(place.cityname), max(tags[1]) FROM hive.engines.events GROUP BY 1, 2, 3 ORDER BY 1, 3"
-    )
-    assert in_trino == expected
-    assert (
-        in_spark(
-            spark,
-            "SELECT append_hour, date, part, count(*), sum(id), max(userName), sum(amount), "
-            "max(day), max(place.cityName), max(tags[0]) FROM engines.events "
-            "GROUP BY 1, 2, 3 ORDER BY 1, 3",
-        )
-        == expected
-    )
-
-    # A new fragment of a known Hive partition is seen without any registration.
-    files.append("events/part=0", event(99), postfix="date=2026-01-02/hour=06")
-    assert trino.query("SELECT count(*) FROM hive.engines.events") == [(41,)]
-    assert in_spark(spark, "SELECT count(*) FROM engines.events") == [(41,)]
-    again = registrar.tick(spec, report.cursors)
-    assert [(u.is_new, u.state.rows) for u in again.updates] == [(False, 11)]
-
-    # And twice the same tick changes nothing.
-    assert registrar.tick(spec, {}).updates == []
-    assert trino.query("SELECT count(*) FROM hive.engines.events") == [(41,)]
 
 
 CODECS = """
@@ -245,81 +159,6 @@ def test_keys_that_are_no_names_are_read_by_both_engines(registrar, files, metas
 
 
 # --------------------------------------------------------------------------- overlaps
-
-
-EXACT = """
-name: engines.exact
-selector: name:prefix=exact/
-format: {format}
-columns: {columns}
-partitions: [{{name: hour, as: append_hour, type: int}}]
-"""
-
-
-@pytest.mark.parametrize(
-    ("format_", "columns", "line"),
-    [
-        (
-            "json",
-            "[{name: userName, type: string}, {name: place, type: 'struct<cityName:string>'}]",
-            '{{"userName":"u{0}","place":{{"cityName":"c{0}"}}}}\n',
-        ),
-        ("csv", "[{name: userName, type: string}, {name: place, type: string}]", "u{0},c{0}\n"),
-    ],
-)
-def test_exact_view_leaves_out_planted_overlaps(
-    files, registrar, metastore, trino, spark, format_, columns, line
-):
-    def rows(begin, end):
-        return "".join(line.format(n) for n in range(begin, end)).encode()
-
-    size = len(rows(0, 1))
-    journals = ["exact/part=a%3Db+c", "exact/part=1"]
-    for journal in journals:
-        files.append(journal, rows(0, 4), postfix="hour=05")
-        # Covered by the first, in its directory; brokers have forgotten it.
-        files.forget(files.append(journal, rows(1, 3), postfix="hour=05", begin=size))
-        files.append(journal, rows(4, 6), postfix="hour=06")
-    # Two brokers' chains, cut differently: 0-4, 4-6 and 2-5 overlap in part.
-    files.append(journals[0], rows(2, 5), postfix="hour=06", begin=2 * size)
-    spec = parse_table_spec(EXACT.format(format=format_, columns=columns))
-    report = registrar.tick(spec, {})
-    auditor = Auditor(files, StoreRoots(files.roots))
-    with metastore.connect() as session:
-        table = session.table("engines", "exact")
-        for is_new in (True, False):
-            found = [f for j in journals for f in auditor.audit(session, spec, table, j).findings]
-            assert {f.kind for f in found} == {"overlap"}
-            assert ensure_exact_view(session, spec, table, excluded_files(found)) is is_new
-    raw = "SELECT count(*), count(DISTINCT concat(part, username)) FROM {}engines.exact"
-    assert trino.query(raw.format("hive.")) == [(19, 12)]
-    assert in_spark(spark, raw.format("")) == [(19, 12)]
-    assert len(report.updates) == 4
-
-    place = "place.cityname" if format_ == "json" else "place"
-    query = (
-        f"SELECT part, append_hour, count(*), min(username), max({place}) "
-        "FROM {}engines.exact_exact GROUP BY 1, 2 ORDER BY 1, 2"
-    )
-    expected = [
-        ("1", 5, 4, "u0", "c3"),
-        ("1", 6, 2, "u4", "c5"),
-        ("a%3Db+c", 5, 4, "u0", "c3"),
-        ("a%3Db+c", 6, 2, "u4", "c5"),
-    ]
-    assert trino.query(query.format("hive.")) == expected
-    assert in_spark(spark, query.format("")) == expected
-    # Spark keeps the case of keys in the view, too.
-    if format_ == "json":
-        assert spark.table("engines.exact_exact").columns[0] == "userName"
-
-    # Without overlaps, the view is the table.
-    with metastore.connect() as session:
-        assert ensure_exact_view(session, spec, table, {})
-    count = "SELECT count(*) FROM {}engines.exact_exact"
-    assert trino.query(count.format("hive.")) == [(19,)]
-    spark.catalog.refreshTable("engines.exact_exact")
-    assert in_spark(spark, count.format("")) == [(19,)]
 
 
 # --------------------------------------------------------------------------- values

@@ -148,10 +148,6 @@ def in_spark(spark, sql):
     return [tuple(row) for row in spark.sql(sql).collect()]
 
 
-ROUTES = (
-    "SELECT origin, dest, month, flights, cancelled, dep_delay_avg "
-    "FROM iceberg.rollups.route_by_month ORDER BY 1, 2, 3"
-)
 DELAYS = (
     "SELECT month, flights, cancelled, delayed, dep_delay_avg "
     "FROM iceberg.rollups.delays_by_month ORDER BY 1"
@@ -169,57 +165,6 @@ def origins(metadata):
 def snapshots(trino, name):
     sql = f'SELECT count(*) FROM iceberg.rollups."{name}$snapshots"'
     return trino.query(sql)[0][0]
-
-
-def test_rollup_in_trino_makes_only_what_changed(flights, run, specs, trino, spark):
-    flights("JFK", (1, "LAX", 10), (1, "LAX", 20), (1, "LAX", None), (2, "SFO", -5))
-    flights("EWR", (1, "IAH", 0))
-    first = run(specs["route_by_month"])
-    assert (first["slices_made"], first["slices"], first["rows_made"]) == (2, 2, 3)
-    assert (first["dagster/row_count"], first["complete"]) == (3, True)
-    assert first["table"] == "http://sql/iceberg.rollups.route_by_month"
-    types = {c.name: c.type for c in first["dagster/column_schema"].columns}
-    assert list(types)[:2] == ["origin", "dest"]
-    assert (types["origin"], types["flights"]) == ("string", "bigint")
-    assert origins(first) == {
-        **{column: [f"flights/flights.{column}"] for column in ("origin", "dest", "year", "month")},
-        "flights": [],
-        "cancelled": ["flights/flights.dep_time"],
-        "dep_delay_avg": ["flights/flights.dep_delay"],
-        "arr_delay_avg": ["flights/flights.arr_delay"],
-    }
-    assert set(first["covers"]) == {"flights/origin=EWR/part=000", "flights/origin=JFK/part=000"}
-    expected = [
-        ("EWR", "IAH", 1, 1, 0, 0.0),
-        ("JFK", "LAX", 1, 3, 1, 15.0),
-        ("JFK", "SFO", 2, 1, 0, -5.0),
-    ]
-    assert trino.query(ROUTES) == expected
-    assert in_spark(spark, ROUTES) == expected
-
-    again = run(specs["route_by_month"])
-    assert (again["slices_made"], again["version"]) == (0, first["version"])
-    assert snapshots(trino, "route_by_month") == 1
-
-    flights("JFK", (1, "LAX", 30), (3, "BOS", 1), hour="06")
-    kept = trino.query(
-        'SELECT file_path FROM iceberg.rollups."route_by_month$files" '
-        "WHERE partition.origin = 'EWR'"
-    )
-    third = run(specs["route_by_month"])
-    assert (third["slices_made"], third["dagster/row_count"]) == (1, 4)
-    assert third["version"] != first["version"]
-    expected = [
-        ("EWR", "IAH", 1, 1, 0, 0.0),
-        ("JFK", "BOS", 3, 1, 0, 1.0),
-        ("JFK", "LAX", 1, 4, 1, 20.0),
-        ("JFK", "SFO", 2, 1, 0, -5.0),
-    ]
-    assert trino.query(ROUTES) == expected
-    spark.catalog.refreshTable("iceberg.rollups.route_by_month")
-    assert in_spark(spark, ROUTES) == expected
-    now = trino.query('SELECT file_path FROM iceberg.rollups."route_by_month$files"')
-    assert set(kept) <= set(now)
 
 
 def test_rollup_in_spark_and_one_of_it_in_trino(flights, run, specs, trino, spark):

@@ -129,25 +129,6 @@ def sql(shop, settings, client):
         yield sql
 
 
-def test_each_record_is_there_once_with_its_partition(sql, shop):
-    found = sql.execute("SELECT id, item, region FROM orders ORDER BY id").fetchall()
-    expected = [(r["id"], r["item"], region) for region in shop for r in shop[region]]
-    assert found == sorted(expected)
-    by_hour = dict(
-        sql.execute(
-            "SELECT hour, count(*) FROM shop.orders WHERE region = 'eu' AND id < 600 GROUP BY 1"
-        ).fetchall()
-    )
-    assert sum(by_hour.values()) == 600
-    # Where fragments overlap, the one that reaches farthest goes on, and the next is cut.
-    assert by_hour == {0: 100, 1: 100, 2: 100, 3: 100, 4: 150, 5: 50}
-    described = sql.execute("DESCRIBE orders").fetchall()
-    assert [row[:2] for row in described] == [
-        ("id", "BIGINT"), ("item", "VARCHAR"), ("region", "VARCHAR"), ("hour", "INTEGER"),
-    ]  # fmt: skip
-    assert ("orders",) in sql.execute("SHOW TABLES").fetchall()
-
-
 def test_a_query_opens_only_fragments_that_it_needs(sql):
     def opened(query):
         found = sql.execute(query).fetchall()
