@@ -114,33 +114,6 @@ def test_a_mess_becomes_a_table_spec_that_is_applied(lake, root, tmp_path):
     assert (tmp_path / "tables" / "shop.others.yaml").is_file()
 
 
-def test_every_error_of_every_spec_is_told_and_nothing_applied(lake, root, tmp_path):
-    good = f"name: a.a\nselector: 'name:prefix={root}/'\nformat: json\ncolumns:\n"
-    (tmp_path / "one.yaml").write_text(good + "  - {name: x y, type: text}\n")
-    (tmp_path / "two.yaml").write_text(
-        good.replace(f"{root}/", "nowhere/") + "  - {name: x, type: string}\n"
-    )
-    (tmp_path / "three.yaml").write_text(good + "  - {name: tags, type: bigint}\n")
-    (tmp_path / "four.yaml").write_text(
-        good.replace("a.a", "b.b") + "  - {name: tags, type: array<string>}\n"
-    )
-    done = lake("apply", "one.yaml", "two.yaml", "three.yaml", "four.yaml")
-    assert done.code == 1
-    for told in (
-        "one.yaml: columns[0].name: 'x y' is not a column name",
-        "one.yaml: columns[0].type: unknown type 'text'",
-        "two.yaml: selector: 'name:prefix=nowhere/' matches no journal",
-        "three.yaml: name: table a.a is defined in two.yaml already",
-        "three.yaml: columns: a.a: column tags is bigint",
-        "5 error(s) in 4 spec(s)",
-    ):
-        assert told in done.err, told
-    assert "four.yaml" not in done.err
-    assert not (tmp_path / "tables").exists()
-    forced = lake("apply", "two.yaml", "--force")
-    assert forced.code == 0, forced.err
-
-
 def test_tables_are_listed_and_described_also_without_a_metastore(lake, root, tmp_path):
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "bad.yaml").write_text("name: 1")
@@ -270,22 +243,6 @@ def test_a_table_is_flushed_listed_checked_repaired_and_read(
     assert ill.code == 1
     (error,) = [each for each in orjson.loads(ill.out) if each["state"] == "error"]
     assert error["advice"] == "set GAZETTE_TRINO_URI to your coordinator's"
-
-
-@pytest.mark.hive
-@pytest.mark.timeout(400)
-def test_a_mess_is_red_where_it_does_not_fit(platform, lake, root, tmp_path):
-    table = f"{DATABASE}.mess"
-    (tmp_path / "mess.yaml").write_text(
-        f"name: {table}\nselector: 'name:prefix={root}/'\nformat: json\ncolumns:\n"
-        "  - {name: order_id, from: order id, type: bigint}\n"
-    )
-    assert lake("apply", "mess.yaml").code == 0
-    assert b": 4 row(s) more" in lake("flush", table).out
-    checked = lake("check", table)
-    assert checked.code == 1
-    assert '"two"' in checked.out.decode()
-    assert lake("check", table, "--quick").code == 0
 
 
 @pytest.mark.hive

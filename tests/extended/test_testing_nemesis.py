@@ -221,27 +221,6 @@ async def test_fault_is_inflicted_and_undone(
     assert nemesis.ended == []
 
 
-async def test_spools_are_lost_while_all_are_down(nemesis, cluster, settled):
-    kept, lost = ((cluster.brokers[name].spool / "spools") for name in ("broker-1", "broker-2"))
-    for spools in (kept, lost):
-        spools.mkdir()
-        (spools / "content").touch()
-    (lost.parent / "temporary").touch()
-    there_at_start = []
-
-    async def start_again(names, *, timeout_s):
-        there_at_start.append((*kept.parent.rglob("*"), *lost.parent.rglob("*")))
-        await FakeCluster.start_again(cluster, names, timeout_s=timeout_s)
-
-    cluster.start_again = start_again
-    await nemesis.run([Fault(0.0, FaultKind.SPOOL_LOST, ("broker-2",), 0.1)])
-    assert there_at_start == [(kept, kept / "content")] * 3
-    # What only the lost ones had was stored before. Of whom it is that spools are lost is told.
-    assert settled == [(True, []), (False, ["broker-2"])]
-    await nemesis.run([Fault(0.0, FaultKind.KILL, ("broker-2",), 0.02)])
-    assert settled[2:] == [(False, [])]
-
-
 async def test_spools_are_torn_while_all_are_down(nemesis, cluster, settled, monkeypatch):
     torn = []
 
@@ -256,25 +235,6 @@ async def test_spools_are_torn_while_all_are_down(nemesis, cluster, settled, mon
     assert settled == [(True, []), (False, [])]
     await nemesis.run([Fault(0.0, FaultKind.SPOOL_TORN, (), 0.1)])
     assert settled[2:] == [(False, [])], "nothing that is recorded was torn"
-
-
-async def test_one_way_is_silent_in_one_direction(nemesis, cluster):
-    await nemesis.run([Fault(0.0, FaultKind.ONE_WAY, ("broker-1",), 0.02)])
-    first, last = cluster.done
-    assert first in ("black hole to upstream broker-1", "black hole to client broker-1")
-    assert last == "heal broker-1"
-
-
-async def test_last_replica_gets_nothing_before_the_others_are_killed(nemesis, cluster):
-    await nemesis.run([Fault(0.0, FaultKind.LAST_REPLICA, ("a/journal",), 0.05)])
-    hole, killed, reset, heal, start = cluster.done
-    (last,) = {"broker-1", "broker-3"} - set(killed.split())
-    assert hole == f"black hole to upstream {last}"
-    assert killed.startswith("kill broker-2 ")  # the primary
-    assert len(killed.split()) == 3
-    # What was under way to it went with those that sent it.
-    assert (reset, heal) == (f"reset {last}", f"heal {last}")
-    assert start.startswith("start ")
 
 
 def tracer_of(pid):
@@ -300,13 +260,6 @@ async def test_disk_of_a_broker_is_slow_for_as_long_as_the_fault(nemesis, cluste
     assert not tracer_of(traceable)
     assert cluster.done == []
     assert [kind for _, _, kind in nemesis.spans] == ["slow-disk"]
-
-
-async def test_what_cannot_be_inflicted_here_is_left_out(nemesis, monkeypatch):
-    monkeypatch.setattr(nemesis._inflictor, "_problems", {FaultKind.SLOW_DISK: "it may not"})
-    await nemesis.run([Fault(0.0, FaultKind.SLOW_DISK, ("broker-1",), 0.05)])
-    assert nemesis.begins == []
-    assert nemesis.left_out == {FaultKind.SLOW_DISK: "it may not"}
 
 
 async def test_broker_that_ends_without_a_fault_is_started_and_told(nemesis, cluster, said):
@@ -336,23 +289,6 @@ async def test_broker_that_ends_for_another_reason_is_told_whatever_its_lease(
     (text,) = nemesis.ended
     assert text.startswith("broker-1 ended by itself")
     assert "start broker-1" in cluster.done
-
-
-async def test_broker_that_was_started_again_has_no_reason_left_to_end(nemesis, cluster, said):
-    await nemesis.run([Fault(0.0, FaultKind.PAUSE, ("broker-1",), 0.05)])
-    assert said.count("broker-1 ended, as its lease was taken") == 1
-    cluster.brokers["broker-1"].has_ended = True
-    await nemesis.watch_over(0.01)
-    (text,) = nemesis.ended
-    assert text.startswith("broker-1 ended by itself")
-
-
-async def test_broker_that_ended_before_it_was_killed_is_told(nemesis, cluster):
-    """The fault starts it again, so that nobody would see it later."""
-    cluster.brokers["broker-1"].has_ended = True
-    await nemesis.run([Fault(0.0, FaultKind.KILL, ("broker-1",), 0.05)])
-    (text,) = nemesis.ended
-    assert text.startswith("broker-1 ended by itself")
 
 
 async def test_watchdog_tells_the_machine_from_the_clients():

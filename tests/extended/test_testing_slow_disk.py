@@ -75,16 +75,3 @@ async def test_calls_to_files_take_longer_in_every_thread_and_others_do_not(tmp_
                 assert write_s >= 0.03
                 assert sync_s >= 0.1
             assert min(pipe_s for _, _, pipe_s in spans) < 0.03
-
-
-async def test_process_goes_on_as_before_once_its_disk_is_fast(tmp_path):
-    async with writer(tmp_path) as process:
-        for _ in range(3):
-            async with SlowDisk(process.pid, data_s=0.05, sync_s=0.2):
-                await turns(process, 1)
-            assert tracer_of(process) == 0
-            found = await turns(process, 20)
-            for spans in found.values():
-                assert min(write_s for write_s, _, _ in spans) < 0.05
-                assert min(sync_s for _, sync_s, _ in spans) < 0.2
-        assert process.returncode is None

@@ -50,18 +50,6 @@ def request(line, *headers):
     return b"\r\n".join(lines)
 
 
-@pytest.mark.parametrize("digits", ["9" * 4_301, "9" * 20, "-" + "9" * 5_000, "0" * 6_000 + "x"])
-async def test_offsets_beyond_all_bounds(broker, digits):
-    code, said = await answer(broker, request(f"GET /{JOURNAL}?offset={digits} HTTP/1.1"))
-    assert code == 400
-    assert 'error converting value for "offset"' in said
-
-
-async def test_an_offset_of_many_zeros_is_a_number_as_in_go(broker):
-    code, _ = await answer(broker, request(f"HEAD /{JOURNAL}?offset={'0' * 5_000}1 HTTP/1.1"))
-    assert code == 416
-
-
 ODD = [
     request("GET / HTTP/1.1"),
     request("GET /%00 HTTP/1.1"),

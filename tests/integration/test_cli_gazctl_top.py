@@ -137,25 +137,6 @@ def command(broker, *arguments):
     return [*program, "-d", "300ms", "--broker.address", broker.address]
 
 
-def test_top_measures_again_and_again_until_interrupted(broker, client):
-    process = subprocess.Popen(command(broker, "-o", "json"), stdout=subprocess.PIPE)
-    try:
-        deadline = time.monotonic() + 60
-        rate, name = 0.0, ""
-        while rate == 0:
-            assert time.monotonic() < deadline
-            client.append("top/two", b"x" * 10_000)
-            first = orjson.loads(process.stdout.readline())["journals"][0]
-            rate, name = first["bytes_per_s"], first["name"]
-        assert name == "top/two"  # most appends come first
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
 def test_a_long_read_to_a_file_shows_its_progress_on_a_terminal(broker, client, tmp_path):
     client.append("top/one", b"x" * 3_000_000)
     ours, theirs = pty.openpty()

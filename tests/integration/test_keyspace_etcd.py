@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import time
 
 import pytest
 
@@ -69,39 +67,6 @@ async def test_y1_load_at_old_revision_then_watch(etcd, etcd_prefix):
         assert space.state.values == {"b": "2", "c": "3"}
     assert space.header.cluster_id == last.cluster_id
     await etcd.delete(f"{etcd_prefix}2/a")
-
-
-async def test_revisions_are_never_seen_in_part(etcd, etcd_prefix):
-    space = KeySpace(etcd, etcd_prefix, TextView(), watch_delay_s=0.001)
-    await space.load()
-    seen: list[set[str]] = []
-    space.observe(lambda: seen.append(set(space.state.values.values())))
-    async with watching(space):
-        revision = 0
-        for n in range(20):
-            puts = [Put(f"{etcd_prefix}/{k}", b"%d" % n) for k in range(50)]
-            revision = (await etcd.txn([], puts)).header.revision
-        await space.wait_for_revision(revision, timeout_s=5)
-    # All keys hold the number of one and the same transaction, whenever one looks.
-    assert all(len(values) == 1 for values in seen)
-    assert seen[-1] == {"19"}
-
-
-async def test_lone_change_is_seen_at_once_and_a_burst_in_few_batches(etcd, etcd_prefix):
-    space = KeySpace(etcd, etcd_prefix, TextView(), watch_delay_s=0.2)
-    await space.load()
-    updates: list[float] = []
-    space.observe(lambda: updates.append(time.monotonic()))
-    async with watching(space):
-        first = await etcd.put(f"{etcd_prefix}/a", b"1")
-        await space.wait_for_revision(first.revision, timeout_s=5)
-        revision = 0
-        for n in range(20):
-            revision = (await etcd.put(f"{etcd_prefix}/a", b"%d" % n)).revision
-        await space.wait_for_revision(revision, timeout_s=5)
-    gaps = [b - a for a, b in itertools.pairwise(updates)]
-    assert gaps
-    assert all(gap >= 0.19 for gap in gaps)
 
 
 async def test_mirror_survives_a_restart_of_etcd(etcd_binary, etcd_prefix):

@@ -179,27 +179,6 @@ async def test_marks_alone_double_and_lose_rows_that_go_elsewhere_hole(client):
         check_targets(journals.targets, staging="", is_lasting=True)
 
 
-async def test_drivers_that_die_again_and_again_have_each_epoch_there_once(client, small_appends):
-    draw = random.Random(8)
-    journals = await Journals(client).create()
-    deaths = 0
-    for epoch in range(12):
-        rows = {100 * epoch + row for row in range(draw.randrange(8))}
-        while True:
-            dying = MortalClient(client, at=draw.randrange(14), is_sent=draw.random() < 0.5)
-            try:
-                await journals.delivery(dying).deliver(epoch, await journals.blocks(rows, draw))
-            except Killed:
-                deaths += 1
-            else:
-                break
-        known = {row["n"] for row in await journals.lines()}
-        assert rows <= known
-    found = await journals.rows()
-    assert len(found) == len(set(found))
-    assert deaths > 10
-
-
 async def test_two_drivers_of_one_epoch_append_it_once(client, small_appends):
     draw = random.Random(9)
     for _ in range(5):

@@ -129,37 +129,6 @@ async def test_black_hole_holds_everything_until_healed(proxy, dial, echo):
     assert await said(reader, 1) == b"b"
 
 
-async def test_black_hole_of_one_direction(proxy, dial, echo):
-    reader, writer = await dial()
-    writer.write(b"a")
-    await said(reader, 1)
-    proxy.black_hole(Direction.TO_CLIENT)
-    writer.write(b"b")
-    await silent(reader)
-    assert echo.heard == b"ab"
-    await proxy.heal()
-    assert await said(reader, 1) == b"b"
-
-
-async def test_half_open_tells_the_upstream_only(proxy, dial, echo):
-    reader, writer = await dial()
-    writer.write(b"a")
-    await said(reader, 1)
-    proxy.half_open()
-    for _ in range(3):
-        writer.write(b"lost")
-        await writer.drain()
-        await silent(reader, 0.02)
-    assert echo.ended == ["reset"]
-    assert echo.heard == b"a"
-    other_reader, other_writer = await dial()
-    other_writer.write(b"b")
-    assert await said(other_reader, 1) == b"b"
-    await proxy.heal()
-    with pytest.raises(ConnectionResetError):
-        await said(reader, 1)
-
-
 async def test_delay_adds_up_over_both_directions(proxy, dial):
     reader, writer = await dial()
     proxy.delay(0.5)
