@@ -36,11 +36,6 @@ async def bench(tmp_path):
         yield made
 
 
-async def begun():
-    """Wait until an append that was submitted has had its first step, and begun the next one."""
-    await turns(2)
-
-
 # ------------------------------------------------------------------------------------- one append
 async def test_aa1_an_append_is_committed(bench):
     outcome = await bench.append(b"foobar")
@@ -382,7 +377,7 @@ async def test_revisions_are_waited_for(bench):
 async def test_too_few_replicas_are_waited_for(bench):
     bench.journal.replicas = (1, 2)
     waiting = bench.submit(b"x", wait_until=60.0)
-    await begun()
+    await turns(2)  # the first step is done, and the next one has begun
     assert bench.journal.log == ["wait 11"]
     bench.journal.replicas = (2, 2)
     bench.journal.gate.set()
@@ -392,7 +387,7 @@ async def test_too_few_replicas_are_waited_for(bench):
 async def test_too_few_replicas_are_waited_for_no_longer_than_asked(bench):
     bench.journal.replicas = (1, 2)
     waiting = bench.submit(b"x", wait_until=0.01)
-    await begun()
+    await turns(2)  # the first step is done, and the next one has begun
     bench.clock.advance(1)
     assert (await waiting).status is Status.INSUFFICIENT_JOURNAL_BROKERS
 
@@ -401,7 +396,7 @@ async def test_fs15_too_many_replicas_wait_for_a_change(bench):
     """And do not spin meanwhile."""
     bench.journal.replicas = (2, 1)
     waiting = bench.submit(b"x")
-    await begun()
+    await turns(2)  # the first step is done, and the next one has begun
     assert bench.journal.log == ["wait 11"]
     bench.journal.replicas = (1, 1)
     bench.journal.gate.set()
@@ -455,7 +450,9 @@ async def test_a_caller_that_left_before_its_turn_leaves_nothing(bench):
 async def test_a_caller_that_leaves_while_it_is_written_does_not_undo_it(bench, monkeypatch):
     bench.journal.spec = spec(length=1 << 30)
     done = bench.submit(bytes(1 << 20))
-    await begun()  # a thread writes it by now
+    await turns(
+        2
+    )  # the first step is done, and the next one has begun  # a thread writes it by now
     assert not bench.appender.is_idle
     done.cancel()
     outcome = await bench.append(b"next")
