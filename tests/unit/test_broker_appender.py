@@ -217,23 +217,16 @@ async def test_large_batches_are_written_by_a_thread(bench):
 
 
 async def test_a_sum_that_is_still_being_computed_is_waited_for(bench):
-    computed, has_asked = asyncio.get_running_loop().create_future(), asyncio.Event()
+    loop, has_asked = asyncio.get_running_loop(), asyncio.Event()
+    computed, done = loop.create_future(), loop.create_future()
 
     async def late_sum():
         has_asked.set()
         return await computed
 
-    done = asyncio.get_running_loop().create_future()
-    pending = Pending(
-        machine=fsm.AppendFSM(events.AppendRequest("a/journal")),
-        done=done,
-        chunks=[b"x"],
-        length=1,
-        sum=late_sum(),
-    )
-    bench.appender.submit(pending)
-    async with asyncio.timeout(10):
-        await has_asked.wait()
+    machine = fsm.AppendFSM(events.AppendRequest("a/journal"))
+    bench.appender.submit(Pending(machine, done, chunks=[b"x"], length=1, sum=late_sum()))
+    await asyncio.wait_for(has_asked.wait(), 10)
     assert not done.done()
     computed.set_result(b"s" * 20)
     assert (await done).commit.sum == b"s" * 20
