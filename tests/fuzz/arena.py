@@ -26,6 +26,7 @@ from gazette_platform.etcd import EtcdClient
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.etcd import EtcdServer
+from gazette_platform.testing.waiting import pass_time
 from gazette_platform.yaml_specs import parse_journal_tree
 
 if TYPE_CHECKING:
@@ -247,7 +248,7 @@ class Arena:
                     is_dropped = err.code() is grpc.StatusCode.CANCELLED
                     if not is_dropped or time.monotonic() > deadline:
                         raise
-                    await asyncio.sleep(0.1)
+                    await pass_time(0.1)
                 else:
                     break
 
@@ -347,7 +348,7 @@ class Arena:
             if response.status == pb.OK or time.monotonic() > deadline:
                 assert response.status == pb.OK, (journal, response)
                 return
-            await asyncio.sleep(0.1)
+            await pass_time(0.1)
 
     async def _hide(self) -> None:
         label = pb.LabelSet(labels=[pb.Label(name="kk", value=MARKS[2].decode())])

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, final
 import grpc
 
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.testing.waiting import pass_time
 from tests.fuzz.arena import PROBES, Arena
 from tests.fuzz.cases import Case, save_cases
 from tests.fuzz.corpus import append, corpus, get, rpc
@@ -317,7 +318,7 @@ class _Run:
             if case is None:
                 return
             self._tick_at = max(self._tick_at + 1 / self._config.rate_per_s, time.monotonic())
-            await asyncio.sleep(self._tick_at - time.monotonic())
+            await pass_time(self._tick_at - time.monotonic())
             await self._perform(case)
 
     async def _perform(self, case: Case) -> None:
@@ -340,7 +341,7 @@ class _Run:
         while not all(worker.done() for worker in workers):
             self._check()
             self._progress()
-            await asyncio.sleep(0.1)
+            await pass_time(0.1)
 
     def _progress(self) -> None:
         names = ", ".join(case.name for case in self._running[:3])
@@ -353,7 +354,7 @@ class _Run:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._check()
-            await asyncio.sleep(0.1)
+            await pass_time(0.1)
 
     # ------------------------------------------------------------------ what must hold
 

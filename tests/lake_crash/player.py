@@ -31,6 +31,7 @@ from gazette_platform.protocol import (
     JournalSpec,
     parse_fragment_path,
 )
+from gazette_platform.testing.waiting import wait_until
 from tests.lake_crash.dagster_log import DagsterLog, account_of, as_told, read_log
 from tests.lake_crash.oracle import RECORD_BYTES, Piece, content, listed, pieces, pruned
 from tests.lake_crash.pairs import AIMED, Pairs
@@ -59,7 +60,6 @@ __all__ = ["Facts", "Player"]
 # Of a machine that is several times slower; all end much sooner.
 _LIFE_TIMEOUT_S = 180.0
 _SEEN_TIMEOUT_S = 60.0
-_POLL_S = 0.02
 _ANY = -1
 _LOG_TAIL = 2000
 _RETENTION_S = 24 * 3600
@@ -236,7 +236,9 @@ class Player:
                 return False  # its listing is older than what was stored
             return bool(result.begin == offset)
 
-        _until(is_appended, f"{name} takes no append at {offset}", _SEEN_TIMEOUT_S)
+        wait_until(
+            is_appended, timeout_s=_SEEN_TIMEOUT_S, what=f"{name} takes no append at {offset}"
+        )
         self._world.client.flush(f"name={name}")
         self._stored.append(Piece(journal, begin, begin + count, LIVE_HOUR))
         self._heads[journal] += count
@@ -285,10 +287,10 @@ class Player:
 
     def _see(self) -> None:
         wanted = listed(self._stored)
-        _until(
+        wait_until(
             lambda: set(self._listing()) == wanted,
-            f"{self._case.name}: brokers do not list what is stored",
-            _SEEN_TIMEOUT_S,
+            timeout_s=_SEEN_TIMEOUT_S,
+            what=f"{self._case.name}: brokers do not list what is stored",
         )
 
     # --------------------------------------------------------------------- lives
@@ -332,10 +334,10 @@ class Player:
         process, folder = begun
         trace, is_struck = folder / "trace", False
         if fault is not None and fault.mode == "struck":
-            _until(
+            wait_until(
                 lambda: process.has_ended() or (trace.exists() and trace.stat().st_size),
-                f"{folder}: a life does not begin",
-                _LIFE_TIMEOUT_S,
+                timeout_s=_LIFE_TIMEOUT_S,
+                what=f"{folder}: a life does not begin",
             )
             is_struck = not process.has_ended(fault.at / 1000)
             process.kill()
@@ -422,11 +424,3 @@ def _is_aimed_at(folder: Path) -> bool:
 def _piece(journal: int, fragment: Fragment) -> Piece:
     begin, end = fragment.begin // RECORD_BYTES, fragment.end // RECORD_BYTES
     return Piece(journal, begin, end, fragment.path_postfix.removeprefix("hour="))
-
-
-def _until(condition: Any, problem: str, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{problem}, for {timeout_s:.0f} s")
-        time.sleep(_POLL_S)

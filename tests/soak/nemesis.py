@@ -14,6 +14,7 @@ from gazette_platform.consumer.protocol import ReplicaCode
 from gazette_platform.errors import GazetteError
 from gazette_platform.testing.chaos.logs import lost_its_lease
 from gazette_platform.testing.fault_proxy import Direction
+from gazette_platform.testing.waiting import pass_time
 from tests.soak.plan import WARM_UP_S, Fault, Kind
 
 if TYPE_CHECKING:
@@ -75,9 +76,9 @@ class Nemesis:
 
         Raises: SetupError: a process does not start.
         """
-        await asyncio.sleep(WARM_UP_S)
+        await pass_time(WARM_UP_S)
         for episode in plan:
-            await asyncio.sleep(episode[0].calm_s)
+            await pass_time(episode[0].calm_s)
             if self._clock.monotonic() >= until or self.troubles:
                 return
             await self._episode(episode)
@@ -94,7 +95,7 @@ class Nemesis:
             raise group.exceptions[0] from group
 
     async def _one(self, fault: Fault, after_s: float) -> None:
-        await asyncio.sleep(after_s)
+        await pass_time(after_s)
         self._say(f"fault: {fault}")
         self.faults[fault.kind] += 1
         process = self._process_of(fault) if fault.may_take_lease else None
@@ -130,29 +131,29 @@ class Nemesis:
     async def _on_etcd(self, fault: Fault) -> None:
         if fault.kind is Kind.KILL_ETCD:
             self._etcd.kill()
-            await asyncio.sleep(fault.lasts_s)
+            await pass_time(fault.lasts_s)
             await asyncio.to_thread(self._etcd.start)
         else:
             self._etcd.pause()
-            await asyncio.sleep(fault.lasts_s)
+            await pass_time(fault.lasts_s)
             self._etcd.resume()
 
     async def _on_broker(self, fault: Fault, broker: str) -> None:
         if fault.kind is Kind.KILL_BROKER:
             self._brokers.kill(broker)
-            await asyncio.sleep(fault.lasts_s)
+            await pass_time(fault.lasts_s)
             await self._brokers.start_again([broker])
         elif fault.kind is Kind.CUT_BROKER:
             self._brokers.isolate(broker)
-            await asyncio.sleep(fault.lasts_s)
+            await pass_time(fault.lasts_s)
             await self._brokers.heal_one(broker)
         elif fault.kind is Kind.CUT_BROKERS:
             self._brokers.proxies.partition(self._brokers.names)
-            await asyncio.sleep(fault.lasts_s)
+            await pass_time(fault.lasts_s)
             await self._brokers.proxies.heal()
         elif not self._brokers.brokers[broker].has_ended:
             self._brokers.pause(broker)
-            await asyncio.sleep(fault.lasts_s)
+            await pass_time(fault.lasts_s)
             if not self._brokers.brokers[broker].has_ended:
                 self._brokers.resume(broker)
 
@@ -162,12 +163,12 @@ class Nemesis:
                 server = self._consumers.servers[consumer]
                 if not server.has_ended:
                     server.pause()
-                    await asyncio.sleep(fault.lasts_s)
+                    await pass_time(fault.lasts_s)
                     if not server.has_ended:
                         server.resume()
             case Kind.CUT_CONSUMER:
                 self._consumers.isolate(consumer)
-                await asyncio.sleep(fault.lasts_s)
+                await pass_time(fault.lasts_s)
                 await self._consumers.heal(consumer)
             case Kind.LEAVE_CONSUMER:
                 await self._leave(consumer)
@@ -180,7 +181,7 @@ class Nemesis:
             self._consumers.servers[name].strike()
         for name in names:
             self._consumers.servers[name].kill()
-        await asyncio.sleep(fault.lasts_s)
+        await pass_time(fault.lasts_s)
         await self._consumers.start(*names)
 
     async def _leave(self, consumer: str) -> None:
@@ -200,12 +201,12 @@ class Nemesis:
                 self._consumers.etcd_proxies[consumer],
             )
             dice.choice(proxies).reset()
-            await asyncio.sleep(_RESET_S)
+            await pass_time(_RESET_S)
 
     async def _lose_answers(self, fault: Fault, broker: str) -> None:
         proxy = self._brokers.proxies[broker]
         proxy.black_hole(Direction.TO_CLIENT)
-        await asyncio.sleep(fault.lasts_s)
+        await pass_time(fault.lasts_s)
         proxy.reset()
         await proxy.heal()
 
@@ -223,7 +224,7 @@ class Nemesis:
             what = self._unharmed() or await self._unsettled()
             if not what:
                 return
-            await asyncio.sleep(_POLL_S)
+            await pass_time(_POLL_S)
         if not self.troubles:
             self._trouble(f"not whole again after {_SETTLE_S:g} s: {what}")
 

@@ -20,6 +20,7 @@ from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+from gazette_platform.testing.waiting import wait_until
 from tests.lake_crash.pairs import AIMED, Pairs
 from tests.typed_crash.life import Life, LifeReport, live
 from tests.typed_crash.messages import JournalLog, Writer
@@ -54,7 +55,6 @@ __all__ = ["Facts", "Player"]
 _LIFE_TIMEOUT_S = 600.0
 _SETTLE_TIMEOUT_S = 900.0
 _HELD_TIMEOUT_S = 300.0
-_POLL_S = 0.02
 _LOG_TAIL = 3000
 # Of records of which a column is required that some lack.
 _LACKING = 0.3
@@ -302,26 +302,26 @@ class Player:
         """Have a life wait before a call while other things happen, and then go on."""
         held = step.call, step.at
         process, folder = self._begin(what=step.what, is_aimed=False, held=held)
-        deadline = time.monotonic() + _HELD_TIMEOUT_S
-        while not ((folder / "held").exists() or process.has_ended()):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{folder}: never came to {step.call}")
-            time.sleep(_POLL_S)
-        self.facts.faults += (folder / "held").exists()
+        self.facts.faults += self._is_held(process, folder, step.call)
         for one in step.between:
             self._do(one)
         (folder / "go").touch()
         self._end(process, folder)
 
+    def _is_held(self, process: Fork, folder: Path, where: str) -> bool:
+        """Wait until a life is held, or has ended. Returns: whether it is held."""
+        held = folder / "held"
+        wait_until(
+            lambda: held.exists() or process.has_ended(),
+            timeout_s=_HELD_TIMEOUT_S,
+            what=f"{folder}: never came to {where}",
+        )
+        return held.exists()
+
     def _restart(self) -> None:
         """A metastore that is away for a moment while a life runs."""
         process, folder = self._begin(is_aimed=False, held=("metastore alter", 1))
-        deadline = time.monotonic() + _HELD_TIMEOUT_S
-        while not ((folder / "held").exists() or process.has_ended()):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{folder}: never came to its commit")
-            time.sleep(_POLL_S)
-        self.facts.faults += (folder / "held").exists()
+        self.facts.faults += self._is_held(process, folder, "its commit")
         restarting = threading.Thread(target=self._world.metastore.restart)
         restarting.start()
         (folder / "go").touch()

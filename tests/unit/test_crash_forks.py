@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
+from gazette_platform.testing.waiting import block_for, wait_until
 from tests.lake_crash.forks import Forks
 
 TIMEOUT_S = 60.0
@@ -26,7 +26,7 @@ def is_killed():
 
 def stays(path):
     Path(path).touch()
-    time.sleep(TIMEOUT_S)
+    block_for(TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_each_thread_is_told_how_its_own_processes_ended(forks, monkeypatch):
     read_signed = forkserver.read_signed
 
     def read_late(pipe):
-        time.sleep(0.02)
+        block_for(0.02)
         return read_signed(pipe)
 
     monkeypatch.setattr(forkserver, "read_signed", read_late)
@@ -59,10 +59,7 @@ def test_each_thread_is_told_how_its_own_processes_ended(forks, monkeypatch):
 
 def test_who_does_not_end_in_time_is_killed_and_nobody_takes_that_for_its_end(forks, tmp_path):
     process = forks.begin(stays, str(tmp_path / "runs"), name="stays")
-    deadline = time.monotonic() + TIMEOUT_S
-    while not (tmp_path / "runs").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until((tmp_path / "runs").exists, timeout_s=TIMEOUT_S)
     assert not process.has_ended()
     assert process.end(0.05) is None
 

@@ -13,6 +13,7 @@ from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import SetupError, TransportError
 from gazette_platform.testing.fake_broker import FakeBroker
 from gazette_platform.testing.fault_proxy import Direction, FaultProxies, FaultProxy
+from gazette_platform.testing.waiting import eventually, pass_time
 
 
 class Echo:
@@ -198,7 +199,7 @@ async def test_delay_does_not_limit_the_rate(proxy, dial):
     began = time.monotonic()
     for number in range(10):
         writer.write(bytes([number]))
-        await asyncio.sleep(0.005)
+        await pass_time(0.005)
     assert await said(reader, 10) == bytes(range(10))
     assert time.monotonic() - began < 2.0  # of one behind the other it would be 3
 
@@ -258,8 +259,7 @@ def test_connections_that_were_reset_in_a_black_hole_end_quietly_under_uvloop(ca
             proxy.reset()
             await silent_end(reader)
             await proxy.heal()
-            await asyncio.sleep(0.02)
-            assert proxy.connections == 0
+            await eventually(lambda: proxy.connections == 0)
             writer.close()
         server.close()
 
