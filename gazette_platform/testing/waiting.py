@@ -55,7 +55,11 @@ def patient(seconds: float) -> float:
 
 
 async def eventually(
-    condition: Callable[[], Any], *, timeout_s: float = _DEADLINE_S, poll_s: float = _POLL_S
+    condition: Callable[[], Any],
+    *,
+    timeout_s: float = _DEADLINE_S,
+    poll_s: float = _POLL_S,
+    what: str = "",
 ) -> Any:
     """Poll until `condition()`, which may be a coroutine function, is true. Return its value.
 
@@ -63,6 +67,7 @@ async def eventually(
         condition: called again and again; what it raises is raised.
         timeout_s: seconds until it fails, before `patient` scales them.
         poll_s: seconds between two calls.
+        what: is wrong if it never is true; for the error.
 
     Raises: TimeoutError: it was not true in time.
     Cancellation: safe.
@@ -77,12 +82,16 @@ async def eventually(
         if found:
             return found
         if loop.time() > deadline:
-            raise TimeoutError(f"not so after {limit_s:g} s: {condition}")
+            raise TimeoutError(f"not so after {limit_s:g} s: {what or condition}")
         await asyncio.sleep(poll_s)
 
 
 def wait_until(
-    condition: Callable[[], Any], *, timeout_s: float = _DEADLINE_S, poll_s: float = _POLL_S
+    condition: Callable[[], Any],
+    *,
+    timeout_s: float = _DEADLINE_S,
+    poll_s: float = _POLL_S,
+    what: str = "",
 ) -> Any:
     """Poll until `condition()` is true, without an event loop. Return its value.
 
@@ -95,7 +104,7 @@ def wait_until(
         if found:
             return found
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not so after {limit_s:g} s: {condition}")
+            raise TimeoutError(f"not so after {limit_s:g} s: {what or condition}")
         time.sleep(poll_s)
 
 
@@ -157,8 +166,8 @@ def remains(condition: Callable[[], Any], *, for_s: float, poll_s: float = _POLL
 async def pass_time(seconds: float) -> None:
     """Let time pass because the play says so, and for nothing else.
 
-    For a stand-in that is slow, a fault that lasts, a load with pauses, code under test that must still be at
-    work when something else happens. A test that waits for something uses `eventually`, `turns` or an event.
+    For a stand-in that is slow, a fault that lasts, a load with pauses, a harness that does something again and
+    again. A test that waits for something uses `eventually`, `turns` or an event.
 
     Args:
         seconds: as they are; `patient` does not scale them.

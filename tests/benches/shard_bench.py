@@ -30,6 +30,7 @@ from gazette_platform.protocol import (
     LabelSet,
     ProcessId,
 )
+from gazette_platform.testing.waiting import pass_time
 
 SHARD = "shard-000"
 LOG = f"recovery/{SHARD}"
@@ -155,7 +156,7 @@ class _Store(ShardStore):
 
         async def run():
             try:
-                await asyncio.sleep(self.delay_s)
+                await pass_time(self.delay_s)
                 await self.commit(state, checkpoint, after)
             except asyncio.CancelledError:
                 ended.cancel()

@@ -21,7 +21,7 @@ from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.embedded.process import ProcessId
 from gazette_platform.errors import GazetteError
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, pass_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -119,7 +119,7 @@ class Ledger:
                 try:
                     await self.append_once(client)
                 except GazetteError:
-                    await asyncio.sleep(0.1)
+                    await pass_time(0.1)
 
         async with platform.client(retry_timeout_s=0.0) as client, asyncio.TaskGroup() as group:
             for _ in range(WRITERS // platform.brokers):

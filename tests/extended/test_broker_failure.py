@@ -23,7 +23,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, read, read_all
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, stays
 
 pytestmark = pytest.mark.etcd
 
@@ -52,8 +52,7 @@ async def test_content_is_persisted_however_long_the_store_is_away(cluster, task
         cluster, tasks, monkeypatch, drain_timeout_s=None, ends_lease=True
     )
     await eventually(lambda: broker._persister._is_exiting)
-    await asyncio.sleep(0.5)
-    assert not failing_.done()
+    await stays(lambda: not failing_.done(), for_s=0.5)
     assert len(broker._persister) == 2
     back.set()
     async with asyncio.timeout(10):

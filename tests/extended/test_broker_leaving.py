@@ -21,7 +21,7 @@ from gazette_platform.serving.grpc_server import GrpcServer
 from gazette_platform.serving.process.watchdog import Watchdog
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.local_broker import LocalBrokers, append
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient, wait_until
 
 pytestmark = pytest.mark.etcd
 
@@ -169,11 +169,8 @@ def test_a_second_signal_ends_a_broker_whose_store_is_away(server):
         server.fragments.write_text("in the way of a folder")
         client.append(JOURNAL, b"two ")
     server.terminate()
-    deadline = time.monotonic() + 20
     # Two signals that are pending at the same time would be one. It failed to store before the first, too.
-    while "trying again later" not in server.log_tail().partition("told to leave")[2]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: "trying again later" in server.log_tail().partition("told to leave")[2])
     assert not server.has_ended
     server.terminate()
     began = time.monotonic()
@@ -197,14 +194,13 @@ def test_a_broker_that_waits_for_etcd_to_start_is_told_to_leave(tmp_path, etcd_p
         starter = threading.Thread(target=_starts_never, args=[server])
         starter.start()
         try:
-            deadline = time.monotonic() + 20
-            while not server.pid and time.monotonic() < deadline:
-                time.sleep(0.05)
-            time.sleep(3)  # a Python process begins
+            silent.settimeout(patient(30))
+            held, _ = silent.accept()  # it has asked etcd
             server.terminate()
             began = time.monotonic()
             starter.join(20)
             assert time.monotonic() - began < 15
+            held.close()
         finally:
             server.kill()
 

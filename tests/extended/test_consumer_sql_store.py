@@ -33,6 +33,7 @@ from gazette_platform.testing.shard_store_conformance import (
     StoreKind,
     checkpoint_of,
 )
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 
@@ -228,11 +229,6 @@ def in_flight(store, number):
     return store.start_commit(checkpoint_of(number), [need]), need
 
 
-async def until(is_so):
-    while not is_so():  # noqa: ASYNC110  the database is asked
-        await asyncio.sleep(0.02)
-
-
 async def test_cq1_each_restore_raises_the_fence(engine, shard, opened):
     store = opened(engine, shard)
     assert await store.restore_checkpoint() == Checkpoint()
@@ -274,7 +270,7 @@ async def test_cq2_who_loses_the_race_for_the_first_restore_is_fenced(
         async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
             restoring = tasks.create_task(refused(store.restore_checkpoint(), Fenced))
             waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            await until(lambda: postgres.sql(waiting) == [(1,)])
+            await eventually(lambda: postgres.sql(waiting) == [(1,)])
             connection.commit()
             assert "at the same moment" in await restoring
     assert row_of(postgres_engine, shard) == (1, b"")
@@ -462,8 +458,7 @@ async def test_a_transaction_in_which_nothing_is_asked_is_ended(
     await store.restore_checkpoint()
     await store.run(put, shard, "a", "one")
     idle = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'"
-    async with asyncio.timeout(30):
-        await until(lambda: postgres.sql(idle) == [(0,)])
+    await eventually(lambda: postgres.sql(idle) == [(0,)])
     with pytest.raises(StoreError, match="the transaction is not committed"):
         await store.start_commit(checkpoint_of(1), [])
     assert await store.restore_checkpoint() == Checkpoint()

@@ -16,7 +16,7 @@ from gazette_platform.protocol import (
     LabelSet,
 )
 from gazette_platform.testing.cluster import BrokerCluster
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, pass_time
 
 pytestmark = pytest.mark.etcd
 
@@ -53,7 +53,7 @@ async def produced(service, journals, *, tasks, goes_on, pause_s=0.0):
             taken.append((journal, task, n, data, await service.submit(journal, data)))
             if n % 5 == 0:
                 await taken[-1][-1]
-                await asyncio.sleep(pause_s)
+                await pass_time(pause_s)
             n += 1
 
     await asyncio.gather(*(produce(task) for task in range(tasks)))
@@ -137,7 +137,7 @@ async def test_a_primary_that_is_killed_loses_nothing_of_a_writer(etcd_server, t
                 writer.write(record)
                 if n % 500 == 0:
                     await writer.drain()
-                    await asyncio.sleep(0.005)
+                    await pass_time(0.005)
                 if n == len(records) // 2:
                     route = (await client.get("a/one")).route
                     primary = route.members[route.primary].suffix

@@ -22,6 +22,7 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import AppendCall
+from gazette_platform.testing.waiting import pass_time
 
 pytestmark = pytest.mark.etcd
 
@@ -294,7 +295,7 @@ async def test_a_tail_of_our_client_outlives_its_tokens(client, broker, monkeypa
         for piece in (b"one", b"two", b"three"):
             await client.append(A, piece)
             assert bytes(await anext(tail)) == piece
-            await asyncio.sleep(1.2)
+            await pass_time(1.2)  # longer than a token lives
 
 
 # ------------------------------------------------------------------------------------ our client

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -33,7 +32,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, read_all
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import block_for, eventually
 
 pytestmark = pytest.mark.etcd
 
@@ -393,7 +392,7 @@ async def test_a_slow_disk_holds_up_threads_and_not_the_event_loop(
         def slow(*args):
             is_loop = threading.current_thread() is threading.main_thread()
             (on_loop if is_loop else in_threads).append(call)
-            time.sleep(slow_s)
+            block_for(slow_s)
             return call(*args)
 
         return slow

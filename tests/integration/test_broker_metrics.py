@@ -46,12 +46,12 @@ async def scraped(broker):
 
 async def until(broker, name):
     """Scrape until a metric without labels is not 0."""
-    async with asyncio.timeout(10):
-        while True:
-            found = await scraped(broker)
-            if found[key(name)]:
-                return found
-            await asyncio.sleep(0.05)
+
+    async def counted():
+        found = await scraped(broker)
+        return found if found[key(name)] else None
+
+    return await eventually(counted)
 
 
 async def test_calls_are_counted_by_kind_method_and_code(cluster):

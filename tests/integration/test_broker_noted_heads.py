@@ -36,7 +36,7 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.testing.local_broker import AppendCall, append, read_all
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, pass_time
 
 pytestmark = pytest.mark.etcd
 
@@ -526,7 +526,7 @@ async def test_a_head_is_that_of_settled_content_even_if_more_crossed_a_roll(
             while draft._owner is not spool:  # as one whose disk is full
                 if draft._owner.is_leaving:
                     raise RpcFailed(Code.UNAVAILABLE, "the broker leaves it")
-                await asyncio.sleep(0.01)
+                await pass_time(0.01)
             await write(draft, chunks, length)
 
         monkeypatch.setattr(Draft, "write", write_unless_full)

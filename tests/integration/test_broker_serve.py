@@ -22,7 +22,8 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.fault_proxy import FaultProxy
-from gazette_platform.testing.local_broker import AppendCall, append
+from gazette_platform.testing.local_broker import AppendCall, append, calls_begun
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 
@@ -159,8 +160,10 @@ async def test_rs13_a_revision_of_the_future_is_waited_for(cluster, broker, stub
     await cluster.apply(stub, SPEC)
     future = broker._context.space.revision + 1
     call = AppendCall(stub, JOURNAL, min_etcd_revision=future)
+    begun = calls_begun(broker, "Append")
     waiting = asyncio.ensure_future(call.commit())  # noqa: TID251  awaited below
-    await asyncio.sleep(0.1)
+    await eventually(lambda: calls_begun(broker, "Append") > begun)
+    assert (await append(stub, JOURNAL)).status == pb.OK  # the next one has been answered
     assert not waiting.done()
     request = pb.ApplyRequest()
     request.changes.add().upsert.CopyFrom(

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import itertools
 import random
 import threading
 
@@ -77,11 +76,11 @@ def name(request):
 
 async def persisted(client, journal, count):
     """Wait until `count` fragments of a journal are in the store."""
-    async with asyncio.timeout(30):
-        for delay_s in itertools.repeat(0.1):
-            if sum(each.is_persisted for each in await client.fragments(journal)) >= count:
-                return
-            await asyncio.sleep(delay_s)
+
+    async def is_so():
+        return sum(each.is_persisted for each in await client.fragments(journal)) >= count
+
+    await eventually(is_so, timeout_s=30)
 
 
 async def test_journals_are_applied_listed_watched_and_deleted(client, name):
@@ -183,10 +182,13 @@ async def test_tail_without_offset_begins_at_the_head(client, name):
     await client.append(name, b"old")
     async with client.tail(name) as reader, asyncio.timeout(20), asyncio.TaskGroup() as group:
         first = group.create_task(anext(reader))
-        while not first.done():
-            # When the read has reached its broker nobody tells: append until it shows.
+
+        async def is_read():
+            # Nothing says when the read has reached its broker: append until it shows.
             await client.append(name, b"new")
-            await asyncio.sleep(0.01)
+            return first.done()
+
+        await eventually(is_read)
     assert bytes(first.result()).startswith(b"new")
 
 

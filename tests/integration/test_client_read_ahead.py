@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import gc
 import hashlib
-import itertools
 import os
 import random
 from contextlib import asynccontextmanager
@@ -20,7 +19,7 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient, stays
 
 pytestmark = pytest.mark.etcd
 FRAGMENTS = 12
@@ -129,8 +128,8 @@ async def test_memory_is_bounded_by_bytes_and_given_back(shared, name):
         first = await anext(reader)
         # Nothing is read: what is fetched ahead grows up to the bound, and a step of each thread.
         await eventually(lambda: pool.held_bytes >= 1 << 20)
-        await asyncio.sleep(0.2)
-        assert pool.held_bytes <= (2 << 20) + pool.threads * (1 << 20)
+        bytes_max = (2 << 20) + pool.threads * (1 << 20)
+        await stays(lambda: pool.held_bytes <= bytes_max, for_s=0.2)
         rest = await reader.read()
         assert bytes(first) + rest == content
         assert pool.held_bytes == 0
@@ -265,11 +264,12 @@ async def test_pruned_fragments_in_the_middle_are_a_jump(client, shared, name):
     old = (await stored(client, name))[6:]
     for fragment in old:  # the gap is an old one, which readers go over
         os.utime(shared.fragments / fragment.content_path, (1, 1))
-    async with asyncio.timeout(60):
-        for delay_s in itertools.repeat(0.1):  # until the broker has listed its store
-            if all(each.begin != gone[0].begin for each in await stored(client, name)):
-                break
-            await asyncio.sleep(delay_s)
+
+    async def is_noticed():
+        return all(each.begin != gone[0].begin for each in await stored(client, name))
+
+    async with asyncio.timeout(patient(60)):
+        await eventually(is_noticed)  # the broker has listed its store
         reader, got = client.read(name, direct=True), bytearray()
         with pytest.raises(OffsetJump) as jump:
             await read_into(got, reader)

@@ -14,6 +14,7 @@ from gazette_platform.errors import DataError, Fenced, GazetteError
 from gazette_platform.message.sequencer import SequencerCheckpoint
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+from gazette_platform.testing.waiting import eventually, stays
 
 pytestmark = pytest.mark.etcd
 
@@ -171,8 +172,7 @@ async def test_cl2_nothing_of_a_commit_is_in_the_log_before_its_gate_has_opened(
     commit = state.store.start_commit(at(2), [gate])
     state.set({"b": 3})  # of the next one
     assert state.all() == {"a": 2, "b": 3}
-    await asyncio.sleep(0.3)
-    assert not commit.done()
+    await stays(lambda: not commit.done(), for_s=0.3)
     assert (await client.append(LOG, b"")).end == before
     assert await seen_now(kind, client, tmp_path / "early") == ({"a": 1}, at(1))
     gate.set_result(None)
@@ -208,9 +208,8 @@ async def test_gb2_standbys_take_over_from_each_other_while_all_write(kind, clie
             playing = tasks.create_task(player.play())
             await player.tailing.wait()
             writing = tasks.create_task(fenced(write()))
-            while len(known) < 5:
-                assert not writing.done()
-                await asyncio.sleep(0.01)
+            await eventually(lambda writing=writing, known=known: writing.done() or len(known) >= 5)
+            assert not writing.done()
             player.inject_handoff(author)
             state, recorder, checkpoint = await begun(kind, client, await playing, author)
         states.append(state)

@@ -27,6 +27,7 @@ from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.waiting import turns
 
 pytestmark = pytest.mark.etcd
 OUT, CONT, ACK = Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN
@@ -191,7 +192,7 @@ async def test_arrow_waits_for_more_of_one_journal(client, prefix):
     reader = ArrowReader(client, f"name={name}", until="never")
     async with asyncio.timeout(60), reader, asyncio.TaskGroup() as group:
         first = group.create_task(anext(reader))
-        await asyncio.sleep(0)
+        await turns()
         await client.append(name, b'{"n":1}\n{"n":2}\n')
         assert (await first).batch.to_pylist() == [{"n": 1}, {"n": 2}]
 

@@ -19,6 +19,7 @@ from gazette_platform.errors import DataError, Fenced, GazetteError, JournalNotF
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.protocol.pb import recoverylog_pb2 as pb
+from gazette_platform.testing.waiting import stays, turns
 
 pytestmark = pytest.mark.etcd
 
@@ -240,8 +241,7 @@ async def test_what_is_recorded_behind_a_gate_is_appended_once_that_has_opened(c
     recorder.gate([opened])
     recorder.write(fnode, 11, b" behind")
     hints = asyncio.ensure_future(recorder.build_hints())  # noqa: TID251  awaited below
-    await asyncio.sleep(0.3)
-    assert not hints.done()
+    await stays(lambda: not hints.done(), for_s=0.3)
     # Who looks at the log now sees what came before the gate alone.
     early = await played(client, tmp_path / "early", FsmHints(LOG))
     assert (early.directory / "a").read_bytes() == b"before gate"
@@ -253,8 +253,7 @@ async def test_what_is_recorded_behind_a_gate_is_appended_once_that_has_opened(c
     failed = asyncio.get_running_loop().create_future()
     recorder.gate([failed])
     waiting = asyncio.ensure_future(recorder.barrier())  # noqa: TID251  awaited below
-    await asyncio.sleep(0.1)
-    assert not waiting.done()
+    await stays(lambda: not waiting.done(), for_s=0.1)
     recorder.write(fnode, 0, b"LOST")
     failed.set_exception(DataError("it was not to be"))
     with pytest.raises(GazetteError, match="it was not to be"):
@@ -317,7 +316,7 @@ async def test_gb5_a_playback_that_fails_or_is_cancelled_leaves_no_directory(cli
         (tmp_path / "four").mkdir()
         (tmp_path / "four" / "left over").touch()
         playing = tasks.create_task(Player(client, FsmHints(LOG), tmp_path / "four").play())
-        await asyncio.sleep(0)
+        await turns()
         playing.cancel()
     assert not (tmp_path / "four").exists()
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
