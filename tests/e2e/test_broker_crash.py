@@ -32,7 +32,7 @@ from gazette_platform.protocol import (
     parse_fragment_path,
 )
 from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.waiting import pass_time
+from gazette_platform.testing.waiting import pass_time, patient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -185,7 +185,7 @@ async def while_appending(client, history, rng, moment) -> None:
 
 async def take_over(client: AsyncClient) -> int:
     """Wait until the new broker serves, and reset the head if need be. Returns: the head."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patient(60)):
         try:
             return (await client.append(JOURNAL, b"")).end
         except IndexHasGreaterOffset:

@@ -20,7 +20,7 @@ from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.fault_proxy import FaultProxy
-from gazette_platform.testing.waiting import eventually, pass_time
+from gazette_platform.testing.waiting import eventually, pass_time, patient
 
 pytestmark = [pytest.mark.e2e, pytest.mark.s3, pytest.mark.etcd]
 
@@ -88,7 +88,7 @@ async def top(broker):
     process = await asyncio.create_subprocess_exec(
         sys.executable, *command, stdout=asyncio.subprocess.PIPE
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patient(60)):
         output, _ = await process.communicate()
     assert process.returncode == 0
     return {each["name"]: each["unpersisted_bytes"] for each in json.loads(output)["journals"]}

@@ -67,7 +67,7 @@ async def test_a_store_that_hangs_holds_nobody_up(cluster, leave):
     broker = await with_content(cluster)
     await eventually(lambda: stored(cluster) == b"one ")
     broker._persister._put = never
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         (left,) = await getattr(broker, leave)()
     assert (left.journal, left.begin, left.end) == (JOURNAL, 4, 8)
 
@@ -80,7 +80,7 @@ async def test_a_disk_that_hangs_holds_nobody_up(cluster, monkeypatch, leave):
     hangs = threading.Event()
     monkeypatch.setattr(Spool, "complete", lambda _: hangs.wait(30) and None)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             (left,) = await getattr(broker, leave)()
     finally:
         hangs.set()
@@ -112,7 +112,7 @@ async def test_who_is_told_twice_waits_for_nothing(cluster, tasks):
     draining = tasks.spawn(broker.drain(), name="drain")
     await eventually(lambda: broker._departure._limit is not None)
     broker.hurry()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         (left,) = await draining
     assert (left.journal, left.begin, left.end) == (JOURNAL, 4, 8)
 
@@ -136,7 +136,7 @@ async def test_who_does_not_get_to_serve_is_no_member_for_the_rest_of_its_lease(
         starting.cancel()
     gets_on.set()
     await asyncio.wait([starting])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         assert not await _keys(etcd, etcd_prefix)
 
 

@@ -411,7 +411,7 @@ async def test_guard_says_when_the_server_is_away_or_breaks_off(guard, upstream,
         assert found.status == 502
         assert await found.text() == "trino did not answer: ServerDisconnectedError\n"
     for path in ("/half", "/half-of-10"):
-        async with session.get(guard.address + path) as found, asyncio.timeout(30):
+        async with session.get(guard.address + path) as found, asyncio.timeout(patient(30)):
             assert found.status == 200
             with pytest.raises(aiohttp.ClientPayloadError):
                 await found.read()

@@ -21,7 +21,7 @@ from shard_bench import (
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.consumer.application import DeferToNextTransaction
 from gazette_platform.errors import Fenced
-from gazette_platform.testing.waiting import pass_time
+from gazette_platform.testing.waiting import pass_time, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -92,7 +92,7 @@ async def test_results_are_there_once_though_the_shard_is_killed_again_and_again
     spec = spec_of(IN, IN2, log=log, ring_buffer_size=8)
     count = 800
     zombies = []
-    async with asyncio.TaskGroup() as tasks, asyncio.timeout(100):
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(patient(100)):
         publishing = tasks.create_task(publish_for_long(bench, random.Random(seed), count))
         replica = bench.replica(application, spec)
         while not publishing.done():
@@ -138,7 +138,7 @@ async def test_results_are_there_once_though_the_broker_is_killed(broker, tmp_pa
                 await pass_time(0.005)
             await publisher.service.flush()
 
-        async with asyncio.TaskGroup() as tasks, asyncio.timeout(100):
+        async with asyncio.TaskGroup() as tasks, asyncio.timeout(patient(100)):
             publishing = tasks.create_task(publish())
             while not publishing.done():
                 await pass_time(1)

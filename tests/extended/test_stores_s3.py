@@ -22,7 +22,7 @@ from gazette_platform.stores import health_check, s3
 from gazette_platform.stores.health import put_bytes
 from gazette_platform.testing.local_broker import append, read_all as read_journal
 from gazette_platform.testing.stores import StoreConformance, listing, read_all
-from gazette_platform.testing.waiting import eventually, pass_time, stays
+from gazette_platform.testing.waiting import eventually, pass_time, patient, stays
 
 # The first test may build the server.
 pytestmark = [pytest.mark.s3, pytest.mark.timeout(900)]
@@ -117,7 +117,7 @@ async def test_credentials_that_end_during_a_large_put_are_renewed(url_of, monke
 
 async def test_many_large_puts_at_once_all_arrive(url_of):
     store, content = opened(url_of()), os.urandom(2 * PART_BYTES + 1)
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(patient(120)):
         await asyncio.gather(*(put_bytes(store, f"j/{number}", content) for number in range(8)))
     assert len(await listing(store, "j/")) == 8
     assert await read_all(store, "j/7") == content
@@ -302,7 +302,7 @@ async def test_a_server_that_stalls_is_waited_for(tmp_path, monkeypatch, tasks):
             await stays(lambda: not putting.done(), for_s=1)
         finally:
             os.kill(own.pid, signal.SIGCONT)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(patient(60)):
             await putting
         assert await read_all(store, "j/large") == content
     with pytest.raises(StoreUnavailable):

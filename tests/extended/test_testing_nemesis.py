@@ -16,7 +16,7 @@ from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.chaos.nemesis import Nemesis
 from gazette_platform.testing.chaos.plan import Fault, FaultKind
 from gazette_platform.testing.chaos.watchdog import Watchdog
-from gazette_platform.testing.waiting import block_for, eventually, pass_time
+from gazette_platform.testing.waiting import block_for, eventually, pass_time, patient
 
 LEASE_LOST = (
     "gazette: error: unable to keep member lease alive: lease 7 was not renewed within 6 s; "
@@ -363,7 +363,7 @@ async def test_who_ends_while_the_cluster_settles_is_started(
             await asyncio.Event().wait()
 
     monkeypatch.setattr(nemesis, "_settle", settle)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         await nemesis.run([Fault(0.0, FaultKind.PAUSE, ("broker-1",), 0.02)])
     assert cluster.done == ["pause broker-1", "resume broker-1", "start broker-1", "start broker-2"]
     assert len(settled) == 2

@@ -30,7 +30,7 @@ from gazette_platform.testing.local_broker import (
     read_all,
     spans,
 )
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -272,7 +272,7 @@ async def test_a_second_store_that_cannot_be_listed(cluster, broker, stub, monke
     changed = spec(stores=("file:///", "file:///archive/"))
     request.changes.add().upsert.CopyFrom(changed.to_pb())
     assert (await stub.Apply(request)).status == pb.OK
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         responses = await asyncio.gather(*(append(stub, "a/journal", b"x") for _ in range(3)))
     assert {one.status for one in responses} == {pb.FRAGMENT_STORE_UNHEALTHY}
     problem = (
@@ -281,7 +281,7 @@ async def test_a_second_store_that_cannot_be_listed(cluster, broker, stub, monke
     )
     assert {one.store_health_error for one in responses} == {problem}
     is_denied = False
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         while (await append(stub, "a/journal", b"y")).status != pb.OK:
             pass
     assert await read_all(stub, "a/journal") == b"y"
@@ -494,7 +494,7 @@ async def test_a_store_that_is_down_does_not_hold_up_a_drain(cluster, broker, st
     await eventually(
         lambda: "a/journal" in replicas and len(replicas["a/journal"].appender._queue) >= 3
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patient(5)):
         assert await broker.drain() == []
     for done in waiting:
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -24,7 +24,7 @@ from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.testing.local_broker import calls_begun
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -76,7 +76,7 @@ async def raw_request(broker, *lines, body=b""):
     writer.write(
         "\r\n".join((*lines, "Host: localhost", "Connection: close", "", "")).encode() + body
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         answer = await reader.read()
     writer.close()
     head, _, rest = answer.partition(b"\r\n\r\n")

@@ -11,7 +11,7 @@ import pytest
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, Status
 from gazette_platform.testing.local_broker import LocalBrokers, append
-from gazette_platform.testing.waiting import pass_time, turns
+from gazette_platform.testing.waiting import pass_time, patient, turns
 from tests.fuzz.http2 import headers_frame, preface, request
 
 pytestmark = pytest.mark.etcd
@@ -120,7 +120,7 @@ async def test_who_takes_back_thousands_of_calls_ends_no_call_of_others(
                     listed += len(await client.list())
                     await pass_time(0.002)
 
-            async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+            async with asyncio.timeout(patient(30)), asyncio.TaskGroup() as tasks:
                 tasks.create_task(overwhelm())
                 for _ in range(8):
                     tasks.create_task(use())

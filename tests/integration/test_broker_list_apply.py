@@ -19,7 +19,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, calls_begun
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -142,7 +142,7 @@ class Watch:
 
     async def next(self):
         names = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             while True:
                 message = await self.call.read()
                 if not message.ByteSize():

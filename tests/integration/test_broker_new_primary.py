@@ -14,7 +14,7 @@ from gazette_platform.etcd import Delete, Put
 from gazette_platform.keyspace import assignment_key
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, read, read_all, store_fragment
-from gazette_platform.testing.waiting import eventually, stays
+from gazette_platform.testing.waiting import eventually, patient, stays
 
 pytestmark = pytest.mark.etcd
 
@@ -152,7 +152,7 @@ async def test_what_a_new_primary_has_is_read_though_it_does_not_hear_from_its_r
 ):
     store_fragment(cluster.fragments, JOURNAL, 0, b"before ")
     third, hears = await make_new_primary(cluster, etcd, etcd_prefix, monkeypatch, offset=7)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         responses = aiter(read(cluster.stub(third), JOURNAL))
         found = await anext(responses)
         assert (found.fragment.end, found.write_head) == (7, 7)  # all that it knows of

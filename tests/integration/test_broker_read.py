@@ -33,7 +33,7 @@ from gazette_platform.testing.local_broker import (
     read_all,
     store_fragment,
 )
-from gazette_platform.testing.waiting import eventually, pass_time
+from gazette_platform.testing.waiting import eventually, pass_time, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -376,7 +376,7 @@ async def test_e7_a_blocked_read_and_a_watch_end_cleanly_at_shutdown(cluster, br
     assert (await anext(responses)).content == b"abc"
     await anext(watch)
     await anext(watch)
-    async with asyncio.timeout(10):  # well below the grace that calls are given
+    async with asyncio.timeout(patient(10)):  # well below the grace that calls are given
         assert await broker.drain() == []
     with pytest.raises(StopAsyncIteration):
         await anext(responses)

@@ -37,7 +37,7 @@ from gazette_platform.testing.local_broker import (
     read,
     read_all,
 )
-from gazette_platform.testing.waiting import eventually, stays
+from gazette_platform.testing.waiting import eventually, patient, stays
 
 pytestmark = pytest.mark.etcd
 
@@ -339,7 +339,7 @@ async def test_a_drained_broker_leaves_the_others_in_step(cluster):
     leaving = cluster.route().primary_id
     broker = cluster.brokers[leaving]
     object.__setattr__(broker.config, "drain_timeout_s", None)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         assert await broker.drain() == []
     del cluster.brokers[leaving], cluster.stubs[leaving]
     await cluster.until_consistent(NAME, 2)

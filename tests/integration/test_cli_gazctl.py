@@ -14,7 +14,7 @@ import yaml
 from gazctl_runner import gazctl_runner
 
 from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.waiting import block_for
+from gazette_platform.testing.waiting import block_for, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -229,7 +229,7 @@ def test_broken_pipe_ends_quietly(gazctl, start, journals, root):
 def test_fragments_and_prune(gazctl, journals, root, shared):
     for _ in range(3):
         append(gazctl, f"name={root}/one", b"x" * 2000)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patient(30)
     fragments = []
     while len([each for each in fragments if "backing_store" in each["spec"]]) < 2:
         assert time.monotonic() < deadline

@@ -141,7 +141,7 @@ async def test_readers_that_pause_do_not_hold_up_another(shared, name):
         paused = [client.read(name, direct=True) for _ in range(5)]
         for reader in paused:
             await anext(reader)
-        async with asyncio.timeout(60), client.read(name, direct=True) as reader:
+        async with asyncio.timeout(patient(60)), client.read(name, direct=True) as reader:
             assert await reader.read() == content
         for reader in paused:
             await reader.aclose()
@@ -188,14 +188,14 @@ async def test_closing_the_client_ends_a_read_that_waits(shared, name):
         reader = client.read(name, direct=True)
         await anext(reader)
     with pytest.raises(GazetteError, match="closed"):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(patient(30)):
             await reader.read()
 
 
 async def test_a_cancelled_read_loses_nothing(client, name):
     content = await filled(client, name)
     reader, got, is_cancelled = client.read(name, direct=True), bytearray(), False
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patient(60)):
         while len(got) < len(content):
             try:
                 patience_s, is_cancelled = (10, False) if is_cancelled else (0.0005, True)
@@ -227,7 +227,7 @@ async def test_a_fragment_that_is_gone_is_read_through_the_broker(client, shared
         original(store, err)
 
     reader._store_failed = store_failed
-    async with asyncio.timeout(60), reader:
+    async with asyncio.timeout(patient(60)), reader:
         async for piece in reader:
             assert reader.offset == len(got) + len(piece)
             got += piece
@@ -290,7 +290,7 @@ async def test_what_was_stored_before_a_time_is_not_fetched_ahead(client, shared
 
     await eventually(is_listed)
     since = int(an_hour_ago) + 60
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patient(60)):
         found = await client.read(
             name, direct=True, begin_mod_time=since, on_jump="continue"
         ).read()
@@ -347,7 +347,7 @@ async def test_fragments_behind_http_are_fetched_ahead(client, shared, name):
 
         reader._open_stream = open_stream
         try:
-            async with asyncio.timeout(60), reader:
+            async with asyncio.timeout(patient(60)), reader:
                 assert await reader.read() == content
         finally:
             server.shutdown()

@@ -101,7 +101,7 @@ async def test_new_fragments_are_followed(client, shared, name):
     await create(client, name)
     await stored(client, name, b"first\n")
     got = bytearray()
-    async with asyncio.timeout(90), read_store(url_of(shared), name, block=True) as reader:
+    async with asyncio.timeout(patient(90)), read_store(url_of(shared), name, block=True) as reader:
         got += await anext(reader)
         for content in (b"second\n", b"third\n"):
             await stored(client, name, content)
@@ -201,7 +201,7 @@ async def test_a_reader_whose_callers_are_less_patient_than_its_pauses_lists_aga
                 async with asyncio.timeout(0.2):
                     return await anext(reader)
 
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(patient(60)):
             while (piece := await look()) is None:
                 pass
         assert piece == b"two"

@@ -23,14 +23,14 @@ from gazette_platform.etcd import (
 )
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.etcd import EtcdServer
-from gazette_platform.testing.waiting import stays
+from gazette_platform.testing.waiting import patient, stays
 
 pytestmark = pytest.mark.etcd
 
 
 async def next_events(watch) -> WatchBatch:
     """The next batch with events; progress notices are passed over."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patient(5)):
         while True:
             batch = await anext(watch)
             if batch.events:
@@ -122,7 +122,7 @@ async def test_watch_joins_fragments(etcd, etcd_prefix):
 
 async def test_watch_notifies_progress(etcd, etcd_prefix):
     start = (await etcd.put(f"{etcd_prefix}/a", b"")).revision + 1
-    async with etcd.watch(etcd_prefix, start_revision=start) as watch, asyncio.timeout(5):
+    async with etcd.watch(etcd_prefix, start_revision=start) as watch, asyncio.timeout(patient(5)):
         assert (await anext(watch)).events == ()
 
 
@@ -171,7 +171,7 @@ async def test_lease_is_lost_when_etcd_stays_silent(etcd_binary):
             server.pause()
             started_at = time.monotonic()
             with pytest.raises(LeaseLost, match=r"was not renewed within 2 s.*start again"):
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(patient(10)):
                     await lease.keep_alive()
             assert 1.5 < time.monotonic() - started_at < 8
 

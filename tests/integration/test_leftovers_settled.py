@@ -40,7 +40,7 @@ from gazette_platform.protocol import (
     SuspendSpec,
 )
 from gazette_platform.stores import open_store
-from gazette_platform.testing.waiting import block_for, eventually
+from gazette_platform.testing.waiting import block_for, eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -216,7 +216,7 @@ async def test_who_takes_a_tenure_over_waits_until_it_is_decided_on(bench):
     found = bench.find(b"content")
     await bench.say(found, is_wanted=True)
     bench.store_goes_away(patience_s=30.0)
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(patient(20)), asyncio.TaskGroup() as group:
         settling = group.create_task(bench.settle())
         await eventually(lambda: bench.handed)
         taking = group.create_task(bench.leftovers.take(JOURNAL, REVISION))

@@ -35,7 +35,7 @@ from gazette_platform.errors import (
     ValidationError,
 )
 from gazette_platform.message import read_uncommitted
-from gazette_platform.testing.waiting import eventually, pass_time, stays
+from gazette_platform.testing.waiting import eventually, pass_time, patient, stays
 
 pytestmark = pytest.mark.etcd
 
@@ -51,7 +51,7 @@ async def bench(local_brokers, tmp_path):
 
 
 async def through(replica, offsets):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patient(30)):
         return await replica.wait_through(offsets)
 
 
