@@ -14,7 +14,7 @@ import yaml
 from gazctl_runner import gazctl_runner
 
 from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.waiting import block_for, patient
+from gazette_platform.testing.waiting import block_for, wait_until
 
 pytestmark = pytest.mark.etcd
 
@@ -229,12 +229,13 @@ def test_broken_pipe_ends_quietly(gazctl, start, journals, root):
 def test_fragments_and_prune(gazctl, journals, root, shared):
     for _ in range(3):
         append(gazctl, f"name={root}/one", b"x" * 2000)
-    deadline = time.monotonic() + patient(30)
-    fragments = []
-    while len([each for each in fragments if "backing_store" in each["spec"]]) < 2:
-        assert time.monotonic() < deadline
+
+    def two_stored():
         out = gazctl("fragments", "-l", journals, "-o", "json", "--url-ttl", "1m").out
-        fragments = [orjson.loads(line) for line in out.splitlines()]
+        found = [orjson.loads(line) for line in out.splitlines()]
+        return found if sum("backing_store" in each["spec"] for each in found) >= 2 else None
+
+    fragments = wait_until(two_stored, timeout_s=30)
     assert fragments[0]["spec"]["end"] == 2000
     assert fragments[0]["spec"]["path_postfix"].startswith("date=")
     assert fragments[0]["signed_url"].startswith("file:///cli/")
