@@ -25,6 +25,8 @@ __all__ = [
     "AppendCall",
     "LocalBrokers",
     "append",
+    "calls_begun",
+    "messages_taken",
     "read",
     "read_all",
     "spans",
@@ -166,6 +168,19 @@ def read(stub: Any, journal: str, offset: int = 0, **fields: Any) -> AsyncIterat
     request = pb.ReadRequest(journal=journal, offset=offset, **fields)
     responses: AsyncIterator[pb.ReadResponse] = stub.Read(request, timeout=_DEADLINE_S)
     return responses
+
+
+def calls_begun(broker: Broker, operation: str) -> int:
+    """Count the calls of an RPC, such as ``Append``, that a broker has begun to serve."""
+    name = "gazette_journal_server_started_totals_total"
+    return int(broker.metrics.registry.get_sample_value(name, {"operation": operation}) or 0)
+
+
+def messages_taken(broker: Broker, operation: str) -> int:
+    """Count the messages that a broker has taken from gRPC callers of an RPC, such as ``Append``."""
+    samples = (each for family in broker.metrics.registry.collect() for each in family.samples)
+    taken = (each for each in samples if each.name == "grpc_server_msg_received_total")
+    return int(sum(each.value for each in taken if each.labels["grpc_method"] == operation))
 
 
 def spans(fragments: Iterable[pb.Fragment]) -> list[tuple[int, int]]:

@@ -16,7 +16,7 @@ from gazette_platform.testing.checker import check_history
 from gazette_platform.testing.history import Recorder, load_history
 from gazette_platform.testing.payloads import Payload
 from gazette_platform.testing.recording import RecordingClient
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = [pytest.mark.e2e, pytest.mark.etcd]
 
@@ -130,10 +130,13 @@ async def test_cluster_goes_on_after_etcd_was_restarted(broker_cluster, own_etcd
         await append_to_all(client)
         own_etcd_server.kill()
         await asyncio.to_thread(own_etcd_server.start)
-        async with asyncio.timeout(20):
-            while True:
-                with contextlib.suppress(GazetteError):
-                    await append_to_all(client)
-                    break
-                await asyncio.sleep(0.1)
+
+        async def is_back():
+            with contextlib.suppress(GazetteError):
+                await append_to_all(client)
+                return True
+            return False
+
+        async with asyncio.timeout(patient(20)):
+            await eventually(is_back)
         assert not any(broker.has_ended for broker in cluster.brokers.values())

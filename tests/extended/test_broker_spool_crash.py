@@ -18,7 +18,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.chaos.spools import lose_spools, tear_spools
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, pass_time
 
 pytestmark = pytest.mark.etcd
 
@@ -87,7 +87,7 @@ async def test_it_may_be_killed_at_any_moment_again_and_again(server):
     for _ in range(5):
         async with client_of(server, retry_timeout_s=0.1) as client:
             appending = asyncio.ensure_future(append_many(client, range(at, at + 100_000)))  # noqa: TID251
-            await asyncio.sleep(random.uniform(0.3, 1.5))
+            await pass_time(random.uniform(0.3, 1.5))
             server.kill()
             begins |= await appending
         at += 100_000
@@ -164,7 +164,7 @@ async def test_all_brokers_are_killed_at_once(servers, replication):
             appending = asyncio.ensure_future(  # noqa: TID251
                 append_many(client, range(at + 1, at + 100_000))
             )
-            await asyncio.sleep(random.uniform(0.3, 1.0))
+            await pass_time(random.uniform(0.3, 1.0))
             for server in servers:
                 server.kill()
             appending.cancel()
@@ -190,7 +190,7 @@ async def test_all_are_killed_and_the_spool_of_one_is_gone_or_torn(servers, repl
         begins = await append_many(client, range(2000))
         harmed = by_id[await primary_of(client)]
         appending = asyncio.ensure_future(append_many(client, range(2000, 100_000)))  # noqa: TID251
-        await asyncio.sleep(random.uniform(0.1, 0.5))
+        await pass_time(random.uniform(0.1, 0.5))
         for server in servers:
             server.kill()
         appending.cancel()

@@ -22,7 +22,7 @@ from gazette_platform.message import Flags, Mapped, Publisher, read_committed
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet, Route
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, pass_time
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
 
@@ -234,7 +234,7 @@ async def test_crashes_again_and_again_lose_and_double_nothing(world):
     for life in range(5):
         await world.consumers.start(Counts(), hints_interval_s=0.2)
         publishing = asyncio.create_task(world.publish(50, seed=life))  # noqa: TID251  awaited below
-        await asyncio.sleep(dice.random() * 0.6)
+        await pass_time(dice.random() * 0.6)
         await world.consumers.crash(world.consumers.processes[0])
         await publishing
         for name in SHARDS:

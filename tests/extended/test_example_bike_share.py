@@ -26,7 +26,7 @@ from gazette_platform.consumer.store.sqlite import SQLiteStore
 from gazette_platform.errors import ApplicationFailed
 from gazette_platform.message import Flags, modulo, read_committed
 from gazette_platform.protocol.pb import protocol_pb2
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, pass_time
 from gazette_platform.yaml_specs import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
@@ -160,7 +160,7 @@ async def test_loops_are_found_once_across_crashes(world):
     for at in range(0, len(lines), size):  # loops begin in one part, and end in another
         part = b"".join(lines[at : at + size])
         await world.append(part)
-        await asyncio.sleep(dice.random() * 0.1)  # the part is being consumed
+        await pass_time(dice.random() * 0.1)  # the part is being consumed
         process = world.consumers.processes[0]
         behind += await world.behind(process)
         await world.consumers.crash(process)

@@ -25,6 +25,7 @@ from gazette_platform.lake.rollups import load_rollup_specs
 from gazette_platform.lake.rollups.engines import SparkEngine, TrinoEngine
 from gazette_platform.lake.rollups.iceberg import IcebergTables
 from gazette_platform.lake.rollups.running import RollupRunner
+from gazette_platform.testing.waiting import pass_time
 from gazette_platform.yaml_specs import parse_journal_tree
 
 # The first test of a run pays for the start of three servers.
@@ -120,7 +121,7 @@ async def enrich(consumers, prefix, flights):
     await consumers.wait_through()
     async with asyncio.TaskGroup() as playing:
         playing.create_task(play(client, FLIGHTS, flights, per_second=COUNT))
-        await asyncio.sleep(0.5)
+        await pass_time(0.5)
         await consumers.crash(first)
         await consumers.start(FlightsLive())
     for spec in specs:

@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import json
 import re
-import time
 from dataclasses import replace
 
 import orjson
@@ -14,6 +13,7 @@ from gazctl_runner import gazctl_runner
 
 from gazette_platform.lake import parse_table_spec
 from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.waiting import wait_until
 
 pytestmark = pytest.mark.etcd
 
@@ -358,10 +358,9 @@ def test_what_was_deleted_whole_is_forgotten_at_a_word(
     # As a rule of the store does it, without a word to brokers.
     (stored,) = broker.fragments.glob(f"{journal}/*/*.gz")
     stored.unlink()
-    deadline = time.monotonic() + 60
-    while b"of 1 Hive partition(s) would be" not in lake(*repair, "--dry-run").out:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_until(
+        lambda: b"of 1 Hive partition(s) would be" in lake(*repair, "--dry-run").out, timeout_s=60
+    )
     (described,) = orjson.loads(lake("describe", table, "-o", "json").out)
     assert [each["rows"] for each in described["hive_partitions"]] == [1]
     done = lake(*repair)

@@ -21,6 +21,7 @@ from shard_bench import (
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.consumer.application import DeferToNextTransaction
 from gazette_platform.errors import Fenced
+from gazette_platform.testing.waiting import pass_time, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -56,7 +57,7 @@ class _Application(NumberedInBatches):
         return _SlowRemote(self.remote) if recorder is None else _SlowFiles(recorder)
 
     async def consume_batch(self, txn, envelopes):
-        await asyncio.sleep(self.dice.random() * 0.01)
+        await pass_time(self.dice.random() * 0.01)
         if len(envelopes) > 3 and self.dice.random() < 0.3:
             count = self.dice.randrange(1, len(envelopes))
             await super().consume_batch(txn, envelopes[:count])
@@ -78,7 +79,7 @@ async def publish_for_long(bench, dice, count):
             if dice.random() < 0.2:
                 await publisher.append_acks(publisher.build_acks())
         if dice.random() < 0.2:
-            await asyncio.sleep(dice.random() * 0.01)
+            await pass_time(dice.random() * 0.01)
     await publishers[IN2].append_acks(publishers[IN2].build_acks())
     await publishers[IN].service.flush()
 
@@ -91,11 +92,11 @@ async def test_results_are_there_once_though_the_shard_is_killed_again_and_again
     spec = spec_of(IN, IN2, log=log, ring_buffer_size=8)
     count = 800
     zombies = []
-    async with asyncio.TaskGroup() as tasks, asyncio.timeout(100):
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(patient(100)):
         publishing = tasks.create_task(publish_for_long(bench, random.Random(seed), count))
         replica = bench.replica(application, spec)
         while not publishing.done():
-            await asyncio.sleep(dice.random() * 0.4)
+            await pass_time(dice.random() * 0.4)
             if replica.is_ready and dice.random() < 0.5:
                 # It is not killed, but goes on while another takes the shard over. One that was not
                 # ready could still take it over itself, after that other.
@@ -134,13 +135,13 @@ async def test_results_are_there_once_though_the_broker_is_killed(broker, tmp_pa
         async def publish():
             for number in range(count):
                 await publisher.publish_committed({"id": number, "key": KEYS[number % 3]})
-                await asyncio.sleep(0.005)
+                await pass_time(0.005)
             await publisher.service.flush()
 
-        async with asyncio.TaskGroup() as tasks, asyncio.timeout(100):
+        async with asyncio.TaskGroup() as tasks, asyncio.timeout(patient(100)):
             publishing = tasks.create_task(publish())
             while not publishing.done():
-                await asyncio.sleep(1)
+                await pass_time(1)
                 await asyncio.to_thread(broker.kill)
                 await asyncio.to_thread(broker.start)
             store = await replica.wait_through({IN: await client.write_head(IN)})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +17,7 @@ from gazette_platform.testing.chaos.scene import Scene
 from gazette_platform.testing.chaos.workload import Workload
 from gazette_platform.testing.etcd import EtcdServer
 from gazette_platform.testing.history import Recorder
+from gazette_platform.testing.waiting import stays
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,8 +86,7 @@ async def journals_of_a_cut_store(broker: BrokerServer) -> None:
 async def test_a_store_that_is_back_is_waited_for(broker, workload, tasks):
     await journals_of_a_cut_store(broker)
     settling = tasks.spawn(workload.settle(90, is_stored=True), name="settle")
-    await asyncio.sleep(1)
-    assert not settling.done()
+    await stays(lambda: not settling.done(), for_s=1)
     restore(broker.fragments)
     await settling
     async with AsyncClient(ClientConfig(address=broker.address)) as client:

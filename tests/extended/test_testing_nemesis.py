@@ -16,7 +16,7 @@ from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.chaos.nemesis import Nemesis
 from gazette_platform.testing.chaos.plan import Fault, FaultKind
 from gazette_platform.testing.chaos.watchdog import Watchdog
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import block_for, eventually, pass_time, patient
 
 LEASE_LOST = (
     "gazette: error: unable to keep member lease alive: lease 7 was not renewed within 6 s; "
@@ -337,7 +337,7 @@ async def test_store_is_not_cut_while_a_broker_starts(nemesis, cluster):
 
     async def start_again(names, *, timeout_s):
         for _ in range(20):
-            await asyncio.sleep(0.01)
+            await pass_time(0.01)
             starts.append((cluster.fragments / "kept").exists())
         await FakeCluster.start_again(cluster, names, timeout_s=timeout_s)
 
@@ -363,7 +363,7 @@ async def test_who_ends_while_the_cluster_settles_is_started(
             await asyncio.Event().wait()
 
     monkeypatch.setattr(nemesis, "_settle", settle)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         await nemesis.run([Fault(0.0, FaultKind.PAUSE, ("broker-1",), 0.02)])
     assert cluster.done == ["pause broker-1", "resume broker-1", "start broker-1", "start broker-2"]
     assert len(settled) == 2
@@ -502,12 +502,12 @@ async def test_calm_is_kept_when_mending_takes_long(nemesis, said):
 
 async def test_watchdog_tells_the_machine_from_the_clients():
     async with Watchdog(SystemClock()) as watchdog:
-        await asyncio.sleep(0.3)
-        time.sleep(0.4)  # noqa: ASYNC251  that is the point
-        await asyncio.sleep(0.2)
+        await pass_time(0.3)
+        block_for(0.4)
+        await pass_time(0.2)
         assert {stall.who for stall in watchdog.stalls} == {"clients"}
         os.kill(watchdog.pid, signal.SIGSTOP)
-        await asyncio.sleep(0.5)
+        await pass_time(0.5)
         os.kill(watchdog.pid, signal.SIGCONT)
         await eventually(lambda: any(stall.who == "machine" for stall in watchdog.stalls))
     (stall,) = [stall for stall in watchdog.stalls if stall.who == "machine"]

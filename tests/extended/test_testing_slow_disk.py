@@ -13,6 +13,7 @@ import pytest
 
 from gazette_platform.errors import SetupError
 from gazette_platform.testing.slow_disk import SlowDisk, slow_disk_problem
+from gazette_platform.testing.waiting import patient
 
 # Says of each turn, in two threads, when it began, and how long it took to write, to sync, and to
 # use a pipe.
@@ -55,7 +56,7 @@ async def turns(process, count):
     """
     now = time.monotonic()
     found = {0: [], 1: []}
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patient(60)):
         while min(map(len, found.values())) <= count:
             number, began, *spans = map(float, (await process.stdout.readline()).split())
             if began >= now:
@@ -108,7 +109,7 @@ async def test_cancelled_fault_lets_go_of_the_process(tmp_path):
 
 async def test_process_may_end_while_its_disk_is_slow(tmp_path):
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(patient(20)),
         writer(tmp_path) as process,
         SlowDisk(process.pid, data_s=0.05, sync_s=0.2),
     ):

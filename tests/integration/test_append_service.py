@@ -16,7 +16,7 @@ from gazette_platform.protocol import (
     LabelSet,
 )
 from gazette_platform.testing.cluster import BrokerCluster
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, pass_time, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -53,7 +53,7 @@ async def produced(service, journals, *, tasks, goes_on, pause_s=0.0):
             taken.append((journal, task, n, data, await service.submit(journal, data)))
             if n % 5 == 0:
                 await taken[-1][-1]
-                await asyncio.sleep(pause_s)
+                await pass_time(pause_s)
             n += 1
 
     await asyncio.gather(*(produce(task) for task in range(tasks)))
@@ -100,7 +100,7 @@ async def test_a_broker_that_is_killed_in_mid_append_loses_nothing(broker):
         async def has_grown(head):
             return await written() > head
 
-        async with asyncio.timeout(100), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(patient(100)), asyncio.TaskGroup() as tasks:
             is_killed_twice = asyncio.Event()
             producing = produced(
                 service,
@@ -127,7 +127,10 @@ async def test_a_primary_that_is_killed_loses_nothing_of_a_writer(etcd_server, t
     )
     async with cluster:
         addresses = ",".join(each.address for each in cluster.brokers.values())
-        async with AsyncClient(ClientConfig(address=addresses)) as client, asyncio.timeout(100):
+        async with (
+            AsyncClient(ClientConfig(address=addresses)) as client,
+            asyncio.timeout(patient(100)),
+        ):
             await client.apply([Change(spec("a/one", replication=2))])
             service = client.append_service()
             writer = service.writer("a/one")
@@ -137,7 +140,7 @@ async def test_a_primary_that_is_killed_loses_nothing_of_a_writer(etcd_server, t
                 writer.write(record)
                 if n % 500 == 0:
                     await writer.drain()
-                    await asyncio.sleep(0.005)
+                    await pass_time(0.005)
                 if n == len(records) // 2:
                     route = (await client.get("a/one")).route
                     primary = route.members[route.primary].suffix

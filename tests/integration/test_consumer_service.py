@@ -31,6 +31,7 @@ from gazette_platform.protocol.auth import ALL_CLAIMS, Capability, Claims, KeyRi
 from gazette_platform.protocol.pb import consumer_pb2 as pb
 from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.serving.origins import Origins
+from gazette_platform.testing.waiting import turns
 
 pytestmark = pytest.mark.etcd
 
@@ -120,7 +121,7 @@ async def test_cr1_resolution_waits_for_a_future_revision_and_for_recovery(group
     waiting = group.tasks.spawn(
         ours.resolver.resolve(SHARD, proxy_header=replace(ours.api.header(), etcd=future))
     )
-    await asyncio.sleep(0)
+    await turns()
     assert replica.users == 0  # it waits for the revision
     await group.put_shard(shard("shard-111"))
     await replica.used.wait()
@@ -140,7 +141,7 @@ async def test_cr1_resolution_waits_for_progress_and_ignores_foreign_journals(gr
         ours.resolver.resolve(SHARD, read_through={"a/source": 5, "foreign/journal": 99})
     )
     replica.now(read_through={"a/source": 4})
-    await asyncio.sleep(0.01)
+    await turns(10)
     assert not waiting.done()
     replica.now(read_through={"a/source": 5})
     (await waiting).done()
@@ -502,14 +503,14 @@ async def test_others_have_their_turn_while_a_large_apply_is_checked(ours):
     spec = shard(SHARD, sources=source(*(f"a/{number:06}" for number in range(4096)))).to_pb()
     request = pb.ApplyRequest(changes=[{"upsert": spec}] * 20)
     request.changes.add(delete=SHARD)  # without its revision
-    turns = 0
+    others = 0
     work = asyncio.get_running_loop().create_task(ours.api.apply(request, ALL_CLAIMS))
     while not work.done():
-        turns += 1
-        await asyncio.sleep(0)
+        others += 1
+        await turns()
     with pytest.raises(ValidationError, match=r"Changes\[20\]: invalid ExpectModRevision"):
         await work
-    assert turns > 10
+    assert others > 10
 
 
 async def test_ca7_unassign_that_raced_with_a_status_is_told(group, ours):

@@ -24,7 +24,7 @@ from gazette_platform.message import (
     read_committed,
     read_uncommitted,
 )
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, pass_time
 from gazette_platform.yaml_specs import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
@@ -159,7 +159,7 @@ async def test_crashes_lose_and_double_no_flight(world, monkeypatch):
     async with asyncio.TaskGroup() as playing:
         playing.create_task(play(world.client, FLIGHTS, copies, per_second=1500))
         for _ in range(3):
-            await asyncio.sleep(0.5)
+            await pass_time(0.5)
             await world.consumers.crash(world.consumers.processes[0])
             await world.start()
     for name in SHARDS:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import random
-import time
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -44,6 +43,7 @@ from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.local_broker import store_fragment
+from gazette_platform.testing.waiting import wait_until
 
 pytestmark = pytest.mark.etcd
 OUT, CONT, ACK = Flags
@@ -172,13 +172,6 @@ def typed(client, shared, request, tmp_path):
     made = Typed(client, shared, request.node.name.replace("[", "-").rstrip("]"), tmp_path)
     yield made
     made.close()
-
-
-def until(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_rows_are_of_all_codecs_of_the_live_tail_and_come_once(typed):
@@ -375,7 +368,7 @@ def test_overlapping_fragments_are_read_once(typed):
     end = typed.client.write_head(a)
     content = bytes(typed.client.read(a, 0, end_offset=end).read())
     store_fragment(typed.root, a, 0, content[: content.index(b"\n", seam + 100) + 1])
-    until(
+    wait_until(
         lambda: (
             len(typed.client.fragments(a)) > 2 or typed.client.fragments(a)[0].fragment.end > seam
         )
