@@ -17,6 +17,7 @@ import aiohttp
 from palette import reduced
 
 from gazette_platform.errors import SetupError
+from gazette_platform.testing.waiting import patient
 
 __all__ = ["Browser", "find_chromium"]
 
@@ -105,7 +106,7 @@ class Browser:
             )
         # Chromium writes the port that it chose, and the path of its socket, to this file.
         chosen = self._profile / "DevToolsActivePort"
-        async with asyncio.timeout(_START_TIMEOUT_S):
+        async with asyncio.timeout(patient(_START_TIMEOUT_S)):
             while not chosen.exists() or len(chosen.read_text().splitlines()) < 2:
                 if self._process.returncode is not None:
                     raise SetupError(f"{self._binary} ended: {log.read_text()[-2000:]}")
@@ -122,7 +123,7 @@ class Browser:
         assert self._socket is not None
         number = next(self._ids)
         await self._socket.send_json({"id": number, "method": method, "params": params})
-        async with asyncio.timeout(_CALL_TIMEOUT_S):
+        async with asyncio.timeout(patient(_CALL_TIMEOUT_S)):
             while True:  # answers come among events, which nobody asked for
                 message = await self._socket.receive_json()
                 if message.get("id") == number:
@@ -152,7 +153,7 @@ class Browser:
         shown = ""
         missing = list(texts)
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
+        deadline = loop.time() + patient(timeout_s)
         while loop.time() < deadline:
             shown = await self.text()
             missing = [text for text in texts if text not in shown]
@@ -185,7 +186,7 @@ class Browser:
         await self._until(f"{_DRAWN} >= {count}", f"{count} plots", timeout_s)
 
     async def _until(self, expression: str, name: str, timeout_s: float) -> None:
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        deadline = asyncio.get_running_loop().time() + patient(timeout_s)
         while not await self._evaluate(expression):
             if asyncio.get_running_loop().time() > deadline:
                 raise TimeoutError(f"the page lacks {name} after {timeout_s:g} s")
@@ -217,7 +218,7 @@ class Browser:
         if self._process is not None:
             self._process.terminate()
             try:
-                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                async with asyncio.timeout(patient(_STOP_TIMEOUT_S)):
                     await self._process.wait()
             except TimeoutError:
                 self._process.kill()

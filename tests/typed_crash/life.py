@@ -32,6 +32,7 @@ from gazette_platform.lake.typed.runs.reprocessing import Reprocessor
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.spark.typed_workers import SparkWorkers
+from gazette_platform.testing.waiting import patient
 from tests.lake_crash.faults import Calls, FaultyMetastore
 from tests.typed_crash.engine import CountingMerger, kill_engine, open_engine
 
@@ -261,7 +262,7 @@ def _hold(calls: Calls, folder: Path, name: str, at: int) -> None:
         count += called.startswith(name)
         if count == at and called.startswith(name):
             (folder / "held").touch()
-            deadline = time.monotonic() + _HELD_TIMEOUT_S
+            deadline = time.monotonic() + patient(_HELD_TIMEOUT_S)
             while not (folder / "go").exists():
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"nobody said go for {_HELD_TIMEOUT_S:.0f} s")

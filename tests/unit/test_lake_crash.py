@@ -77,7 +77,6 @@ def test_all_themes_stores_and_modes_have_their_turn():
     }
     ticks = [step for case in cases for step in case.steps if isinstance(step, Tick)]
     assert {tick.fault.mode for tick in ticks if tick.fault is not None} == set(MODES)
-    assert {kind for n in CASES for kind in make_case(7, n, has_s3=False).stores} == {"file"}
 
 
 @pytest.mark.parametrize("theme", ["spanning", "twin"])
