@@ -6,8 +6,9 @@ PY := .venv/bin/python
 BIN := .venv/bin
 STAMP := .venv/.gazette-installed
 ROOT ?= .gazette
-PYTEST_ARGS ?=
-TEST_ARGS ?=
+ARGS ?=
+LOOK_AGAIN ?=
+SLOWEST ?=
 SEED ?= 7
 MINUTES ?= 10
 REPLICATION ?= 3
@@ -16,7 +17,7 @@ CASES ?=
 CASE ?=
 OUTAGE_S ?= 600
 
-.PHONY: help install dev demo fmt lint types test test-fast proof test-pythons mutants coverage bench bench-cluster bench-failover bench-allocator bench-consume bench-consumers bench-lake chaos test-outage fuzz lake-crash typed-crash soak screenshots gen gen-check docs clean
+.PHONY: help install dev demo fmt lint types test test-fast test-all proof test-pythons mutants coverage bench bench-cluster bench-failover bench-allocator bench-consume bench-consumers bench-lake chaos test-outage fuzz lake-crash typed-crash soak screenshots gen gen-check docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,29 +48,31 @@ lint: $(STAMP) gen-check ## Style, format, layers, spelling, generated code
 types: $(STAMP) ## Check types (mypy, strict)
 	$(BIN)/mypy
 
-# A server that cannot be started fails its tests here; it never skips them.
-test: $(STAMP) ## All tests, with real etcd, metastore, Trino, Spark and Dagster
-	$(PY) tools/check_needs.py
-	PYTEST_ARGS="$(PYTEST_ARGS)" tools/test_all $(TEST_ARGS)
+# A server that cannot be started fails its tests here; it never skips them. tests/README.md describes the tiers.
+TESTS = $(PY) tools/run_tests.py $(if $(LOOK_AGAIN),--look-again) $(if $(SLOWEST),--slowest $(SLOWEST))
+GIVEN = $(if $(strip $(ARGS)),-- $(ARGS))
 
-# As in tools/try_pythons: modules, and a whole broker process with its client and command.
-FAST = -m "not (hive or trino or spark or e2e or slow)" tests/unit tests/property tests/scenario \
-	$(addprefix tests/integration/test_,broker_serve.py client_broker.py cli_gazctl.py)
+test: $(STAMP) ## Prove every promise, with real etcd, brokers, metastore, Trino, Spark and Dagster: 10 minutes (ARGS="-k word")
+	@$(TESTS) test $(GIVEN)
 
-test-fast: $(STAMP) ## Tests of modules, and of one broker with its client: under 5 minutes
-	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest -n 2 --dist loadfile $(FAST) $(PYTEST_ARGS)
+test-fast: $(STAMP) ## Test modules, without any server: under 3 minutes (ARGS)
+	@$(TESTS) fast $(GIVEN)
 
-proof: $(STAMP) ## What Iceberg, Spark and Trino do that typed tables build on; for when one of them gets a new version
-	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest --run-slow -m proof $(PYTEST_ARGS)
+test-all: $(STAMP) ## Everything that `make test` leaves out: emulators, databases, browser, docs, demo, crash runs: 60 minutes (ARGS)
+	@$(PY) tools/check_needs.py
+	@$(TESTS) all $(GIVEN)
 
-test-pythons: $(STAMP) ## The fast tests on each later Python that this machine has
+proof: $(STAMP) ## Check what typed tables rely on in Iceberg, Spark and Trino; run it when one of them gets a new version (ARGS)
+	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest tests/proof $(ARGS)
+
+test-pythons: $(STAMP) ## Run the fast tests on each later Python that this machine has
 	tools/try_pythons
 
 mutants: $(STAMP) ## Break the modules that decide, and name changes that no test sees (MODULES)
 	$(PY) tools/mutants.py $(MODULES)
 
 coverage: $(STAMP) ## Branch coverage of test-fast
-	$(BIN)/coverage run -m pytest -q $(FAST) $(PYTEST_ARGS)
+	$(BIN)/coverage run -m pytest -q tests/unit tests/property tests/scenario $(ARGS)
 	$(BIN)/coverage report --skip-covered --sort=cover
 
 bench: $(STAMP) ## Measure throughput and latency; writes benchmarks/results/latest.json
@@ -97,7 +100,7 @@ chaos: $(STAMP) ## Break a cluster on purpose, and check what clients saw (SEED,
 	$(PY) -m gazette_platform.testing.chaos --seed $(SEED) --minutes $(MINUTES) --replication $(REPLICATION)
 
 test-outage: $(STAMP) ## Cut the store of brokers under load for ten minutes (OUTAGE_S), and see that nothing is lost
-	GAZETTE_REQUIRE_SERVERS=1 GAZETTE_TEST_OUTAGE_S=$(OUTAGE_S) $(BIN)/pytest --run-slow -s tests/e2e/test_outage.py $(PYTEST_ARGS)
+	GAZETTE_REQUIRE_SERVERS=1 GAZETTE_TEST_OUTAGE_S=$(OUTAGE_S) $(BIN)/pytest -s tests/e2e/test_outage.py $(ARGS)
 
 fuzz: $(STAMP) ## Send brokers what nobody should, and see that they live (SEED, MINUTES, or REPLAY=file)
 	$(PY) -m tests.fuzz --seed $(SEED) --minutes $(MINUTES) $(if $(REPLAY),--replay $(REPLAY))
@@ -112,7 +115,7 @@ soak: $(STAMP) ## Sum streams by consumers while brokers, consumers and etcd are
 	$(PY) -m tests.soak --seed $(SEED) --minutes $(MINUTES)
 
 screenshots: $(STAMP) ## Take the pictures in docs/images anew, of a demo in a headless browser
-	GAZETTE_REQUIRE_SERVERS=1 GAZETTE_SCREENSHOTS=docs/images $(BIN)/pytest --run-slow -k TestDagsterUi tests/e2e/test_demo.py $(PYTEST_ARGS)
+	GAZETTE_REQUIRE_SERVERS=1 GAZETTE_SCREENSHOTS=docs/images $(BIN)/pytest -k TestDagsterUi tests/e2e/test_demo.py $(ARGS)
 
 gen: $(STAMP) ## Generate code from proto/, and the reference of commands
 	$(PY) tools/gen.py
@@ -123,7 +126,7 @@ gen-check: $(STAMP) ## Fail when generated files differ from what `make gen` wou
 	$(PY) tools/gen_reference.py --check
 
 docs: $(STAMP) ## Run the snippets of docs/ against a live platform
-	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest --run-slow tests/e2e/test_docs.py $(PYTEST_ARGS)
+	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest tests/e2e/test_docs.py $(ARGS)
 
 clean: ## Remove caches and build output (not .venv, not the downloads)
 	rm -rf build dist .coverage .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

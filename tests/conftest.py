@@ -1,4 +1,4 @@
-"""Shared fixtures and the two policies of a run: slow tests on demand, no silent skip of servers."""
+"""Shared fixtures, and the rule of a run: no server is skipped in silence."""
 
 from __future__ import annotations
 
@@ -42,14 +42,18 @@ settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "house")
 )
 
-pytest_plugins = ("gazette_platform.testing.plugin",)
+pytest_plugins = ("gazette_platform.testing.plugin", "outcomes")
 
-# Where `tools/test_all` looks for tests with these marks.
-_FOLDERS: Final = {
+# A folder is a tier (tests/README.md). Tests with these marks start servers that only these tiers may start.
+_TIERS: Final = {
     "e2e": ("e2e",),
-    "spark": ("e2e", "integration"),
-    "trino": ("e2e", "integration"),
-    "hive": ("e2e", "integration"),
+    "spark": ("e2e", "extended", "platform", "proof"),
+    "trino": ("e2e", "extended", "platform", "proof"),
+    "hive": ("e2e", "extended", "platform", "proof"),
+    "s3": ("e2e", "extended"),
+    "azure": ("e2e", "extended"),
+    "gcs": ("e2e", "extended"),
+    "browser": ("e2e", "extended"),
 }
 # Tests with these marks start real programs.
 _SERVER_MARKS = frozenset(
@@ -65,7 +69,6 @@ def pytest_configure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--run-slow", action="store_true", help="also run tests marked slow")
     parser.addoption(
         "--rewrite",
         action="store_true",
@@ -75,16 +78,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        for mark, folders in _FOLDERS.items():
+        for mark, folders in _TIERS.items():
             if item.get_closest_marker(mark) is not None and item.path.parent.name not in folders:
                 raise pytest.UsageError(f"{item.nodeid}: marked {mark}, and not in {folders}")
         _scale_timeout(config, item)
-    if config.getoption("--run-slow"):
-        return
-    slow = [item for item in items if item.get_closest_marker("slow") is not None]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item.get_closest_marker("slow") is None]
 
 
 def _scale_timeout(config: pytest.Config, item: pytest.Item) -> None:

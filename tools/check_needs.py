@@ -1,7 +1,7 @@
-"""Says, before the tests start, what they need that the package indexes do not give.
+"""Say, before `make test-all` starts, which programs it needs that this machine lacks.
 
-Exit code 0 when all is there, else 1 with one message that lists every missing program and the
-command that installs it. What is only needed by hand or later is in CONTRIBUTING.md.
+Exit code 0 when all are present, else 1 with one message: what is missing, which tests need it, and one
+`apt-get` line. `make test` and `make test-fast` need none of them.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ class Need:
     """A program that tests start."""
 
     names: tuple[str, ...]
-    """Names on PATH, any of which will do."""
-    variable: str
-    """Environment variable that may hold its path instead; empty: none."""
+    """Names on PATH; any of them will do."""
+    variables: tuple[str, ...] = ()
+    """Environment variables that may hold paths to use instead; all of them have to be set."""
     why: str
     """Which tests use it."""
-    install: str
-    """What to run to get it."""
+    package: str
+    """Debian package that has it."""
     place: str = ""
-    """Where it is beside PATH: a pattern below the root folder."""
+    """Where else it may be: a pattern below the root folder."""
 
-    def found(self) -> bool:
-        """Whether the variable, PATH or place leads to it."""
-        named = os.environ.get(self.variable, "")
-        if named:
-            return os.access(named, os.X_OK)
+    @property
+    def is_found(self) -> bool:
+        """Whether the variables, PATH or place lead to it."""
+        named = [os.environ.get(variable, "") for variable in self.variables]
+        if named and all(named):
+            return all(os.access(path, os.X_OK) for path in named)
         if self.place and any(Path("/").glob(self.place)):
             return True
         return any(shutil.which(name) for name in self.names)
@@ -41,82 +42,67 @@ class Need:
 NEEDS = (
     Need(
         names=("chromium", "chromium-browser", "google-chrome"),
-        variable="GAZETTE_CHROMIUM",
-        why="the test that opens the Dagster UI",
-        install="apt-get install --no-install-recommends chromium",
+        variables=("GAZETTE_CHROMIUM",),
+        why="tests that open the Dagster UI",
+        package="chromium",
     ),
     Need(
         names=("etcd",),
-        variable="GAZETTE_ETCD",
-        why="tests that break clusters, etcd among them",
-        install="apt-get install --no-install-recommends etcd-server",
+        variables=("GAZETTE_ETCD",),
+        why="tests that kill etcd (chaos, soak)",
+        package="etcd-server",
     ),
     Need(
         names=("go",),
-        variable="GAZETTE_VERSITYGW",
-        why="tests of s3:// stores, for which it builds the S3 server versitygw",
-        install="get it from https://go.dev/dl/, or apt-get install --no-install-recommends golang-go",
-    ),
-    Need(
-        names=("go",),
-        variable="GAZETTE_FAKE_GCS_SERVER",
-        why="tests of gs:// stores, for which it builds the emulator fake-gcs-server",
-        install="get it from https://go.dev/dl/, or apt-get install --no-install-recommends golang-go",
+        variables=("GAZETTE_VERSITYGW", "GAZETTE_FAKE_GCS_SERVER"),
+        why="tests of s3:// and gs:// stores, whose servers it builds once",
+        package="golang-go",
     ),
     Need(
         names=("npm",),
-        variable="GAZETTE_AZURITE",
-        why="tests of azure:// stores, for which it installs the emulator azurite",
-        install="get Node.js from https://nodejs.org/, or apt-get install --no-install-recommends npm",
+        variables=("GAZETTE_AZURITE",),
+        why="tests of azure:// stores, whose emulator it installs once",
+        package="npm",
     ),
     Need(
         names=("openssl",),
-        variable="GAZETTE_OPENSSL",
-        why="tests of TLS, which make certificates",
-        install="apt-get install --no-install-recommends openssl",
+        variables=("GAZETTE_OPENSSL",),
+        why="tests of TLS",
+        package="openssl",
     ),
     Need(
         names=("initdb",),
-        variable="GAZETTE_POSTGRES",
-        why="tests of typed tables in other catalogs than a metastore, and of consumers whose state is in PostgreSQL",
-        install="apt-get install --no-install-recommends postgresql",
+        variables=("GAZETTE_POSTGRES",),
+        why="tests of SQL and REST catalogs, and of consumer state in PostgreSQL",
+        package="postgresql",
         place="usr/lib/postgresql/*/bin/initdb",
     ),
     Need(
         names=("mariadbd",),
-        variable="GAZETTE_MARIADB",
-        why="tests of consumers whose state is in MariaDB",
-        install="apt-get install --no-install-recommends mariadb-server-core",
+        variables=("GAZETTE_MARIADB",),
+        why="tests of consumer state in MariaDB",
+        package="mariadb-server-core",
         place="usr/sbin/mariadbd",
     ),
-    Need(
-        names=("ps",),
-        variable="",
-        why="the tests that look which processes a platform has left",
-        install="apt-get install --no-install-recommends procps",
-    ),
-    Need(
-        names=("strace",),
-        variable="",
-        why="tests of brokers with slow disks",
-        install="apt-get install --no-install-recommends strace",
-    ),
+    Need(names=("ps",), why="tests that look for left-over processes", package="procps"),
+    Need(names=("strace",), why="tests of slow and failing disks", package="strace"),
 )
 
 
 def main() -> int:
-    """Checks each need once."""
-    missing = [need for need in NEEDS if not need.found()]
+    """Check each need once."""
+    missing = [need for need in NEEDS if not need.is_found]
     if not missing:
         return 0
-    print("make test needs programs that this machine lacks:", file=sys.stderr)
+    lines = [f"make test-all needs {len(missing)} programs that this machine lacks:"]
     for need in missing:
-        print(
-            f"  {need.names[0]}: for {need.why}; {need.install}"
-            + (f" (or set {need.variable})" if need.variable else ""),
-            file=sys.stderr,
-        )
-    print("`make test-fast` runs without them. See CONTRIBUTING.md.", file=sys.stderr)
+        instead = f" (or set {' and '.join(need.variables)})" if need.variables else ""
+        lines.append(f"  {need.names[0]}: {need.why}{instead}")
+    packages = " ".join(need.package for need in missing)
+    lines.append("Install them, as root, with")
+    lines.append(f"  apt-get install --no-install-recommends {packages}")
+    lines.append("`make test` runs without them.")
+    print("\n".join(lines), file=sys.stderr)
     return 1
 
 

@@ -24,7 +24,7 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.sensors.catalog import reload_location
 from gazette_platform.testing.waiting import eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1080)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1080)]
 
 DEMO_TIMEOUT_S = 780
 PICTURED_FLUSHES, PICTURED_FLIGHTS = 9, 900  # of a day each

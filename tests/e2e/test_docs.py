@@ -167,7 +167,6 @@ PAGES = sorted(
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
 @pytest.mark.timeout(1080)
 @pytest.mark.parametrize("name", PAGES)
 def test_page_can_be_followed(name, tmp_path, etcd_binary):

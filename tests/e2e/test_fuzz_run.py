@@ -11,7 +11,7 @@ from tests.fuzz.cases import Case
 from tests.fuzz.corpus import apply, spec
 from tests.fuzz.runner import FuzzConfig, run_fuzz
 
-pytestmark = [pytest.mark.e2e, pytest.mark.etcd, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.etcd]
 
 # Brokers of the run import this before anything else. They behave, but for one journal's name.
 PLANT = """

@@ -23,7 +23,7 @@ from gazette_platform.testing.fault_proxy import FaultProxy
 from gazette_platform.testing.harness import Harness
 from gazette_platform.testing.waiting import eventually, patient
 
-pytestmark = [pytest.mark.e2e, pytest.mark.s3, pytest.mark.etcd, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.s3, pytest.mark.etcd]
 
 OUTAGE_S = float(os.environ.get("GAZETTE_TEST_OUTAGE_S", "60"))
 QUIET_S = 5.0

@@ -11,7 +11,7 @@ import pytest
 from tests.soak.plan import Kind
 from tests.soak.runner import SoakConfig, run_soak
 
-pytestmark = [pytest.mark.e2e, pytest.mark.etcd, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.etcd]
 
 FAULTY = Path(__file__).with_name("faulty_summers")
 

@@ -33,7 +33,6 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.etcd,
     pytest.mark.spark,
-    pytest.mark.slow,
     pytest.mark.timeout(1800),
 ]
 

@@ -16,7 +16,7 @@ from gazette_platform.testing.chaos import (
     run_chaos,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.etcd, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.etcd]
 
 # To mount disks, and to trace processes.
 NEEDS_RIGHTS = {FaultKind.STORE_FULL, FaultKind.SPOOL_FULL, FaultKind.SLOW_DISK}

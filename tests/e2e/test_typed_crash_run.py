@@ -16,7 +16,6 @@ pytestmark = [
     pytest.mark.etcd,
     pytest.mark.hive,
     pytest.mark.spark,
-    pytest.mark.slow,
     # PySpark leaves the sockets over which it collects rows to the garbage collector.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]

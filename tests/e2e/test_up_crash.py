@@ -225,7 +225,6 @@ async def test_killed_brokers_are_back_with_all_that_they_acknowledged(platform:
         await ledger.check(platform)
 
 
-@pytest.mark.slow
 async def test_a_platform_that_is_killed_whole_comes_up_with_all_that_it_acknowledged(
     platform: Platform,
 ) -> None:
@@ -250,7 +249,6 @@ async def test_a_platform_that_is_killed_whole_comes_up_with_all_that_it_acknowl
         await ledger.check(platform)
 
 
-@pytest.mark.slow
 async def test_a_supervisor_that_is_killed_takes_its_brokers_with_it(platform: Platform) -> None:
     """They get SIGTERM by that, and leave in order, or are ended by whoever comes up next."""
     ledgers = await journals(platform)

@@ -17,7 +17,7 @@ from uv import find_uv_bin
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.etcd import EtcdServer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.etcd, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
 # Of the extras: none of them may be needed to run a broker.

@@ -88,7 +88,6 @@ async def test_records_of_many_tasks_and_journals_are_where_each_was_told(broker
         await checked(client, taken)
 
 
-@pytest.mark.slow
 async def test_a_broker_that_is_killed_in_mid_append_loses_nothing(broker):
     async with AsyncClient(ClientConfig(address=broker.address)) as client:
         journals = ["a/one", "a/two"]
@@ -122,7 +121,6 @@ async def test_a_broker_that_is_killed_in_mid_append_loses_nothing(broker):
             await checked(client, taken)
 
 
-@pytest.mark.slow
 async def test_a_primary_that_is_killed_loses_nothing_of_a_writer(etcd_server, tmp_path):
     cluster = BrokerCluster(
         tmp_path, etcd=etcd_server.endpoint, prefix="/append-service", zones="abc"

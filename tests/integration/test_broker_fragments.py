@@ -258,7 +258,6 @@ async def test_fh2_a_delete_probe_that_is_denied(cluster, broker, stub, monkeypa
     assert (await health(stub)).status == pb.OK, "without the probe nothing is wrong"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_an_idle_fragment_is_persisted_at_the_end_of_its_window(cluster, stub):
     """Within seconds of it, and without another append."""

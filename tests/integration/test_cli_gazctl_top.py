@@ -110,7 +110,6 @@ def test_top_once_prints_rates_of_one_interval(gazctl, client):
     assert gazctl("top", "-d", "1ms")[0] == 1
 
 
-@pytest.mark.slow
 def test_a_journal_that_nobody_can_tell_of_does_not_hold_up_the_others(gazctl, client, tmp_path):
     """Its store cannot be listed: readers wait a minute for that, and each measurement did, too."""
     specs = tmp_path / "away.yaml"

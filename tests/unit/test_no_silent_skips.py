@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
+BENCHES = CONFTEST.parent / "benches"
 MODULES = {
     "test_library.py": """
         import pytest
@@ -23,7 +24,7 @@ MODULES = {
         def test_library():
             pytest.importorskip("no_such_library")
 
-        @pytest.mark.s3
+        @pytest.mark.etcd
         def test_server():
             pytest.skip("no server")
 
@@ -43,7 +44,7 @@ def test_what_is_missing_fails_where_it_is_required(tmp_path, required, expected
         (tmp_path / name).write_text(text.replace("\n        ", "\n"))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull]
     command += ["--rootdir", str(tmp_path), "--continue-on-collection-errors", str(tmp_path)]
-    environment = {**os.environ, "GAZETTE_REQUIRE_SERVERS": required}
+    environment = {**os.environ, "GAZETTE_REQUIRE_SERVERS": required, "PYTHONPATH": str(BENCHES)}
     run = subprocess.run(
         command,
         check=False,

@@ -1,4 +1,4 @@
-"""The hdfs store before it asks anybody; see tests/integration/test_hdfs_stores."""
+"""The hdfs store before it asks anybody; see tests/extended/test_hdfs_stores."""
 
 from __future__ import annotations
 

@@ -1,0 +1,34 @@
+"""A plugin of pytest: writes the outcome of each test to the file that `tools/run_tests.py` reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):
+        _report(collected=len(session.items))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Write each outcome to the file that `tools/run_tests.py` reads."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        _report(
+            test=report.nodeid,
+            when=report.when,
+            outcome=report.outcome,
+            seconds=round(report.duration, 4),
+        )
+
+
+def _report(**row: object) -> None:
+    path = os.environ.get("GAZETTE_TEST_REPORT")
+    if path:
+        with Path(path).open("a", encoding="utf-8") as report:
+            report.write(json.dumps(row) + "\n")

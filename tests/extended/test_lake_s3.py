@@ -1,0 +1,499 @@
+"""Registration, overlaps and repair of tables whose fragments lie on a real S3 server."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import replace
+
+import pytest
+from bucket_files import BucketFiles, put
+from lake_bench import MemoryMetastore
+from object_servers import need_go, s3_server
+
+from gazette_platform.codecs import compressor
+from gazette_platform.errors import LakeError, ObjectNotFound
+from gazette_platform.lake import (
+    Auditor,
+    JournalCursor,
+    Registrar,
+    Repairer,
+    Shrinker,
+    StoreRoots,
+    excluded_files,
+    parse_table_spec,
+)
+from gazette_platform.lake.content import FragmentContent
+from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.quarantine import Quarantine
+from gazette_platform.lake.storage import Storage, StoreFiles, object_files
+from gazette_platform.ops.clock import SystemClock
+from gazette_platform.protocol import CompressionCodec
+
+# The first test may build the server.
+pytestmark = [pytest.mark.s3, pytest.mark.timeout(900)]
+
+SPEC = """
+name: s.events
+selector: name:prefix=events/
+format: json
+columns: [{name: id, type: bigint}]
+partitions: [{name: hour, type: int}]
+"""
+JOURNAL = "events/part=a%3Db+c"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    need_go("GAZETTE_VERSITYGW")
+    with s3_server(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def keys(server, monkeypatch, tmp_path):
+    """The server's own, as AWS tools find them; nothing of this machine's user."""
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+
+
+@pytest.fixture
+def bucket(server):
+    name = f"bucket-{uuid.uuid4().hex}"
+    server.make_bucket(name)
+    return server.folder / name
+
+
+@pytest.fixture
+def store(server, bucket):
+    return f"s3://{bucket.name}/lake/?endpoint={server.endpoint}&region=us-east-1"
+
+
+def lines(begin, end):
+    return b"".join(b'{"id":%d}\n' % (n % 10) for n in range(begin, end))
+
+
+class Lake:
+    """A journal of lines of 9 bytes in a bucket; `plant` stores what brokers do not list."""
+
+    def __init__(self, tmp_path, store, bucket):
+        self.bucket, self.store = bucket, store
+        self.files = BucketFiles(tmp_path / "fragments", store)
+        self.metastore = MemoryMetastore()
+        self.roots = StoreRoots({})
+        self.registrar = Registrar(self.files, self.metastore, self.roots)
+        self.auditor = Auditor(self.files, self.roots)
+        self.spec = parse_table_spec(SPEC)
+
+    def append(self, begin, end, *, hour=5, content=None):
+        content = lines(begin, end) if content is None else content
+        return self.files.append(JOURNAL, content, postfix=f"hour={hour:02}", begin=9 * begin)
+
+    def plant(self, begin, end, **options):
+        planted = self.append(begin, end, **options)
+        self.files.forget(planted)
+        return planted
+
+    def register(self):
+        return self.registrar.tick(self.spec, {})
+
+    def audit(self, **options):
+        with self.metastore.connect() as session:
+            table = session.table("s", "events")
+            return self.auditor.audit(session, self.spec, table, JOURNAL, **options)
+
+    def kinds(self, **options):
+        return sorted((f.kind, f.is_error, f.is_checked) for f in self.audit(**options).findings)
+
+    def repair(self, findings):
+        repairer = Repairer(self.files, self.roots)
+        with self.metastore.connect() as session:
+            table = session.table("s", "events")
+            return repairer.repair(session, table, findings, {JOURNAL: JournalCursor(1 << 40)})
+
+    def states(self):
+        with self.metastore.connect() as session:
+            table = session.table("s", "events")
+            return {
+                p.values[1]: (p.location, PartitionState.from_parameters(p.parameters))
+                for p in session.partitions(table)
+            }
+
+    def object(self, path):
+        return self.bucket / "lake" / path
+
+    def look(self, cursors):
+        """Have accounts follow a prune."""
+        shrinker = Shrinker(self.files, self.roots)
+        with self.metastore.connect() as session:
+            table = session.table("s", "events")
+            journal = shrinker.journal(JOURNAL)
+            return shrinker.look(session, self.spec, table, journal, cursors[JOURNAL])
+
+
+@pytest.fixture
+def lake(tmp_path, store, bucket):
+    return Lake(tmp_path, store, bucket)
+
+
+def test_accounts_follow_a_prune_but_not_a_bucket_that_is_gone(lake):
+    made = [lake.append(n, n + 1, hour=5 + n // 2) for n in range(6)]
+    cursors = lake.register().cursors
+    for fragment in made[:3]:
+        lake.files.forget(fragment)
+        lake.object(fragment.content_path).unlink()
+    away = lake.bucket.with_name("away")
+    lake.bucket.rename(away)
+    found = lake.look(cursors)
+    assert (found.shrunk, len(found.doubts)) == (0, 2)
+    assert all("its files cannot be listed" in doubt for doubt in found.doubts)
+    # Another one of that name is empty.
+    lake.bucket.mkdir()
+    found = lake.look(cursors)
+    assert found.shrunk == 0
+    lake.bucket.rmdir()
+    away.rename(lake.bucket)
+    found = lake.look(cursors)
+    assert (found.shrunk, found.doubts) == (2, [])
+    assert [a.key for a in found.emptied] == ["part=a%253Db+c/hour=5"]
+    state = lake.states()["6"][1]
+    assert (state.ranges, state.fragments, state.rows) == (((27, 36),), 1, 1)
+    assert state.stored_bytes == lake.object(made[3].content_path).stat().st_size
+
+
+UNCHECKED = [("count", False, False), ("overlap", False, False)]
+
+
+def test_fragments_are_read_in_the_bucket_and_counted_as_on_files(lake):
+    first = lake.append(0, 2)
+    second = lake.append(2, 40)
+    report = lake.register()
+    assert report.errors == []
+    (location, state) = lake.states()["5"]
+    assert location == f"s3://{lake.bucket.name}/lake/{JOURNAL}/hour=05"
+    assert (state.rows, state.fragments) == (40, 2)
+    sizes = [lake.object(f.content_path).stat().st_size for f in (first, second)]
+    assert state.stored_bytes == sum(sizes)
+    assert lake.files.read_through_brokers == 0
+
+
+def test_listing_is_asked_for_and_what_was_not_listed_is_not_green(lake):
+    lake.append(0, 2)
+    lake.append(2, 4, hour=6)
+    lake.register()
+    # As the metastore of Hive, and consoles, make them for folders.
+    (lake.object(f"{JOURNAL}/hour=05") / "hour=05").mkdir()
+    assert lake.kinds() == UNCHECKED
+    assert lake.kinds(lists_objects=True) == []
+    planted = lake.plant(1, 2)
+    put(lake.store, f"{JOURNAL}/hour=06/notes.txt", b"x")
+    put(lake.store, f"{JOURNAL}/hour=06/_hidden", b"x")
+    gone = lake.append(4, 5, hour=6)
+    lake.register()
+    object_files(lake.store).remove(gone.content_path)
+    assert lake.kinds() == UNCHECKED
+    found = lake.audit(lists_objects=True).findings
+    assert sorted((f.kind, f.begin, f.excluded) for f in found) == [
+        ("count", 0, ""),
+        ("count", 36, ""),
+        ("overlap", 9, planted.content_name),
+    ]
+
+
+def test_overlaps_are_found_from_accounts_and_only_their_folders_are_listed(lake, monkeypatch):
+    small = lake.append(0, 2)
+    lake.append(2, 4, hour=6)
+    for hour in range(7, 12):
+        lake.append(4 * hour, 4 * hour + 4, hour=hour)
+    lake.register()
+    lake.append(0, 4, hour=6)
+    lake.register()
+    lake.files.forget(small)
+    listed = []
+    lists = Storage.files
+
+    def files(self, store):
+        found = lists(self, store)
+        monkeypatch.setattr(type(found), "list", noted)
+        return found
+
+    plain = type(object_files(lake.store)).list
+
+    def noted(self, directory):
+        listed.append(directory)
+        return plain(self, directory)
+
+    monkeypatch.setattr(Storage, "files", files)
+    findings = lake.audit().findings
+    assert sorted(listed) == [f"{JOURNAL}/hour=05", f"{JOURNAL}/hour=06"]
+    excluded = excluded_files(findings)
+    assert small.content_name in excluded[JOURNAL.partition("=")[2], "5"]
+
+
+def test_overlaps_within_a_folder_of_which_accounts_say_nothing(lake):
+    """The bytes of the last fragment were counted before, by those that it takes the place of."""
+    lake.append(0, 4, hour=6)
+    small = lake.append(4, 7, hour=6)
+    lake.append(7, 9, hour=7)
+    inner = lake.append(9, 10, hour=7)
+    lake.register()
+    across = lake.append(2, 7, hour=6)
+    lake.append(7, 10, hour=7)
+    lake.files.forget(small)
+    lake.files.forget(inner)
+    lake.register()
+    states = lake.states()
+    assert [states[hour][1].overlap_bytes for hour in ("6", "7")] == [0, 0]
+    excluded = excluded_files(lake.audit().findings)
+    part = JOURNAL.partition("=")[2]
+    # Those that lie end to end stay in the view.
+    assert excluded[part, "6"] == [across.content_name]
+    assert inner.content_name in excluded[part, "7"]
+
+
+def test_many_overlaps_are_named_a_few_a_tick(lake, monkeypatch):
+    monkeypatch.setattr("gazette_platform.lake.audit._SUSPECTS_MAX", 4)
+    small = [lake.append(n, n + 1, hour=n) for n in range(10)]
+    lake.register()
+    lake.append(0, 10, hour=10)
+    lake.register()
+    for fragment in small:
+        lake.files.forget(fragment)
+    findings, counts = [], []
+    for _ in range(5):
+        audit = lake.audit(known={f.directory for f in findings if f.excluded})
+        findings = [f for f in findings if not audit.replaces(f)] + list(audit.findings)
+        counts.append(len({f.path for f in findings if f.excluded}))
+        twice = [f for f in findings if "the files could not be listed" in f.text]
+        assert len(twice) + counts[-1] in {10, 11}
+    assert counts[0] >= 3
+    assert counts == sorted(counts)
+    assert {f.excluded for f in findings if f.excluded} == {f.content_name for f in small}
+
+
+def test_covered_objects_are_moved_by_copy_and_accounts_follow(lake):
+    small = lake.append(0, 2)
+    lake.append(2, 3)
+    lake.register()
+    large = lake.append(0, 3, hour=6)
+    lake.files.forget(small)
+    lake.register()
+    findings = lake.audit().findings
+    stored = lake.object(small.content_path).read_bytes()
+    (moved,) = lake.repair(findings).moved
+    assert moved.target.startswith(f".covered/{small.content_path} of s3://")
+    assert lake.object(f".covered/{small.content_path}").read_bytes() == stored
+    assert not lake.object(small.content_path).exists()
+    assert lake.object(large.content_path).exists()
+    assert moved.rows == 2
+    assert lake.states()["5"][1].rows == 1
+    # Restored by a person, and found again: both are kept.
+    put(lake.store, small.content_path, stored)
+    again = lake.audit(lists_objects=True).findings
+    (moved,) = lake.repair(again).moved
+    assert f"{small.content_name}~2" in moved.target
+
+
+@pytest.mark.parametrize("when", ["before the copy", "after the copy", "after the move"])
+def test_a_repair_that_was_killed_is_found_again_without_a_cursor(lake, monkeypatch, when):
+    small = lake.append(0, 2)
+    lake.append(2, 3)
+    lake.register()
+    lake.append(0, 3, hour=6)
+    lake.files.forget(small)
+    lake.register()
+    files = object_files(lake.store)
+    move = type(files).move
+
+    def killed(self, *arguments):
+        if when == "after the move":
+            move(self, *arguments)
+        raise KeyboardInterrupt
+
+    name = "remove" if when == "after the copy" else "move"
+    with monkeypatch.context() as patch:
+        patch.setattr(type(files), name, killed)
+        with pytest.raises(KeyboardInterrupt):
+            lake.repair(lake.audit().findings)
+    # The accounts are those of brokers, and of all that is to be seen without a listing.
+    state = lake.states()["5"][1]
+    assert (state.fragments, state.rows) == (1, 1)
+    findings = lake.audit().findings
+    excluded = [name for names in excluded_files(findings).values() for name in names]
+    if when == "after the move":
+        assert small.content_name not in excluded
+    else:
+        assert small.content_name in excluded
+        (moved,) = lake.repair(findings).moved
+        assert moved.target.startswith(f".covered/{small.content_path} of")
+        assert lake.states()["5"][1] == replace(state, moving=())
+    assert not lake.object(small.content_path).exists()
+    assert lake.object(f".covered/{small.content_path}").exists()
+    assert not lake.object(f".covered/{small.content_path}~2").exists()
+    findings = lake.audit(lists_objects=True).findings
+    assert small.content_name not in {f.excluded for f in findings}
+
+
+def test_what_accounts_differ_in_is_listed_once_until_something_changes(lake, monkeypatch):
+    """After a prune that is not told from a store that is away, say."""
+    gone = lake.append(0, 2)
+    lake.append(2, 4)
+    lake.append(4, 6, hour=6)
+    lake.register()
+    lake.files.forget(gone)
+    object_files(lake.store).remove(gone.content_path)
+    listed = []
+    plain = StoreFiles.list
+
+    def noted(self, directory):
+        listed.append(directory)
+        return plain(self, directory)
+
+    monkeypatch.setattr(StoreFiles, "list", noted)
+    for _ in range(5):
+        assert lake.kinds() == UNCHECKED
+    assert listed == [f"{JOURNAL}/hour=05"]
+    lake.append(6, 9)
+    assert lake.kinds() == UNCHECKED
+    assert len(listed) == 2
+    # What was found to be wrong is looked at each time.
+    planted = lake.plant(2, 3)
+    lake.append(9, 10)
+    for _ in range(2):
+        found = lake.audit(known={f"{JOURNAL}/hour=05"}).findings
+        assert [f.excluded for f in found if f.excluded] == [planted.content_name]
+    assert len(listed) == 4
+
+
+def test_a_file_of_a_codec_that_engines_take_for_text_is_found_without_a_listing(lake):
+    lake.append(0, 2)
+    lake.register()
+    codec = CompressionCodec.SNAPPY
+    lake.files.create(JOURNAL, codec=codec)
+    bad = lake.files.append(JOURNAL, lines(2, 4), postfix="hour=05", codec=codec)
+    assert "codec SNAPPY" in lake.register().errors[0]
+    excluded = excluded_files(lake.audit().findings)
+    assert list(excluded.values()) == [[bad.content_name]]
+
+
+def test_objects_with_other_bytes_and_without_cover_stay(lake):
+    cover = lake.append(0, 4)
+    other = lake.plant(1, 2, content=b'{"id":7}\n')
+    inside = lake.plant(2, 3)
+    lake.register()
+    findings = lake.audit(lists_objects=True).findings
+    repair = lake.repair([f for f in findings if f.excluded == other.content_name])
+    assert "holds other bytes" in repair.refused[other.content_path]
+    object_files(lake.store).remove(cover.content_path)
+    assert lake.repair([f for f in findings if f.excluded == inside.content_name]).moved == []
+    assert lake.object(inside.content_path).exists()
+
+
+def test_a_store_that_refuses_us_is_read_through_brokers_and_says_so(lake, server, monkeypatch):
+    lake.append(0, 3)
+    server.add_user("nobody", "nobody-secret")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nobody-secret")
+    object_files.cache_clear()
+    lake.register()
+    (_, state) = lake.states()["5"]
+    assert (state.rows, state.stored_bytes) == (3, None)
+    assert lake.files.read_through_brokers > 0
+    audit = lake.audit(lists_objects=True)
+    assert sorted((f.kind, f.is_error, f.is_checked) for f in audit.findings) == UNCHECKED
+    assert "allow it to the credentials" in audit.findings[0].text
+    object_files.cache_clear()
+
+
+def test_a_fragment_that_is_gone_is_named(lake):
+    fragment = lake.append(0, 3)
+    object_files(lake.store).remove(fragment.content_path)
+    content = FragmentContent(lake.files)
+    location = f"s3://{lake.bucket.name}/lake/{JOURNAL}/hour=05"
+    for call in (
+        lambda: content.count(fragment, location),
+        lambda: content.require_stored(fragment, location),
+        lambda: content.head(fragment, location, 10),
+    ):
+        with pytest.raises(LakeError, match=f"no file {location.replace('+', '.')}/0000"):
+            call()
+
+
+def test_what_a_store_does(lake, store):
+    files = object_files(store)
+    content = os.urandom(3 << 20)
+    put(store, "j/x/large", content)
+    assert (files.size("j/x/large"), files.is_local) == (3 << 20, False)
+    assert b"".join(files.read("j/x/large")) == content
+    assert b"".join(files.read("j/x/large", 5, 9)) == content[5:9]
+    assert b"".join(files.read("j/x/large", (3 << 20) - 2, 4 << 20)) == content[-2:]
+    assert b"".join(files.read("j/x/large", (1 << 20) + 7)) == content[(1 << 20) + 7 :]
+    assert list(files.read("j/x/large", 4 << 20, 5 << 20)) == []
+    files.copy("j/x/large", "k/y")
+    assert files.exists("k/y")
+    assert [(i.path, i.size) for i in files.list("j/x")] == [("large", 3 << 20)]
+    assert files.list("j") == []
+    assert files.list("absent") == []
+    files.remove("k/y")
+    with pytest.raises(ObjectNotFound):
+        files.size("k/y")
+    with pytest.raises(ObjectNotFound):
+        list(files.read("k/y"))
+
+
+def test_a_count_of_an_object_goes_on_where_it_ended(lake, monkeypatch):
+    monkeypatch.setattr("gazette_platform.lake.content.COUNTED_BYTES_MIN", 1 << 20)
+    count = 3_000_000
+    lake.files.create(JOURNAL, codec=CompressionCodec.NONE)
+    fragment = lake.files.append(
+        JOURNAL, lines(0, 10) * (count // 10), postfix="hour=05", codec=CompressionCodec.NONE
+    )
+    content = FragmentContent(lake.files)
+    location = f"s3://{lake.bucket.name}/lake/{JOURNAL}/hour=05"
+    found = []
+    while not found or found[-1].rows is None:
+        found.append(content.count(fragment, location, is_over=lambda: True, owner="test"))
+        assert len(found) < 20
+    assert (found[-1].rows, found[-1].stored_bytes) == (count, 9 * count)
+    assert [each.is_resumed for each in found] == [False] + [True] * (len(found) - 1)
+    assert len(found) > 2
+    assert lake.files.read_through_brokers == 0
+
+
+def test_head_of_an_object_is_read_by_ranges(lake):
+    content = FragmentContent(lake.files)
+    location = f"s3://{lake.bucket.name}/lake/{JOURNAL}/hour=05"
+    fragment = lake.append(0, 40_000)
+    assert content.head(fragment, location, 100) == lines(0, 40_000)[:100]
+    noise = os.urandom(1 << 20).hex().encode() + b"\n"
+    fragment = lake.append(0, 0, content=noise)
+    assert content.head(fragment, location, len(noise)) == noise
+    codec = compressor(fragment.codec)
+    assert len(codec.compress(noise) + codec.finish()) > 1 << 20
+    assert lake.files.read_through_brokers == 0
+
+
+def test_an_object_is_set_aside_and_taken_back(lake):
+    bad = lake.append(0, 4)
+    lake.append(4, 6)
+    lake.register()
+    quarantine = Quarantine(lake.files, lake.roots, SystemClock())
+    with lake.metastore.connect() as session:
+        done = quarantine.set_aside(session, lake.spec, bad, "no good")
+        aside = replace(bad, path_postfix="_aside/hour=05")
+        assert (done.rows, lake.states()["5"][1].rows) == (4, 2)
+        assert not lake.object(bad.content_path).exists()
+        assert lake.object(aside.content_path).is_file()
+        assert quarantine.described("s.events", aside).why == "no good"
+        back = quarantine.restore(session, lake.spec, aside)
+    assert back.path == bad.content_path
+    assert lake.object(bad.content_path).is_file()
+    assert not lake.object(aside.content_path).exists()
+    lake.register()
+    assert lake.states()["5"][1].rows == 6
