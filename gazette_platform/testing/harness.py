@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self, final
 from gazette_platform.errors import GazetteError
 from gazette_platform.ops.stacks import describe_tasks, describe_threads
 from gazette_platform.testing.machine import MachineWatch
-from gazette_platform.testing.starvation import Late, State, TooLate, is_late, judge
+from gazette_platform.testing.starvation import Late, State, TooLate, headline, is_late, judge
 from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
@@ -128,11 +128,10 @@ class Harness:
 
     def _end(self, err: BaseException, tell: Callable[[str], None]) -> int:
         """Say how a run went that `err` ended."""
-        text = Late(str(err).partition("\n")[0])
+        reasons = [Late(err)]
         cause = self.machine.cause(waited=getattr(err, "waited", 0.0))
-        state = judge([text], cause)
-        why = f"{text}; {cause}" if cause else text
-        tell(f"{self._name}: {state} {self._what}: {why}")
+        state = judge(reasons, cause)
+        tell(f"{self._name}: {state} {self._what}: {headline(reasons, cause)}")
         return state.exit_code
 
     def _overrun(self) -> TooLate:

@@ -1,4 +1,4 @@
-"""Tell a run that was starved from one that failed. Pure, apart from `core_wait`.
+"""Tell a run that was starved from one that failed.
 
 On a machine that is too busy, whatever rests on a limit of time says nothing about the code: a server that is "not
 ready in 60 s" may have had a core for two of them. Such a run is *starved*: neither good nor bad. A lost byte is a
@@ -31,6 +31,7 @@ __all__ = [
     "Strain",
     "TooLate",
     "core_wait",
+    "headline",
     "is_late",
     "joined",
     "judge",
@@ -125,6 +126,19 @@ def judge(reasons: Sequence[str], cause: str) -> State:
     if cause and all(isinstance(reason, Late) for reason in reasons):
         return State.STARVED
     return State.FAILED
+
+
+def headline(reasons: Sequence[str], cause: str) -> str:
+    """Return what the last line of a run says of why it is not ok.
+
+    Args:
+        reasons: at least one; of the first the first line is shown, of the others how many there are.
+        cause: what starved the run, if it was `starved`.
+    """
+    first = reasons[0].partition("\n")[0].removesuffix("; its log ends:")
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    starved = judge(reasons, cause) is State.STARVED
+    return f"{first}{more}; {cause}" if starved else f"{first}{more}"
 
 
 def is_late(err: BaseException) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from examples.stream_sum.messages import Sum, id_of
-from gazette_platform.testing.starvation import Late, State, judge
+from gazette_platform.testing.starvation import Late, State, headline, judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -106,7 +106,4 @@ class SoakResult:
         )
         if self.is_ok:
             return line
-        first = self.reasons[0].splitlines()[0]
-        more = f" (and {len(self.reasons) - 1} more)" if len(self.reasons) > 1 else ""
-        cause = f"; {self.starved_by}" if self.state is State.STARVED else ""
-        return f"{line}: {first}{more}{cause}"
+        return f"{line}: {headline(self.reasons, self.starved_by)}"

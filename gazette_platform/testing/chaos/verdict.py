@@ -9,7 +9,7 @@ from gazette_platform.testing.chaos.availability import unavailable_s_max
 from gazette_platform.testing.chaos.readers import ReaderKind, kind_of as reader_kind
 from gazette_platform.testing.chaos.watchdog import starved_s
 from gazette_platform.testing.chaos.writers import kind_of as writer_kind
-from gazette_platform.testing.starvation import Late, State, judge
+from gazette_platform.testing.starvation import Late, State, headline, judge
 from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
@@ -172,7 +172,4 @@ class ChaosResult:
         )
         if self.is_ok:
             return line
-        first = self.reasons[0].splitlines()[0]
-        more = f" (and {len(self.reasons) - 1} more)" if len(self.reasons) > 1 else ""
-        cause = f"; {self.starved_by}" if self.state is State.STARVED else ""
-        return f"{line}: {first}{more}{cause}"
+        return f"{line}: {headline(self.reasons, self.starved_by)}"
