@@ -202,13 +202,13 @@ class EtcdServer:
         while True:
             code = self._process.poll()
             if code is not None:
-                raise SetupError(f"{self._binary} exited with {code}; its log:\n{self.log_tail()}")
+                raise SetupError(f"{self._binary} exited with {code}; its log ends:\n{self.log_tail()}")
             if self._is_healthy():
                 return
             if time.monotonic() >= deadline:
                 _, waited_s = core_wait(self._process.pid)
                 raise TooLate(
-                    f"{self._binary} was not ready after {limit_s:g} s; its log:\n{self.log_tail()}",
+                    f"{self._binary} was not ready after {limit_s:g} s; its log ends:\n{self.log_tail()}",
                     waited=waited_s / limit_s,
                 )
             pause.wait(_POLL_S)
