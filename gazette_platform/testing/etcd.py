@@ -202,7 +202,9 @@ class EtcdServer:
         while True:
             code = self._process.poll()
             if code is not None:
-                raise SetupError(f"{self._binary} exited with {code}; its log ends:\n{self.log_tail()}")
+                raise SetupError(
+                    f"{self._binary} exited with {code}; its log ends:\n{self.log_tail()}"
+                )
             if self._is_healthy():
                 return
             if time.monotonic() >= deadline:

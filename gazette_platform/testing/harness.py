@@ -81,7 +81,7 @@ class Harness:
         self._doing = text
 
     def __enter__(self) -> Self:
-        _adopt_orphans()
+        _adopt_orphans(is_on=True)
         self.machine.__enter__()
         self._keeper = threading.Thread(target=self._keep_time, name="hard end", daemon=True)
         self._keeper.start()
@@ -93,6 +93,7 @@ class Harness:
         self.machine.__exit__()
         if self.is_over:
             _kill_children()
+        _adopt_orphans(is_on=False)
 
     def attach(self) -> None:
         """Show the tasks of the running event loop at the hard end, and let SIGTERM cancel this task."""
@@ -159,10 +160,10 @@ class Harness:
         os._exit(code)
 
 
-def _adopt_orphans() -> None:
-    """Become the parent of processes whose parent ends, so that the hard end finds them."""
+def _adopt_orphans(*, is_on: bool) -> None:
+    """Become the parent, or no longer, of processes whose parent ends, so that the hard end finds them."""
     with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(is_on), 0, 0, 0)
 
 
 def _kill_children() -> None:

@@ -46,6 +46,7 @@ _READY_PER_CORE: Final = 6.0
 _STALLED_SHARE: Final = 0.05
 # A server that starts wants a core nearly all the time.
 _WAITED_SHARE: Final = 0.5
+_HEADLINE_CHARS: Final = 300
 
 
 class TooLate(SetupError):
@@ -135,7 +136,7 @@ def headline(reasons: Sequence[str], cause: str) -> str:
         reasons: at least one; of the first the first line is shown, of the others how many there are.
         cause: what starved the run, if it was `starved`.
     """
-    first = reasons[0].partition("\n")[0].removesuffix("; its log ends:")
+    first = reasons[0].partition("\n")[0].removesuffix("; its log ends:")[:_HEADLINE_CHARS]
     more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
     starved = judge(reasons, cause) is State.STARVED
     return f"{first}{more}; {cause}" if starved else f"{first}{more}"

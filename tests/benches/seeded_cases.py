@@ -76,7 +76,13 @@ class SeededCases:
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Run it. Returns: 0 if all is well, 1 if something is wrong, 2 if it was starved or could not start."""
         # Servers are stopped on the way out.
-        signal.signal(signal.SIGTERM, _interrupt)
+        before = signal.signal(signal.SIGTERM, _interrupt)
+        try:
+            return self._main(arguments)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def _main(self, arguments: Sequence[str] | None) -> int:
         try:
             options = self._parse(arguments)
             named = numbers_of(options.case) if options.case else list(range(options.cases))

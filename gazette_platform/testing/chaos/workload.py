@@ -18,7 +18,7 @@ from gazette_platform.protocol import FragmentSpec, JournalChange, JournalSpec, 
 from gazette_platform.testing.chaos.readers import run_reader
 from gazette_platform.testing.chaos.upkeep import CODECS, run_flushes, run_upkeep
 from gazette_platform.testing.chaos.writers import run_streams, run_writer
-from gazette_platform.testing.starvation import TooLate
+from gazette_platform.testing.starvation import TooLate, is_late
 from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Workload:
             may_reset: of some journal all spools may be lost: then its head is reset, as the
                 operating guide says.
 
-        Raises: TooLate: that takes too long.
+        Raises: TooLate: that takes too long. SetupError: a journal refuses appends.
         """
         waiting = set(self._scene.config.journal_names)
         try:
@@ -148,7 +148,9 @@ class Workload:
         except (TimeoutError, GazetteError) as err:
             names = " ".join(sorted(waiting)) or "all"
             what = "are not flushed" if not waiting else "do not take appends by all replicas"
-            raise TooLate(
+            # A journal that refuses appends for another reason may have lost something.
+            kind = TooLate if is_late(err) else SetupError
+            raise kind(
                 f"{timeout_s:.0f} s after faults were undone, journals {what}: {names} ({err!r})"
             ) from err
 
