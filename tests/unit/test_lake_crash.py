@@ -342,7 +342,7 @@ def test_accounts_are_compared_with_what_is_expected():
 def test_cases_are_named_by_numbers_and_ranges():
     assert numbers_of("3,8-10,9") == [3, 8, 9, 10]
     for wrong in ("", "a", "3-", "-3", "9-8"):
-        with pytest.raises(SetupError, match="--cases"):
+        with pytest.raises(SetupError, match="--case"):
             numbers_of(wrong)
 
 
