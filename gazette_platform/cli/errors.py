@@ -1,5 +1,6 @@
 """How commands end: exit codes, and errors in one line on stderr without a traceback."""
 
+import contextlib
 import logging
 import os
 import signal
@@ -33,6 +34,22 @@ def run(app: typer.Typer, prog: str, argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments without the program's name; None takes the process's.
     """
+    code = _run(app, prog, argv)
+    try:
+        sys.stdout.flush()
+    except OSError as err:
+        _discard_output()
+        return code or _fail_with(prog, err)
+    return code
+
+
+def _discard_output() -> None:
+    """Point stdout elsewhere, or the interpreter complains at exit of what it cannot write."""
+    with contextlib.suppress(OSError):  # a stdout that is no file has nothing to complain of
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(app: typer.Typer, prog: str, argv: Sequence[str] | None) -> int:
     quick_values.install()
     try:
         app(args=list(sys.argv[1:] if argv is None else argv), prog_name=prog)
@@ -56,8 +73,8 @@ def _innermost(error: BaseException) -> BaseException:
 def _fail_with(prog: str, error: BaseException) -> int:
     if isinstance(error, BrokenPipeError):
         # The reader of our output has gone, as `| head` does: nothing is wrong, and nothing more
-        # can be said. Point stdout elsewhere, or the interpreter complains at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # can be said.
+        _discard_output()
         return EXIT_FAILED
     if isinstance(error, GazetteError):
         return _fail(prog, one_line(str(error)))

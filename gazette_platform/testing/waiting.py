@@ -19,7 +19,17 @@ from gazette_platform.errors import SetupError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["VARIABLE", "eventually", "patient", "turns", "wait_until"]
+__all__ = [
+    "VARIABLE",
+    "block_for",
+    "eventually",
+    "pass_time",
+    "patient",
+    "remains",
+    "stays",
+    "turns",
+    "wait_until",
+]
 
 VARIABLE: Final = "GAZETTE_TEST_PATIENCE"
 _DEADLINE_S: Final = 20.0
@@ -45,7 +55,11 @@ def patient(seconds: float) -> float:
 
 
 async def eventually(
-    condition: Callable[[], Any], *, timeout_s: float = _DEADLINE_S, poll_s: float = _POLL_S
+    condition: Callable[[], Any],
+    *,
+    timeout_s: float = _DEADLINE_S,
+    poll_s: float = _POLL_S,
+    what: str = "",
 ) -> Any:
     """Poll until `condition()`, which may be a coroutine function, is true. Return its value.
 
@@ -53,6 +67,7 @@ async def eventually(
         condition: called again and again; what it raises is raised.
         timeout_s: seconds until it fails, before `patient` scales them.
         poll_s: seconds between two calls.
+        what: is wrong if it never is true; for the error.
 
     Raises: TimeoutError: it was not true in time.
     Cancellation: safe.
@@ -67,12 +82,16 @@ async def eventually(
         if found:
             return found
         if loop.time() > deadline:
-            raise TimeoutError(f"not so after {limit_s:g} s: {condition}")
+            raise TimeoutError(f"not so after {limit_s:g} s: {what or condition}")
         await asyncio.sleep(poll_s)
 
 
 def wait_until(
-    condition: Callable[[], Any], *, timeout_s: float = _DEADLINE_S, poll_s: float = _POLL_S
+    condition: Callable[[], Any],
+    *,
+    timeout_s: float = _DEADLINE_S,
+    poll_s: float = _POLL_S,
+    what: str = "",
 ) -> Any:
     """Poll until `condition()` is true, without an event loop. Return its value.
 
@@ -85,7 +104,7 @@ def wait_until(
         if found:
             return found
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not so after {limit_s:g} s: {condition}")
+            raise TimeoutError(f"not so after {limit_s:g} s: {what or condition}")
         time.sleep(poll_s)
 
 
@@ -97,3 +116,70 @@ async def turns(count: int = 1) -> None:
     """
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+async def stays(condition: Callable[[], Any], *, for_s: float, poll_s: float = _POLL_S) -> None:
+    """Check that `condition()`, which may be a coroutine function, is true all the time.
+
+    For what must not happen, where neither a clock of the test nor a state of the code shows that it had its
+    chance. Passes only after `for_s`, so prefer those.
+
+    Args:
+        condition: called again and again; what it raises is raised.
+        for_s: how long it must be true, before `patient` scales it.
+        poll_s: seconds between two calls.
+
+    Raises: AssertionError: it was false.
+    Cancellation: safe.
+    """
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    limit_s = patient(for_s)
+    while True:
+        passed_s = loop.time() - start
+        held = condition()
+        if inspect.isawaitable(held):
+            held = await held
+        if not held:
+            raise AssertionError(f"no longer so after {passed_s:.3f} s: {condition}")
+        if passed_s >= limit_s:
+            return
+        await asyncio.sleep(poll_s)
+
+
+def remains(condition: Callable[[], Any], *, for_s: float, poll_s: float = _POLL_S) -> None:
+    """Check that `condition()` is true all the time, without an event loop.
+
+    Same arguments and errors as `stays`.
+    """
+    start = time.monotonic()
+    limit_s = patient(for_s)
+    while True:
+        passed_s = time.monotonic() - start
+        if not condition():
+            raise AssertionError(f"no longer so after {passed_s:.3f} s: {condition}")
+        if passed_s >= limit_s:
+            return
+        time.sleep(poll_s)
+
+
+async def pass_time(seconds: float) -> None:
+    """Let time pass because the play says so, and for nothing else.
+
+    For a stand-in that is slow, a fault that lasts, a load with pauses, a harness that does something again and
+    again. A test that waits for something uses `eventually`, `turns` or an event.
+
+    Args:
+        seconds: as they are; `patient` does not scale them.
+
+    Cancellation: safe.
+    """
+    await asyncio.sleep(seconds)
+
+
+def block_for(seconds: float) -> None:
+    """Block this thread because the play says so: `pass_time` without an event loop.
+
+    Also for code that wrongly holds an event loop, and for a process that hangs.
+    """
+    time.sleep(seconds)

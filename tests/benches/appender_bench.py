@@ -29,6 +29,7 @@ from gazette_platform.protocol import (
     Status,
 )
 from gazette_platform.serving.interface import RpcFailed
+from gazette_platform.testing.waiting import patient
 
 
 def spec(*, length=1024, codec=CompressionCodec.NONE, flags=JournalFlag.O_RDWR, flush_s=0):
@@ -170,7 +171,7 @@ class Bench:
         return pending.done
 
     async def append(self, content=b"", **options):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             return await self.submit(content, **options)
 
     def read(self):

@@ -10,7 +10,7 @@ from grpc import StatusCode, aio
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.local_broker import append
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, pass_time
 
 JOURNAL = "a/journal"
 ZONES = ("zone-a", "zone-b", "zone-c")
@@ -50,7 +50,7 @@ def hold_back(broker, journal=None, *, is_retried_soon=False):
         await put(store, spool, *args)
 
     async def pause(_):
-        await asyncio.sleep(_SOON_S)
+        await pass_time(_SOON_S)
 
     persister._put = put_when_back
     if is_retried_soon:

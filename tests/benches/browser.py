@@ -17,6 +17,7 @@ import aiohttp
 from palette import reduced
 
 from gazette_platform.errors import SetupError
+from gazette_platform.testing.waiting import eventually, pass_time, patient
 
 __all__ = ["Browser", "find_chromium"]
 
@@ -105,7 +106,7 @@ class Browser:
             )
         # Chromium writes the port that it chose, and the path of its socket, to this file.
         chosen = self._profile / "DevToolsActivePort"
-        async with asyncio.timeout(_START_TIMEOUT_S):
+        async with asyncio.timeout(patient(_START_TIMEOUT_S)):
             while not chosen.exists() or len(chosen.read_text().splitlines()) < 2:
                 if self._process.returncode is not None:
                     raise SetupError(f"{self._binary} ended: {log.read_text()[-2000:]}")
@@ -122,7 +123,7 @@ class Browser:
         assert self._socket is not None
         number = next(self._ids)
         await self._socket.send_json({"id": number, "method": method, "params": params})
-        async with asyncio.timeout(_CALL_TIMEOUT_S):
+        async with asyncio.timeout(patient(_CALL_TIMEOUT_S)):
             while True:  # answers come among events, which nobody asked for
                 message = await self._socket.receive_json()
                 if message.get("id") == number:
@@ -151,15 +152,18 @@ class Browser:
         """
         shown = ""
         missing = list(texts)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        while loop.time() < deadline:
+
+        async def is_shown() -> bool:
+            nonlocal shown, missing
             shown = await self.text()
             missing = [text for text in texts if text not in shown]
-            if not missing:
-                return shown
-            await asyncio.sleep(_POLL_S)
-        raise TimeoutError(f"the page lacks {missing} after {timeout_s:g} s; it shows:\n{shown}")
+            return not missing
+
+        try:
+            await eventually(is_shown, timeout_s=timeout_s, poll_s=_POLL_S)
+        except TimeoutError as err:
+            raise TimeoutError(f"the page lacks {missing}; it shows:\n{shown}") from err
+        return shown
 
     async def click(self, text: str, *, timeout_s: float = 60.0) -> None:
         """Click the innermost element whose text is just `text`, once there is one.
@@ -185,11 +189,12 @@ class Browser:
         await self._until(f"{_DRAWN} >= {count}", f"{count} plots", timeout_s)
 
     async def _until(self, expression: str, name: str, timeout_s: float) -> None:
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        while not await self._evaluate(expression):
-            if asyncio.get_running_loop().time() > deadline:
-                raise TimeoutError(f"the page lacks {name} after {timeout_s:g} s")
-            await asyncio.sleep(_POLL_S)
+        try:
+            await eventually(
+                lambda: self._evaluate(expression), timeout_s=timeout_s, poll_s=_POLL_S
+            )
+        except TimeoutError as err:
+            raise TimeoutError(f"the page lacks {name}") from err
 
     async def screenshot(self, path: Path, *, height: int = 1000) -> None:
         """Save a small picture of the page as PNG, with a palette, once nothing is loading any more.
@@ -204,7 +209,7 @@ class Browser:
             loaded = "!document.body.innerText.includes('Loading')"
             await self._until(loaded, "its end of loading", _SETTLE_TIMEOUT_S)
         # What moves, and places of what is still to come, have no text.
-        await asyncio.sleep(_SETTLE_S)
+        await pass_time(_SETTLE_S)
         result = await self._call("Page.captureScreenshot", format="png")
         picture = await asyncio.to_thread(reduced, b64decode(result["data"]))
         await asyncio.to_thread(path.write_bytes, picture)
@@ -217,7 +222,7 @@ class Browser:
         if self._process is not None:
             self._process.terminate()
             try:
-                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                async with asyncio.timeout(patient(_STOP_TIMEOUT_S)):
                     await self._process.wait()
             except TimeoutError:
                 self._process.kill()

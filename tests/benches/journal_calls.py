@@ -6,6 +6,7 @@ import asyncio
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.testing.waiting import patient
 
 JOURNAL = "a/journal"
 
@@ -30,7 +31,7 @@ def client_of(server, **options):
 async def read_all(client, journal=JOURNAL):
     """Content from the beginning to the end, as one piece."""
     content = b""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patient(60)):
         async for piece in client.read(journal):
             content += piece
     return content

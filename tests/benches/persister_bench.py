@@ -22,6 +22,7 @@ from gazette_platform.protocol import (
     LabelSet,
 )
 from gazette_platform.stores import open_store
+from gazette_platform.testing.waiting import eventually, turns
 
 __all__ = ["CONTENT", "JOURNAL", "FaultyStore", "PersisterBench"]
 
@@ -109,15 +110,15 @@ class PersisterBench:
             await self.retries.acquire()
             return
         self.waits.append(seconds)
-        await asyncio.sleep(0)
+        await turns()
 
     async def retry(self):
         """Let a pause between tries of a store that failed end, and see it tried."""
         before = len(self.pauses)
         self.retries.release()
-        async with asyncio.timeout(30):
-            while len(self.pauses) == before and self.persister._retried:  # noqa: ASYNC110  as it says
-                await asyncio.sleep(0.001)
+        await eventually(
+            lambda: len(self.pauses) > before or not self.persister._retried, poll_s=0.001
+        )
         await self.settle()
 
     def configure(self, *stores, postfix="", journal=JOURNAL):

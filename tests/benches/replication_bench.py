@@ -29,6 +29,7 @@ from gazette_platform.protocol import (
     Status,
 )
 from gazette_platform.serving.interface import Code, RpcFailed
+from gazette_platform.testing.waiting import turns
 
 NAME = "a/journal"
 OWN, A, B = ProcessId("A", "own-1"), ProcessId("B", "peer-1"), ProcessId("C", "peer-2")
@@ -245,5 +246,4 @@ class Held:
 
 
 async def settle(rounds=30):
-    for _ in range(rounds):
-        await asyncio.sleep(0)
+    await turns(rounds)

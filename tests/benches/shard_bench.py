@@ -30,6 +30,7 @@ from gazette_platform.protocol import (
     LabelSet,
     ProcessId,
 )
+from gazette_platform.testing.waiting import pass_time, patient
 
 SHARD = "shard-000"
 LOG = f"recovery/{SHARD}"
@@ -123,7 +124,7 @@ class Host:
 
     async def reached(self, name):
         """Wait for a status. Returns: it."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(patient(30)):
             while self.status.code.name != name:
                 self.changed.clear()
                 await self.changed.wait()
@@ -155,7 +156,7 @@ class _Store(ShardStore):
 
         async def run():
             try:
-                await asyncio.sleep(self.delay_s)
+                await pass_time(self.delay_s)
                 await self.commit(state, checkpoint, after)
             except asyncio.CancelledError:
                 ended.cancel()

@@ -11,6 +11,8 @@ import aiohttp
 import yarl
 from aiohttp import web
 
+from gazette_platform.testing.waiting import pass_time
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
@@ -145,7 +147,7 @@ class StoreProxy:
             if is_cut and at >= len(content) // 2:
                 return self._reset(request)
             await response.write(content[at : at + step])
-            await asyncio.sleep(0 if is_cut else _SLOW_S)
+            await pass_time(0 if is_cut else _SLOW_S)
         return response
 
 

@@ -24,7 +24,7 @@ from gazette_platform.message import Flags, Mapped, Publisher, read_committed
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, pass_time, patient, stays, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.etcd, pytest.mark.timeout(180)]
 
@@ -84,41 +84,41 @@ class Program:
         return self.log.read_text(errors="replace")
 
     def wait_ready(self, timeout_s=30.0):
-        deadline = time.monotonic() + timeout_s
         url = f"http://127.0.0.1:{self.http_port}/debug/ready"
-        while True:
+
+        def is_ready():
             assert self.process.poll() is None, self.text()
-            assert time.monotonic() < deadline, self.text()
             with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
-                if answer.status == 200:
-                    return self
-            time.sleep(0.05)
+                return answer.status == 200
+
+        wait_until(is_ready, timeout_s=timeout_s)
+        return self
 
     def wait_says(self, line, timeout_s=30.0):
-        deadline = time.monotonic() + timeout_s
-        while line not in self.text():
-            assert time.monotonic() < deadline, self.text()
-            assert self.process.poll() is None, self.text()
-            time.sleep(0.05)
+        def is_said():
+            is_over, found = self.process.poll() is not None, line in self.text()
+            assert found or not is_over, self.text()
+            return found
+
+        wait_until(is_said, timeout_s=timeout_s)
 
     def wait_takes_signals(self, timeout_s=30.0):
         """Wait until SIGTERM is no more what ends a process that knows nothing of it."""
-        deadline = time.monotonic() + timeout_s
         status = Path(f"/proc/{self.process.pid}/status")
-        while True:
+
+        def is_blocked():
             (blocked,) = [
                 line for line in status.read_text().splitlines() if line.startswith("SigBlk:")
             ]
-            if int(blocked.split()[1], 16) & 1 << (signal.SIGTERM - 1):
-                return
-            assert time.monotonic() < deadline, self.text()
-            time.sleep(0.05)
+            return int(blocked.split()[1], 16) & 1 << (signal.SIGTERM - 1)
+
+        wait_until(is_blocked, timeout_s=timeout_s)
 
     def terminate(self):
         self.process.send_signal(signal.SIGTERM)
 
     def ends(self, code, timeout_s=30.0):
-        assert self.process.wait(timeout_s) == code, self.text()
+        assert self.process.wait(patient(timeout_s)) == code, self.text()
         assert "Traceback" not in self.text(), self.text()
         return self.text()
 
@@ -185,13 +185,15 @@ async def create_shard(program, prefix):
 
 async def primary_at(shards, timeout_s=30.0):
     """The process that has the shard, once it consumes."""
-    async with asyncio.timeout(timeout_s):
-        while True:
-            for listing in await shards.list():
-                at = listing.route.primary
-                if at >= 0 and listing.statuses[at].code is ReplicaCode.PRIMARY:
-                    return listing.route.members[at].suffix
-            await asyncio.sleep(0.05)
+
+    async def found():
+        for listing in await shards.list():
+            at = listing.route.primary
+            if at >= 0 and listing.statuses[at].code is ReplicaCode.PRIMARY:
+                return listing.route.members[at].suffix
+        return None
+
+    return await eventually(found, timeout_s=timeout_s)
 
 
 class Traffic:
@@ -211,7 +213,7 @@ class Traffic:
             n = len(self.sent) + 1
             self.sent[n] = time.monotonic()
             await publisher.publish_committed({"n": n})
-            await asyncio.sleep(0.02)
+            await pass_time(0.02)
         await service.flush()
         await service.close()
 
@@ -246,7 +248,7 @@ async def test_sigterm_hands_over_without_a_standby_and_without_a_pause(start, c
     async with asyncio.TaskGroup() as group:
         reading = group.create_task(traffic.read())
         publishing = group.create_task(traffic.publish(8))
-        await asyncio.sleep(2)
+        await eventually(lambda: len(traffic.answered) >= 20)
         async with ShardClient(ClientConfig(address=second.address)) as shards:
             assert await primary_at(shards) == "first-process"
             first.terminate()
@@ -267,8 +269,8 @@ async def test_a_second_sigterm_hurries(start, client, etcd_prefix):
     start("full-process", "--consumer.limit=0").wait_ready()  # it is there, and takes nothing over
     first.terminate()
     first.wait_says("told to leave")
-    await asyncio.sleep(1)
-    assert first.process.poll() is None  # it waits: nobody else would consume
+    # It waits: nobody else would consume.
+    await stays(lambda: first.process.poll() is None, for_s=1)
     first.terminate()
     assert "told to leave again" in first.ends(0, timeout_s=15)
 

@@ -32,6 +32,7 @@ from gazette_platform.protocol import (
     parse_fragment_path,
 )
 from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.waiting import pass_time, patient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -173,7 +174,7 @@ async def while_appending(client, history, rng, moment) -> None:
         )
         for _ in range(APPENDERS)
     ]
-    await asyncio.sleep(rng.uniform(0.2, 1.5))
+    await pass_time(rng.uniform(0.2, 1.5))
     await asyncio.get_running_loop().run_in_executor(None, moment)
     for appender in appenders:
         appender.cancel()
@@ -184,7 +185,7 @@ async def while_appending(client, history, rng, moment) -> None:
 
 async def take_over(client: AsyncClient) -> int:
     """Wait until the new broker serves, and reset the head if need be. Returns: the head."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patient(60)):
         try:
             return (await client.append(JOURNAL, b"")).end
         except IndexHasGreaterOffset:

@@ -26,6 +26,8 @@ from pathlib import Path
 
 import pytest
 
+from gazette_platform.testing.waiting import wait_until
+
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK_TIMEOUT_S = 720
 _FENCE = re.compile(r"^( *)```(\S+)?[ \t]*(.*?)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
@@ -114,19 +116,20 @@ class Page:
 
     def check(self, snippet: Snippet, expected: str) -> None:
         started = time.monotonic()
-        deadline = started + snippet.until_s
-        while True:
+        why = output = ""
+
+        def is_right() -> bool:
+            nonlocal why, output
             code, output = self.run(snippet)
             wrong = (code == 0) == ("fails" in snippet.words)
             missing = missing_lines(expected, output)
-            if not wrong and not missing:
-                break
-            if time.monotonic() > deadline:
-                why = f"exit code {code}" if wrong else f"not printed: {missing}"
-                pytest.fail(
-                    f"{self.name}:{snippet.line}: {why}\n{snippet.body}---\n{output[-4000:]}"
-                )
-            time.sleep(0.5)
+            why = f"exit code {code}" if wrong else f"not printed: {missing}"
+            return not wrong and not missing
+
+        try:
+            wait_until(is_right, timeout_s=snippet.until_s, poll_s=0.5)
+        except TimeoutError:
+            pytest.fail(f"{self.name}:{snippet.line}: {why}\n{snippet.body}---\n{output[-4000:]}")
         print(f"{self.name}:{snippet.line}: ok after {time.monotonic() - started:.1f} s")
         assert "Traceback (most recent call last)" not in output, f"{self.name}:{snippet.line}"
 

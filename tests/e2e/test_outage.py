@@ -20,7 +20,8 @@ from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.fault_proxy import FaultProxy
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.harness import Harness
+from gazette_platform.testing.waiting import eventually, pass_time, patient
 
 pytestmark = [pytest.mark.e2e, pytest.mark.s3, pytest.mark.etcd]
 
@@ -56,7 +57,7 @@ class Ledger:
             self.spans[number] = await service.append(self.journal, record(number))
             self.slowest_s = max(self.slowest_s, loop.time() - began)
             number += 1
-            await asyncio.sleep(PERIOD_S)
+            await pass_time(PERIOD_S)
 
     async def check(self, client):
         """All is there, each once and where its appender was told, and nothing else."""
@@ -88,10 +89,20 @@ async def top(broker):
     process = await asyncio.create_subprocess_exec(
         sys.executable, *command, stdout=asyncio.subprocess.PIPE
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patient(60)):
         output, _ = await process.communicate()
     assert process.returncode == 0
     return {each["name"]: each["unpersisted_bytes"] for each in json.loads(output)["journals"]}
+
+
+@pytest.fixture(autouse=True)
+def hard_end():
+    """End the whole run if the timeout of the test, which asks it to stop by itself, does not."""
+    with Harness(
+        "outage", f"seconds={OUTAGE_S:.0f}", planned_s=OUTAGE_S + DRAIN_S + 660
+    ) as harness:
+        harness.note(f"cutting the store for {OUTAGE_S:.0f} s, and storing what waited")
+        yield
 
 
 @pytest.mark.timeout(OUTAGE_S + DRAIN_S + 600)
@@ -137,7 +148,7 @@ async def _cut(brokers, proxy, tasks):
     specs = [JournalSpec(name, 2, fragment=fragment) for name in JOURNALS]
     ledgers, is_over = [Ledger(name) for name in JOURNALS], False
     async with AsyncClient(
-        ClientConfig(address=f"http://127.0.0.1:{brokers[0].port}", retry_timeout_s=120)
+        ClientConfig(address=f"http://127.0.0.1:{brokers[0].port}", retry_timeout_s=patient(120))
     ) as client:
         await client.apply([Change(spec) for spec in specs])
         service = client.append_service()
@@ -146,15 +157,15 @@ async def _cut(brokers, proxy, tasks):
             for one in ledgers
         ]
         await eventually(lambda: all(one.spans for one in ledgers), timeout_s=120)
-        await asyncio.sleep(QUIET_S)
+        await pass_time(QUIET_S)
         assert not any(load.done() for load in loads)
         before = sum(len(one.spans) for one in ledgers)
 
         proxy.refuse()
-        await asyncio.sleep(OUTAGE_S / 2)
+        await pass_time(OUTAGE_S / 2)
         await proxy.heal()
         proxy.black_hole()
-        await asyncio.sleep(OUTAGE_S / 2)
+        await pass_time(OUTAGE_S / 2)
         during = sum(len(one.spans) for one in ledgers) - before
         held = await asyncio.to_thread(unpersisted_bytes, brokers)
         shown = await top(brokers[0])
@@ -168,18 +179,20 @@ async def _cut(brokers, proxy, tasks):
         assert all(shown[name] > 0 for name in JOURNALS), shown
 
         await proxy.heal()
-        await asyncio.sleep(QUIET_S)
+        await pass_time(QUIET_S)
         is_over = True
         for load in loads:
             await load
         await service.close()
         loop = asyncio.get_running_loop()
         began = loop.time()
-        async with asyncio.timeout(DRAIN_S):
-            while await asyncio.to_thread(unpersisted_bytes, brokers):  # noqa: ASYNC110  asked anew
-                await asyncio.sleep(1.0)
+
+        async def is_drained():
+            return not await asyncio.to_thread(unpersisted_bytes, brokers)
+
+        await eventually(is_drained, timeout_s=DRAIN_S, poll_s=1.0)
         print(f"drained by itself {loop.time() - began:.0f} s after")
-        await client.flush("prefix=outage/", timeout_s=300.0)
+        await client.flush("prefix=outage/", timeout_s=patient(300.0))
         assert not any((await top(brokers[0])).values())
         for one in ledgers:
             await one.check(client)

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter, defaultdict
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +27,7 @@ from gazette_platform import (
 )
 from gazette_platform.message import MessageIterator, read_committed
 from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.waiting import block_for, wait_until
 
 pytestmark = [
     pytest.mark.e2e,
@@ -125,10 +125,7 @@ def driver(settings, log, *, last=False):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        deadline = time.monotonic() + 30
-        while of_session(process.pid):
-            assert time.monotonic() < deadline, "what was killed is there"
-            time.sleep(0.05)
+        wait_until(lambda: not of_session(process.pid), timeout_s=30)
 
 
 def of_session(leader):
@@ -150,13 +147,12 @@ def commits(folder):
 
 def await_commits(process, folder, count, log):
     """Wait for batches. Returns: False: the driver has ended by itself, as Spark gives processes of Python ten seconds."""
-    deadline = time.monotonic() + RUN_TIMEOUT_S
-    while commits(folder) < count:
-        if process.poll() is not None:
-            assert IS_STARVED in log.read_text()[-20_000:], log.read_text()[-4000:]
-            return False
-        assert time.monotonic() < deadline, log.read_text()[-4000:]
-        time.sleep(0.05)
+    wait_until(
+        lambda: commits(folder) >= count or process.poll() is not None, timeout_s=RUN_TIMEOUT_S
+    )
+    if commits(folder) < count:
+        assert IS_STARVED in log.read_text()[-20_000:], log.read_text()[-4000:]
+        return False
     return True
 
 
@@ -190,7 +186,7 @@ def test_totals_are_right_though_the_driver_is_killed_under_load(etcd_server, tm
                 with driver(settings, log) as process:
                     if await_commits(process, folder, commits(folder) + draw.randrange(1, 4), log):
                         kills += 1
-                        time.sleep(draw.random() * 0.7)
+                        block_for(draw.random() * 0.7)
                 print(f"kill {kills}: {commits(folder)} batches, {len(load.committed)} messages")
         finally:
             load.end()

@@ -20,7 +20,7 @@ from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.embedded.process import ProcessId
 from gazette_platform.errors import GazetteError
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, pass_time, patient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -115,7 +115,7 @@ class Ledger:
                 try:
                     await self.append_once(client)
                 except GazetteError:
-                    await asyncio.sleep(0.1)
+                    await pass_time(0.1)
 
         async with platform.client(retry_timeout_s=0.0) as client, asyncio.TaskGroup() as group:
             for _ in range(WRITERS // platform.brokers):
@@ -136,7 +136,7 @@ class Ledger:
     async def check(self, platform: Platform) -> None:
         """All that was acknowledged is there, once, where it was said to be."""
         content = b""
-        async with platform.client() as client, asyncio.timeout(60):
+        async with platform.client() as client, asyncio.timeout(patient(60)):
             async for piece in client.read(self.journal):
                 content += piece
         assert len(content) % LINE_BYTES == 0

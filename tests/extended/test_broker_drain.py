@@ -12,7 +12,7 @@ from gazette_platform.allocator import leaving
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import EtcdError
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, Label, LabelSet
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -63,14 +63,14 @@ async def test_a_broker_waits_for_ever_and_says_for_whom(local_brokers, tasks, c
     async with AsyncClient(ClientConfig(address=first.endpoint)) as client:
         await client.append("a/one", b" and more")
     await local_brokers.start()
-    assert await asyncio.wait_for(draining, 10) == []
+    assert await asyncio.wait_for(draining, patient(10)) == []
 
 
 async def test_a_broker_leaves_at_its_timeout_and_loses_nothing(local_brokers, caplog):
     first = await local_brokers.start(drain_timeout_s=0.5)
     await content_at(first, "a/one", "a/two")
     second = await local_brokers.start(journal_limit=0)
-    assert await asyncio.wait_for(first.drain(), 10) == []
+    assert await asyncio.wait_for(first.drain(), patient(10)) == []
     assert "no broker can take over 2 journals; persisting and leaving" in caplog.messages
     assert stored(local_brokers) == {"one", "two"}
     # grpc.aio complains of the event loops of earlier tests.
@@ -99,7 +99,7 @@ async def test_others_take_over_though_etcd_failed_for_a_moment(local_brokers, d
     first._announcement.update = fails
     async with AsyncClient(ClientConfig(address=first.endpoint)) as client:
         await client.append("a/one", b"more", union_registers=OWNER)
-        assert await asyncio.wait_for(first.drain(), 20) == []
+        assert await asyncio.wait_for(first.drain(), patient(20)) == []
     async with AsyncClient(ClientConfig(address=second.endpoint)) as client:
         told = await client.append("a/one", b"even more")
     assert told.registers == OWNER
@@ -116,7 +116,7 @@ async def test_nobody_is_asked_twice_who_is_not_there(local_brokers, caplog):
         raise EtcdError("etcdserver: request timed out")
 
     first._announcement.update = fails
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patient(30)):
         assert await first.drain() == []
     assert "others are not asked to take over" in caplog.text
     assert stored(local_brokers) == {"one"}
@@ -125,7 +125,7 @@ async def test_nobody_is_asked_twice_who_is_not_there(local_brokers, caplog):
 async def test_the_last_broker_does_not_wait(local_brokers, caplog):
     first = await local_brokers.start(drain_timeout_s=None)
     await content_at(first, "a/one")
-    assert await asyncio.wait_for(first.drain(), 10) == []
+    assert await asyncio.wait_for(first.drain(), patient(10)) == []
     assert not reports(caplog)
     assert stored(local_brokers) == {"one"}
 
@@ -133,7 +133,7 @@ async def test_the_last_broker_does_not_wait(local_brokers, caplog):
 async def test_a_broker_without_journals_leaves_at_once(local_brokers, caplog):
     await local_brokers.start(journal_limit=0)
     second = await local_brokers.start(drain_timeout_s=None)
-    assert await asyncio.wait_for(second.drain(), 10) == []
+    assert await asyncio.wait_for(second.drain(), patient(10)) == []
     assert not reports(caplog)
 
 

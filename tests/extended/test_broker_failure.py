@@ -23,7 +23,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, read, read_all
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient, stays
 
 pytestmark = pytest.mark.etcd
 
@@ -42,7 +42,7 @@ async def failing(cluster, tasks, monkeypatch, *, drain_timeout_s, ends_lease):
     await append(stub, JOURNAL, b"two ")
     if ends_lease:
         await broker._lease.revoke()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             await broker.failed.wait()
     return broker, tasks.spawn(broker.fail(), name="fail"), back
 
@@ -52,11 +52,10 @@ async def test_content_is_persisted_however_long_the_store_is_away(cluster, task
         cluster, tasks, monkeypatch, drain_timeout_s=None, ends_lease=True
     )
     await eventually(lambda: broker._persister._is_exiting)
-    await asyncio.sleep(0.5)
-    assert not failing_.done()
+    await stays(lambda: not failing_.done(), for_s=0.5)
     assert len(broker._persister) == 2
     back.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         await failing_
     stored = sorted(path.read_bytes() for path in (cluster.fragments / JOURNAL).iterdir())
     assert stored == [b"one ", b"two "]
@@ -66,7 +65,7 @@ async def test_a_drain_timeout_bounds_it(cluster, tasks, monkeypatch, caplog):
     _, failing_, _ = await failing(
         cluster, tasks, monkeypatch, drain_timeout_s=0.1, ends_lease=True
     )
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         await failing_
     assert f"fragment {JOURNAL}/" in caplog.text
     assert "was not persisted" in caplog.text
@@ -82,7 +81,7 @@ async def test_others_take_over_while_it_persists(cluster, tasks, monkeypatch):
     assert (response.status, response.commit.begin) == (Status.OK, 8)
     assert not failing_.done()
     back.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         await failing_
 
     async def is_whole():
@@ -177,7 +176,7 @@ async def test_a_flush_waits_for_a_broker_that_failed_and_persists_still(
         assert not flushing.done()
         assert "content at 0 that is not stored yet" in caught.value.details()
         back.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             await failing_
             assert await flushing == {JOURNAL: 13}
     stored = sorted(path.read_bytes() for path in (cluster.fragments / JOURNAL).iterdir())

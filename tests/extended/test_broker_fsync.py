@@ -17,7 +17,7 @@ from gazette_platform.fragment import head_records, spool_home
 from gazette_platform.fragment.head_records import SLOT_BYTES
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.local_broker import LocalBrokers
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -118,7 +118,7 @@ async def append(broker, count, *, size=100, **options):
 
 
 async def content_of(broker):
-    async with client(broker) as one, asyncio.timeout(20):
+    async with client(broker) as one, asyncio.timeout(patient(20)):
         return b"".join([piece async for piece in one.read(JOURNAL)])
 
 

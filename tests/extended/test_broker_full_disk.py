@@ -14,7 +14,7 @@ from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpe
 from gazette_platform.stores.metrics import MeasuredStore
 from gazette_platform.testing.local_broker import LocalBrokers, read_all
 from gazette_platform.testing.small_disk import SmallDisk
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -76,7 +76,10 @@ async def test_content_and_its_compressed_form_do_not_fit(cluster, disk, broker)
     """Content goes first: what is compressed of it is given up, and made again in the store."""
     await cluster.apply(cluster.stub(broker), spec())
     content = pieces(12)
-    async with asyncio.timeout(30), AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+    async with (
+        asyncio.timeout(patient(30)),
+        AsyncClient(ClientConfig(address=broker.endpoint)) as client,
+    ):
         for piece in content:
             await client.append(JOURNAL, piece)
         assert await read_all(cluster.stub(broker), JOURNAL) == b"".join(content)
@@ -90,7 +93,10 @@ async def test_a_disk_that_others_fill_makes_room_for_appends(cluster, disk, bro
     """By what can be made again, and by what the store can have."""
     await cluster.apply(cluster.stub(broker), spec(codec))
     content = pieces(8)
-    async with asyncio.timeout(30), AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+    async with (
+        asyncio.timeout(patient(30)),
+        AsyncClient(ClientConfig(address=broker.endpoint)) as client,
+    ):
         for piece in content[:4]:
             await client.append(JOURNAL, piece)
         disk.fill()
@@ -107,7 +113,10 @@ async def test_a_broker_with_no_room_at_all_leaves_with_what_it_acknowledged(
     """Its store is on another disk: nothing of what it has to do needs the full one."""
     await cluster.apply(cluster.stub(broker), spec())
     content = pieces(3)
-    async with asyncio.timeout(30), AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+    async with (
+        asyncio.timeout(patient(30)),
+        AsyncClient(ClientConfig(address=broker.endpoint)) as client,
+    ):
         for piece in content:
             await client.append(JOURNAL, piece)
         await eventually(lambda: replica(broker).spool.spool.compress_lag == 0)
@@ -130,7 +139,10 @@ async def test_a_disk_that_one_fragment_fills_is_emptied(cluster, disk, broker, 
     """An append that waits for room must not keep the fragment open that takes it up."""
     await cluster.apply(cluster.stub(broker), spec(codec))
     content = pieces(40)
-    async with asyncio.timeout(60), AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+    async with (
+        asyncio.timeout(patient(60)),
+        AsyncClient(ClientConfig(address=broker.endpoint)) as client,
+    ):
         for piece in content:
             await client.append(JOURNAL, piece)
         assert await read_all(cluster.stub(broker), JOURNAL) == b"".join(content)
@@ -146,7 +158,10 @@ async def test_a_full_disk_is_emptied_into_a_store_elsewhere(
     monkeypatch.setattr(MeasuredStore, "local_path", lambda *_: None)
     await cluster.apply(cluster.stub(broker), spec())
     content = pieces(count)
-    async with asyncio.timeout(60), AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+    async with (
+        asyncio.timeout(patient(60)),
+        AsyncClient(ClientConfig(address=broker.endpoint)) as client,
+    ):
         for piece in content:
             await client.append(JOURNAL, piece)
         disk.fill()

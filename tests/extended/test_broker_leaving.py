@@ -21,7 +21,7 @@ from gazette_platform.serving.grpc_server import GrpcServer
 from gazette_platform.serving.process.watchdog import Watchdog
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.local_broker import LocalBrokers, append
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient, wait_until
 
 pytestmark = pytest.mark.etcd
 
@@ -67,7 +67,7 @@ async def test_a_store_that_hangs_holds_nobody_up(cluster, leave):
     broker = await with_content(cluster)
     await eventually(lambda: stored(cluster) == b"one ")
     broker._persister._put = never
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         (left,) = await getattr(broker, leave)()
     assert (left.journal, left.begin, left.end) == (JOURNAL, 4, 8)
 
@@ -80,7 +80,7 @@ async def test_a_disk_that_hangs_holds_nobody_up(cluster, monkeypatch, leave):
     hangs = threading.Event()
     monkeypatch.setattr(Spool, "complete", lambda _: hangs.wait(30) and None)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             (left,) = await getattr(broker, leave)()
     finally:
         hangs.set()
@@ -112,7 +112,7 @@ async def test_who_is_told_twice_waits_for_nothing(cluster, tasks):
     draining = tasks.spawn(broker.drain(), name="drain")
     await eventually(lambda: broker._departure._limit is not None)
     broker.hurry()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         (left,) = await draining
     assert (left.journal, left.begin, left.end) == (JOURNAL, 4, 8)
 
@@ -136,7 +136,7 @@ async def test_who_does_not_get_to_serve_is_no_member_for_the_rest_of_its_lease(
         starting.cancel()
     gets_on.set()
     await asyncio.wait([starting])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         assert not await _keys(etcd, etcd_prefix)
 
 
@@ -169,11 +169,8 @@ def test_a_second_signal_ends_a_broker_whose_store_is_away(server):
         server.fragments.write_text("in the way of a folder")
         client.append(JOURNAL, b"two ")
     server.terminate()
-    deadline = time.monotonic() + 20
     # Two signals that are pending at the same time would be one. It failed to store before the first, too.
-    while "trying again later" not in server.log_tail().partition("told to leave")[2]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: "trying again later" in server.log_tail().partition("told to leave")[2])
     assert not server.has_ended
     server.terminate()
     began = time.monotonic()
@@ -197,14 +194,13 @@ def test_a_broker_that_waits_for_etcd_to_start_is_told_to_leave(tmp_path, etcd_p
         starter = threading.Thread(target=_starts_never, args=[server])
         starter.start()
         try:
-            deadline = time.monotonic() + 20
-            while not server.pid and time.monotonic() < deadline:
-                time.sleep(0.05)
-            time.sleep(3)  # a Python process begins
+            silent.settimeout(patient(30))
+            held, _ = silent.accept()  # it has asked etcd
             server.terminate()
             began = time.monotonic()
             starter.join(20)
             assert time.monotonic() - began < 15
+            held.close()
         finally:
             server.kill()
 

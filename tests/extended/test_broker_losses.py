@@ -28,7 +28,7 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.etcd import EtcdServer
 from gazette_platform.testing.local_broker import LocalBrokers, read_all
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -146,7 +146,7 @@ async def test_nothing_is_acknowledged_while_a_local_disk_is_full(
         await is_everywhere(cluster, {primary, full}, b"before that ")
         assert not appending.done()
         is_full = False
-        assert (await asyncio.wait_for(appending, 10)).begin == 12
+        assert (await asyncio.wait_for(appending, patient(10))).begin == 12
     await is_everywhere(cluster, brokers, b"before that after")
 
 
@@ -177,7 +177,7 @@ async def test_a_disk_that_cannot_be_read_holds_neither_readers_nor_the_process(
     async with client(broker) as one:
         await one.append(JOURNAL, b"lost, too")  # and not summed yet
     monkeypatch.setattr(os, "preadv", read)
-    assert await asyncio.wait_for(broker.drain(), 25) == []
+    assert await asyncio.wait_for(broker.drain(), patient(25)) == []
     assert "is not persisted by this process: [Errno 5]" in caplog.text
     assert stored(cluster) == b"persisted "
 
@@ -197,9 +197,11 @@ async def test_etcd_fails(etcd_binary, tmp_path, keeps_data):
                 shutil.rmtree(etcd.log_path.with_name("data"))
                 await asyncio.to_thread(etcd.start)
             for broker in former:
-                await asyncio.wait_for(broker.failed.wait(), 10)
+                await asyncio.wait_for(broker.failed.wait(), patient(10))
                 assert isinstance(broker.failure, LeaseLost)
-            await asyncio.wait_for(asyncio.gather(*(broker.fail() for broker in former)), 20)
+            await asyncio.wait_for(
+                asyncio.gather(*(broker.fail() for broker in former)), patient(20)
+            )
             assert stored(cluster) == b"before that "
             if keeps_data:
                 await asyncio.to_thread(etcd.start)
@@ -256,7 +258,7 @@ async def test_all_brokers_of_a_zone_leave_at_once(cluster):
                 content += b"append %04d " % len(content)
                 assert result.end == len(content)
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patient(30)):
         await asyncio.gather(leave(), write())
     state = staying[0]._context.space.state
     assert {member.zone for member in state.route_of(JOURNAL).members} == {"zone-b", "zone-c"}

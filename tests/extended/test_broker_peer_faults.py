@@ -20,7 +20,7 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.testing.fault_proxy import FaultProxies, FaultProxy
 from gazette_platform.testing.local_broker import AppendCall, LocalBrokers, append, read_all
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, pass_time, patient, turns
 
 pytestmark = pytest.mark.etcd
 
@@ -120,12 +120,12 @@ async def test_no_reset_of_a_connection_ends_a_broker(network, caplog):
     async def break_connections():
         # About as soon as they are there again: more often than any network does.
         for _ in range(20):
-            await asyncio.sleep(0.12)
+            await pass_time(0.12)
             for proxy in network.proxies:
                 network.proxies[proxy].reset()
         is_over.set()
 
-    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(patient(60)), asyncio.TaskGroup() as tasks:
         for _ in range(4):
             tasks.create_task(write(*[LARGE] * 5))
         for _ in range(12):
@@ -186,9 +186,9 @@ async def test_what_waits_on_a_connection_that_breaks_fails_with_it(stalled):
     tasks = TaskGroup("test", faults=Faults())
     waiting = [await fill(stream, tasks)]
     waiting += [tasks.spawn(stream.done_writing()), tasks.spawn(stream.read())]
-    await asyncio.sleep(0)  # each is begun
+    await turns()  # each is begun
     proxy.reset()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         failures = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(failure) for failure in failures] == [RpcFailed] * 3
     assert {failure.code for failure in failures} == {Code.UNAVAILABLE}
@@ -202,7 +202,7 @@ async def test_an_append_may_take_longer_than_idle_streams_last(network, monkeyp
     call = AppendCall(network.stubs[network.primary()], NAME)
     for _ in range(8):
         await call.send(bytes(1 << 20), bytes(1 << 20))
-        await asyncio.sleep(0.3)
+        await pass_time(0.3)
     assert (await call.commit()).commit.end == 16 << 20
 
 
@@ -242,7 +242,7 @@ async def test_a_replica_that_takes_nothing_neither_hangs_a_journal_nor_a_drain(
     hanging = tasks.spawn(stream())
     appender = broker._resolver.replicas[NAME].appender
     await eventually(lambda: not appender.is_idle)
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(patient(15)):
         await broker.drain()
         await asyncio.wait([hanging])
     disk.set()

@@ -13,7 +13,7 @@ from gazette_platform.etcd import Delete, Put
 from gazette_platform.keyspace import encode_broker_spec, member_key
 from gazette_platform.protocol import BrokerSpec, ProcessId
 from gazette_platform.testing.local_broker import LocalBrokers
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -77,7 +77,7 @@ async def test_who_is_waited_for(etcd, etcd_prefix, name, endpoint, is_exiting, 
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(waiting), 0.5)
         await etcd.txn([], [Delete(key)])
-    await asyncio.wait_for(waiting, 10)
+    await asyncio.wait_for(waiting, patient(10))
 
 
 async def test_nobody_is_waited_for_whose_port_answers(etcd, etcd_prefix):

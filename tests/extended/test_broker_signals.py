@@ -6,7 +6,6 @@ import signal
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from gazette_platform.client import Change, Client, ClientConfig
 from gazette_platform.errors import GazetteError
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.waiting import wait_until
 
 pytestmark = pytest.mark.etcd
 
@@ -69,11 +69,12 @@ def start(etcd_server, etcd_prefix, tmp_path):
 
 
 def says(server, line):
-    deadline = time.monotonic() + 20
-    while line not in server.log_tail():
-        assert time.monotonic() < deadline, server.log_tail()
-        assert not server.has_ended, server.log_tail()
-        time.sleep(0.02)
+    def is_so():
+        is_over, found = server.has_ended, line in server.log_tail()
+        assert found or not is_over, server.log_tail()
+        return found
+
+    wait_until(is_so)
 
 
 def append_and_stand_still(server):

@@ -17,7 +17,7 @@ from gazette_platform.protocol import (
     LabelSet,
 )
 from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, pass_time
 
 pytestmark = pytest.mark.etcd
 
@@ -145,7 +145,7 @@ async def test_all_brokers_are_killed_at_once(servers, replication):
             appending = asyncio.ensure_future(  # noqa: TID251
                 append_many(client, range(at + 1, at + 100_000))
             )
-            await asyncio.sleep(random.uniform(0.3, 1.0))
+            await pass_time(random.uniform(0.3, 1.0))
             for server in servers:
                 server.kill()
             appending.cancel()

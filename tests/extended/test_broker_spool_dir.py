@@ -13,6 +13,7 @@ from gazette_platform.client import Change
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.small_disk import SmallDisk
+from gazette_platform.testing.waiting import patient
 
 pytestmark = pytest.mark.etcd
 
@@ -39,7 +40,7 @@ async def test_a_folder_that_was_removed_takes_no_new_fragment(server):
         await client.apply([Change(spec())])
         await client.append(JOURNAL, b"abc")
         shutil.rmtree(server.spool)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(patient(30)):
             assert await client.flush(f"name={JOURNAL}") == {JOURNAL: 3}
             with pytest.raises(GazetteError, match="start the broker again"):
                 await client.append(JOURNAL, b"def")
@@ -77,7 +78,7 @@ async def test_a_broker_that_was_killed_starts_on_a_full_disk(server, disk):
         async with client_of(server) as client:
             assert await read_all(client) == content
     disk.free()
-    async with client_of(server) as client, asyncio.timeout(30):
+    async with client_of(server) as client, asyncio.timeout(patient(30)):
         assert (await client.append(JOURNAL, b"def")).begin == len(content)
         assert await read_all(client) == content + b"def"
     assert "Traceback" not in server.log_tail()
@@ -165,7 +166,7 @@ async def test_brokers_that_share_it_take_over_from_each_other(start_servers, tm
     one.kill()
     other.kill()
     other.start()
-    async with client_of(other) as client, asyncio.timeout(20):
+    async with client_of(other) as client, asyncio.timeout(patient(20)):
         for name in names:
             assert (await client.append(name, b"def")).begin == 3
         one.start()

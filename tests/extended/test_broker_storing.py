@@ -16,7 +16,7 @@ from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import EtcdError
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.testing.local_broker import LocalBrokers, append
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -68,7 +68,7 @@ async def test_who_fails_says_it_before_anything_of_it_may_take_long(
 
     monkeypatch.setattr(Digester, "complete", complete_later)
     await broker._lease.revoke()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         await broker.failed.wait()
     failing = tasks.spawn(broker.fail(), name="fail")
     (found,) = await eventually(lambda: said(etcd, etcd_prefix))
@@ -88,7 +88,7 @@ async def test_it_is_said_once_etcd_is_back(own_etcd_server, etcd_prefix, tmp_pa
         broker, back = await with_content(cluster)
         own_etcd_server.pause()
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(patient(20)):
                 await broker.failed.wait()
             failing = tasks.spawn(broker.fail(), name="fail")
             await eventually(lambda: broker._persister._is_exiting)
@@ -146,7 +146,7 @@ async def test_a_flush_waits_for_who_lost_its_lease_while_it_stored(cluster, tas
         assert not flushing.done()
         back.set()
         assert await draining == []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patient(20)):
             assert await flushing == {JOURNAL: 16}
 
 

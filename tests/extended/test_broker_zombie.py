@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 from grpc import aio
 
 from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.embedded.component import answer_of
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalChange, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 from gazette_platform.testing.cluster import BrokerCluster
@@ -46,6 +48,25 @@ async def primary_of(client, name):
     return ""
 
 
+def holders(cluster):
+    """Count the brokers whose spools hold content that is never committed."""
+    return sum(
+        any(b"never " in path.read_bytes() for path in broker.spool.rglob("*.content"))
+        for broker in cluster.brokers.values()
+    )
+
+
+async def messages_taken(broker):
+    """Count the messages of appends that a broker has taken."""
+    text = await asyncio.to_thread(answer_of, f"{broker.http_address}/debug/metrics", timeout_s=5.0)
+    found = re.search(
+        rb'^grpc_server_msg_received_total{[^}]*grpc_method="Append"[^}]*} (\S+)$',
+        text,
+        re.MULTILINE,
+    )
+    return float(found[1])
+
+
 async def test_a_frozen_primary_neither_counts_nor_holds_up(cluster):
     name = "replicated/journal"
     config = ClientConfig(address=cluster.address, retry_timeout_s=60.0)
@@ -61,7 +82,7 @@ async def test_a_frozen_primary_neither_counts_nor_holds_up(cluster):
             # spools. The other comes while nobody looks.
             begun = AppendCall(stub, name, do_not_proxy=True)
             await begun.send(b"never " * (1 << 19))
-            await asyncio.sleep(0.3)
+            await eventually(lambda: holders(cluster) == 3)
             cluster.pause(zombie)
             late = AppendCall(stub, name, do_not_proxy=True)
             await late.send(b"never ")
@@ -103,9 +124,14 @@ async def test_who_froze_past_its_lease_with_all_its_replicas_counts_nothing(clu
         async with aio.insecure_channel(address) as channel:
             stub = protocol_pb2_grpc.JournalStub(channel)
             calls = [AppendCall(stub, name, do_not_proxy=True) for _ in range(8)]
+            before = await messages_taken(cluster.brokers[zombie])
             for call in calls:
                 await call.send(b"never ")
-            await asyncio.sleep(0.3)  # it has them, but for their ends
+
+            async def are_begun():  # it has them, except their ends
+                return await messages_taken(cluster.brokers[zombie]) == before + 2 * len(calls)
+
+            await eventually(are_begun)
             for broker in frozen:
                 cluster.pause(broker)
             await eventually_taken_over(client, name, frozen)

@@ -33,6 +33,7 @@ from gazette_platform.testing.shard_store_conformance import (
     StoreKind,
     checkpoint_of,
 )
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -228,11 +229,6 @@ def in_flight(store, number):
     return store.start_commit(checkpoint_of(number), [need]), need
 
 
-async def until(is_so):
-    while not is_so():  # noqa: ASYNC110  the database is asked
-        await asyncio.sleep(0.02)
-
-
 async def test_cq1_each_restore_raises_the_fence(engine, shard, opened):
     store = opened(engine, shard)
     assert await store.restore_checkpoint() == Checkpoint()
@@ -271,10 +267,10 @@ async def test_cq2_who_loses_the_race_for_the_first_restore_is_fenced(
     row = {"shard_fqn": shard, "fence": 1, "checkpoint": b""}
     with postgres_engine.begin() as connection:
         connection.execute(insert(CHECKPOINTS).values(row))
-        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(patient(30)), asyncio.TaskGroup() as tasks:
             restoring = tasks.create_task(refused(store.restore_checkpoint(), Fenced))
             waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            await until(lambda: postgres.sql(waiting) == [(1,)])
+            await eventually(lambda: postgres.sql(waiting) == [(1,)])
             connection.commit()
             assert "at the same moment" in await restoring
     assert row_of(postgres_engine, shard) == (1, b"")
@@ -318,7 +314,7 @@ async def test_a_transaction_sees_what_the_former_one_has_written(engine, shard,
     await store.restore_checkpoint()
     await store.run(put, shard, "a", "one")
     commit, need = in_flight(store, 1)
-    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(patient(30)), asyncio.TaskGroup() as tasks:
         found = tasks.create_task(store.run(get, shard, "a"))
         in_thread = tasks.create_task(asyncio.to_thread(store.transaction))
         await asyncio.wait([found, in_thread], timeout=0.3)
@@ -445,7 +441,7 @@ async def test_a_lock_that_another_holds_is_not_waited_for_for_ever(
     is_ours = CHECKPOINTS.c.shard_fqn == shard
     with engine.begin() as connection:
         connection.execute(select(CHECKPOINTS).where(is_ours).with_for_update())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             with pytest.raises(StoreError, match="the transaction is not committed"):
                 await store.start_commit(checkpoint_of(1), [])
             with pytest.raises(StoreError, match="no checkpoint can be restored"):
@@ -462,8 +458,7 @@ async def test_a_transaction_in_which_nothing_is_asked_is_ended(
     await store.restore_checkpoint()
     await store.run(put, shard, "a", "one")
     idle = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'"
-    async with asyncio.timeout(30):
-        await until(lambda: postgres.sql(idle) == [(0,)])
+    await eventually(lambda: postgres.sql(idle) == [(0,)])
     with pytest.raises(StoreError, match="the transaction is not committed"):
         await store.start_commit(checkpoint_of(1), [])
     assert await store.restore_checkpoint() == Checkpoint()

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from itertools import pairwise
 
 import pytest
@@ -16,7 +15,7 @@ from dagster import DagsterInstance, DagsterRunStatus
 
 from gazette_platform.assets.checks import CHECKS_POOL
 from gazette_platform.embedded.dagster import CODE_SERVER, dagster_components
-from gazette_platform.ops.clock import SystemClock
+from gazette_platform.testing.waiting import wait_until
 
 ROLLUP_POOL = "iceberg.sums.by_country"
 # Both of a machine that is several times slower.
@@ -36,6 +35,7 @@ from gazette_platform.lake.retention import Break
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.hand_over import former_cursors, former_retention
 from gazette_platform.sensors.retention import RetentionState
+from gazette_platform.testing.waiting import block_for, wait_until
 
 FOLDER = Path(__file__).parent / "work"
 
@@ -45,12 +45,8 @@ def job_of(name, pool, other):
     def work(context):
         mine = FOLDER / f"{{name}}-{{context.run_id}}"
         mine.with_suffix(".begun").write_text(str(time.time()))
-        deadline = time.monotonic() + {BESIDE_S}
-        while not list(FOLDER.glob(f"{{other}}-*.begun")):
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"no {{other}} began beside this")
-            time.sleep(0.05)
-        time.sleep(1)
+        wait_until(lambda: list(FOLDER.glob(f"{{other}}-*.begun")), timeout_s={BESIDE_S})
+        block_for(1)
         mine.with_suffix(".ended").write_text(str(time.time()))
 
     @dg.job(name=f"{{name}}_job", executor_def=dg.in_process_executor)
@@ -100,11 +96,7 @@ def sensor_that_meets(name, other):
     )
     def meet(context):
         (FOLDER / f"{{name}}.ticks").touch()
-        deadline = time.monotonic() + 45
-        while not (FOLDER / f"{{other}}.ticks").exists():
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{{other}} does not tick beside this")
-            time.sleep(0.05)
+        wait_until((FOLDER / f"{{other}}.ticks").exists, timeout_s=45)
         (FOLDER / f"{{name}}.met").touch()
         passed_on = former_retention(former_cursors(context)).broken
         if passed_on == {{"s.fragments": {{"j": Break(7)}}, "s.fragments_1": {{"j": Break(7)}}}}:
@@ -163,17 +155,17 @@ def daemon(tmp_path, home):
 
 @pytest.mark.timeout(DEADLINE_S + 120)
 def test_runs_that_use_one_pool_wait_for_each_other_and_sensors_do_not(tmp_path, home, daemon):
-    clock = SystemClock()
-    deadline = clock.monotonic() + DEADLINE_S
     folder = tmp_path / "work"
     with DagsterInstance.from_config(str(home)) as instance:
         assert instance.get_concurrency_config().pool_config.default_pool_limit == 1
-        while len([*folder.glob("*.ended"), *folder.glob("*.passed_on")]) < 6:
+
+        def is_done():
             failed = [r for r in instance.get_runs() if r.status is DagsterRunStatus.FAILURE]
             assert not failed
-            assert clock.monotonic() < deadline
             assert daemon.poll() is None
-            time.sleep(0.2)
+            return len([*folder.glob("*.ended"), *folder.glob("*.passed_on")]) >= 6
+
+        wait_until(is_done, timeout_s=DEADLINE_S, poll_s=0.2)
         runs = instance.get_runs()
     assert len(runs) == 5
     assert len(list(folder.glob("*.met"))) == 2

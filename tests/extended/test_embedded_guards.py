@@ -8,7 +8,6 @@ import re
 import socket
 import sys
 import threading
-import time
 from pathlib import Path
 
 import aiohttp
@@ -22,6 +21,7 @@ from gazette_platform.embedded.process import Child
 from gazette_platform.embedded.trino import guard_component, write_configuration
 from gazette_platform.embedded.web_guard import WebGuard, refusal
 from gazette_platform.errors import SetupError
+from gazette_platform.testing.waiting import eventually, patient, wait_until
 
 PAGE = "http://evil.example"
 READY_S = 120
@@ -43,18 +43,11 @@ def etcd(tmp_path, ports):
         folder=component.folder,
     )
     try:
-        wait_until(component.ready)
+        wait_until(component.ready, timeout_s=READY_S)
         yield f"http://127.0.0.1:{ports['one']}"
     finally:
         child.ask_to_stop()
-        wait_until(lambda: child.exit_code() is not None)
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + READY_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        wait_until(lambda: child.exit_code() is not None, timeout_s=READY_S)
 
 
 @pytest.mark.etcd
@@ -155,19 +148,22 @@ async def dagster(folder, port):
         "dagster", (*command, *options), log=folder / "log", environment=environment, folder=None
     )
     try:
-        async with aiohttp.ClientSession() as session, asyncio.timeout(READY_S):
-            while True:
+        async with aiohttp.ClientSession() as session:
+
+            async def answers():
                 try:
                     async with session.get(f"{address}/server_info") as found:
                         assert found.status == 200
-                        break
+                        return True
                 except aiohttp.ClientConnectionError:
                     assert child.exit_code() is None, (folder / "log").read_text()
-                    await asyncio.sleep(0.1)
+                    return False
+
+            await eventually(answers, timeout_s=READY_S, poll_s=0.1)
         yield address
     finally:
         child.ask_to_stop()
-        await asyncio.to_thread(wait_until, lambda: child.exit_code() is not None)
+        await eventually(lambda: child.exit_code() is not None, timeout_s=READY_S)
 
 
 async def test_dagster_takes_no_mutation_from_web_pages(tmp_path, ports):
@@ -175,7 +171,7 @@ async def test_dagster_takes_no_mutation_from_web_pages(tmp_path, ports):
     async with (
         dagster(tmp_path, ports["one"]) as address,
         aiohttp.ClientSession() as session,
-        asyncio.timeout(READY_S),
+        asyncio.timeout(patient(READY_S)),
     ):
         kind = {"content-type": "application/json"}
         async with session.post(f"{address}/graphql", data=query, headers=kind) as found:
@@ -415,7 +411,7 @@ async def test_guard_says_when_the_server_is_away_or_breaks_off(guard, upstream,
         assert found.status == 502
         assert await found.text() == "trino did not answer: ServerDisconnectedError\n"
     for path in ("/half", "/half-of-10"):
-        async with session.get(guard.address + path) as found, asyncio.timeout(30):
+        async with session.get(guard.address + path) as found, asyncio.timeout(patient(30)):
             assert found.status == 200
             with pytest.raises(aiohttp.ClientPayloadError):
                 await found.read()
@@ -426,7 +422,7 @@ async def test_guard_says_when_the_server_is_away_or_breaks_off(guard, upstream,
 
 
 async def test_clients_that_leave_leave_no_trace(guard, upstream, session):
-    async with asyncio.timeout(READY_S), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(patient(READY_S)), asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(session.get(f"{guard.address}/wait"))
         await upstream.came.wait()
         waiting.cancel()
@@ -462,7 +458,7 @@ async def test_guard_leads_nowhere_else(guard, upstream, head):
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", guard.port)
         writer.write(head.replace(b"{other}", f"{other.host}:{other.port}".encode()))
-        async with asyncio.timeout(READY_S):
+        async with asyncio.timeout(patient(READY_S)):
             assert (await reader.read(12))[9:] in (b"400", b"404")
         writer.transport.abort()
         assert upstream.seen == other.seen == []
@@ -475,9 +471,9 @@ async def test_guard_takes_so_many_connections_and_no_more(guard, session):
         for _ in range(256):
             stack.enter_context(socket.create_connection(("127.0.0.1", guard.port)))
         surplus = stack.enter_context(socket.create_connection(("127.0.0.1", guard.port)))
-        surplus.settimeout(READY_S)
+        surplus.settimeout(patient(READY_S))
         assert surplus.recv(1) == b""
-    async with asyncio.timeout(READY_S):
+    async with asyncio.timeout(patient(READY_S)):
         while True:
             with contextlib.suppress(aiohttp.ClientConnectionError):
                 async with session.get(f"{guard.address}/v1/info") as found:

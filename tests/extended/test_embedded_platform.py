@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from gazette_platform.embedded.layout import PlatformDir
 from gazette_platform.embedded.process import ProcessId
 from gazette_platform.hive import MetastoreClient
+from gazette_platform.testing.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,10 +82,7 @@ def test_metastore_survives_sigkill_of_the_supervisor(root: Path):
     pids = up(root, "broker,dagster,trino")["pids"]
     children = [ProcessId.of(pids[name]) for name in ("etcd", "metastore")]
     os.kill(pids["supervisor"], signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while any(child.is_alive() for child in children) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(child.is_alive() for child in children)
+    wait_until(lambda: not any(child.is_alive() for child in children))
     gazette("status", "--root", str(root), code=1)
     assert databases(str(up(root, "broker,dagster,trino")["metastore"])) == ["default"]
 
@@ -94,9 +91,7 @@ def test_component_that_dies_is_named_with_the_end_of_its_log(root: Path):
     pids = up(root, "broker,dagster,trino")["pids"]
     os.kill(pids["metastore"], signal.SIGKILL)
     supervisor = ProcessId.of(pids["supervisor"])
-    deadline = time.monotonic() + 30
-    while supervisor.is_alive() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: not supervisor.is_alive(), timeout_s=30)
     shown = gazette("status", "--root", str(root), code=1).stdout
     assert "metastore was killed by SIGKILL" in shown
     assert not (root / "endpoints.json").exists()

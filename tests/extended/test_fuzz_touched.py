@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
+from gazette_platform.testing.waiting import patient
 from tests.fuzz.arena import HIDDEN, PROBES, Arena, pulse_problem
 
 pytestmark = pytest.mark.etcd
@@ -69,7 +70,7 @@ async def test_whatever_is_touched_is_told(etcd_binary, tmp_path):
                 f"content of {HIDDEN}, read at broker 1 is ",
             ),
         ]:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(patient(30)):
                 await plant(arena)
                 found = await arena.touched()
             for text in told:

@@ -16,7 +16,7 @@ from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpe
 from gazette_platform.stores.fs import FileStore
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.local_broker import store_fragment
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -175,7 +175,7 @@ async def test_a_suspended_journal_may_be_pruned_whole_and_goes_on_where_it_ende
     await known(client, shared, name)
     again = await prune(f"name={name}")
     assert again.code == 0, again.err
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         assert await read(client, name) == []
     assert await client.write_head(name) == 300
     assert (await client.append(name, b"%098d\n\n" % 3)).begin == 300

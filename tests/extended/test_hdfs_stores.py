@@ -25,6 +25,7 @@ from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpe
 from gazette_platform.stores import open_store
 from gazette_platform.stores.health import put_bytes
 from gazette_platform.testing.stores import StoreConformance, listing, read_all
+from gazette_platform.testing.waiting import pass_time
 
 pytestmark = [pytest.mark.hive, pytest.mark.timeout(400)]
 
@@ -120,7 +121,7 @@ async def test_a_put_that_is_cancelled_stores_nothing_or_all(hdfs, tasks):
     content = os.urandom(8 << 20)
     for delay_s in (0.0, 0.01, 0.03, 0.1):
         putting = tasks.spawn(put_bytes(store, "a/object", content), name="put")
-        await asyncio.sleep(delay_s)
+        await pass_time(delay_s)
         putting.cancel()
         await asyncio.gather(putting, return_exceptions=True)
         with contextlib.suppress(ObjectNotFound):

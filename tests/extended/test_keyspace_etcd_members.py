@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
-import time
 
 import pytest
 
@@ -14,6 +12,7 @@ from gazette_platform.errors import EtcdError
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.keyspace import KeySpace
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 
@@ -89,14 +88,16 @@ def members(etcd_binary, tmp_path):
 
 async def put(client, key):
     """Write, again when the outcome is unknown, as whoever elects a leader takes its time."""
-    deadline = time.monotonic() + 20
-    while True:
+
+    async def attempt():
         try:
             return await client.put(key, b"")
         except EtcdError as err:
-            if not err.retriable or time.monotonic() > deadline:
+            if not err.retriable:
                 raise
-            await asyncio.sleep(0.05)
+            return None
+
+    return await eventually(attempt)
 
 
 async def test_mirror_goes_on_when_members_of_etcd_die(members, etcd_prefix):

@@ -24,6 +24,7 @@ from gazette_platform.hive.locks import this_process
 from gazette_platform.hive.thrift import ttypes
 from gazette_platform.lake import Registrar, StoreRoots, parse_table_spec
 from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.testing.waiting import block_for, wait_until
 
 pytestmark = [pytest.mark.hive, pytest.mark.trino, pytest.mark.timeout(400)]
 
@@ -185,13 +186,14 @@ def test_lock_of_an_engine_that_was_killed_is_dropped(tmp_path):
         with metastore.connect() as session:
             waiting = session._client.lock(lock_of("t"))
             assert waiting.state == ttypes.LockState.WAITING
-            deadline = time.monotonic() + 60
-            while waiting.state == ttypes.LockState.WAITING:
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
-                request = ttypes.CheckLockRequest(lockid=waiting.lockid)
-                waiting = session._client.check_lock(request)
-            assert waiting.state == ttypes.LockState.ACQUIRED
+            request = ttypes.CheckLockRequest(lockid=waiting.lockid)
+
+            def decided():
+                found = session._client.check_lock(request).state
+                return found if found != ttypes.LockState.WAITING else None
+
+            found = wait_until(decided, timeout_s=60, poll_s=0.2)
+            assert found == ttypes.LockState.ACQUIRED
 
 
 class Half:
@@ -226,7 +228,7 @@ class Slow:
 
     def get_partitions_by_names(self, *arguments):
         found = self.client.get_partitions_by_names(*arguments)
-        time.sleep(0.2)
+        block_for(0.2)
         return found
 
 

@@ -18,7 +18,7 @@ from gazette_platform.broker.leftovers import Leftovers
 from gazette_platform.client import AwaitedBroker, Change
 from gazette_platform.errors import GazetteError, SpoolsAwaited
 from gazette_platform.protocol import AppendSuspend
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -198,7 +198,7 @@ async def test_a_reset_goes_on_behind_what_a_holder_is_about_to_store(cluster, m
     await former.abandon()
     await eventually(lambda: JOURNAL in other._resolver.replicas)
     await cluster.start(zone="za")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patient(30)):
         await is_there.wait()
     async with client_of(other) as client:
         assert await client.reset_head(JOURNAL, give_up=True) == 4

@@ -12,7 +12,7 @@ from gazette_platform.consumer.protocol import ReplicaCode
 from gazette_platform.consumer.recoverylog import FsmHints, Player
 from gazette_platform.errors import ApplicationFailed, GazetteError
 from gazette_platform.testing.local_consumer import LocalConsumers
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, pass_time
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
 
@@ -113,7 +113,7 @@ async def test_a_shard_starts_again_though_etcd_was_away_when_it_was_to(
         await case.failed()
         case.process._etcd._timeout_s = 0.2
         own_etcd_server.kill()
-        await asyncio.sleep(1.5)
+        await pass_time(1.5)
         own_etcd_server.start()
         await case.check()
 

@@ -15,7 +15,7 @@ from gazette_platform.consumer.service import EtcdShardHost
 from gazette_platform.errors import ShardStopped
 from gazette_platform.etcd import Delete, EtcdClient, Put
 from gazette_platform.keyspace import assignment_key
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
 
@@ -100,7 +100,7 @@ class Case:
         """It is the primary, and its state is right."""
         offsets = await self.bench.publish(self.published, self.published + 1)
         self.published += 2
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(patient(30)):
             store = await replica.wait_through(offsets)
         assert store.state["all"] == self.published
         assert replica.error is None
@@ -182,11 +182,11 @@ async def test_the_rightful_owner_goes_on_behind_a_hand_off_that_came_first(make
         nonlocal late
         if late is None:  # as if it was the owner still
             late = case.replica(case.former)
-            await asyncio.wait_for(late.wait_through(), 30)
+            await asyncio.wait_for(late.wait_through(), patient(30))
 
     # The same process, whose replica was started anew while the old one was about to take over.
     again = case.replica(case.former, behind="confirm", meanwhile=meanwhile)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patient(30)):
         await again.wait_through()
     assert again.host.pauses > 1
     await former.stop()

@@ -14,7 +14,7 @@ from store_proxy import Fault, store_proxy
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.fragments import parse_fragment_path
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, pass_time
 
 # The first test may build the server.
 pytestmark = [pytest.mark.s3, pytest.mark.etcd, pytest.mark.timeout(900)]
@@ -98,7 +98,7 @@ async def test_what_is_acknowledged_while_the_store_fails_gets_there(
             await client.append(JOURNAL, piece)
         flushing = tasks.spawn(client.flush(f"name={JOURNAL}", timeout_s=300.0), name="flush")
         await eventually(lambda: proxy.met > 0, timeout_s=60)
-        await asyncio.sleep(2.0)
+        await pass_time(2.0)
         proxy.fault = Fault.NONE
         # What failed is tried again after two or three minutes, or at once if somebody asks for it.
         flushing.cancel()
@@ -168,7 +168,9 @@ async def test_a_listing_that_is_old_hides_nothing_for_long(server, proxy, clust
         assert commit.begin == end
         assert proxy.met > 0
         proxy.fault = Fault.NONE
+
         # A listing without content below a noted head cannot be told from a journal that was pruned.
-        async with asyncio.timeout(60):
-            while await read(client, end) != b"".join(content):  # noqa: ASYNC110  asked anew
-                await asyncio.sleep(0.2)
+        async def is_all_there():
+            return await read(client, end) == b"".join(content)
+
+        await eventually(is_all_there, timeout_s=60, poll_s=0.2)

@@ -31,7 +31,7 @@ from gazette_platform.protocol import CompressionCodec
 from gazette_platform.stores import gcs_bucket, health_check
 from gazette_platform.stores.health import put_bytes
 from gazette_platform.testing.stores import StoreConformance, listing, read_all
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 # The first test may build the server.
 pytestmark = [
@@ -384,7 +384,7 @@ async def test_a_cancelled_put_leaves_no_part_of_an_object(monkeypatch, server, 
             store = opened(f"gs://{bucket}/")
             async with asyncio.TaskGroup() as group:
                 putting = group.create_task(store.put("j/f", file.fileno(), length))
-                await asyncio.wait_for(arrived.wait(), 60)
+                await asyncio.wait_for(arrived.wait(), patient(60))
                 putting.cancel()
                 started = time.monotonic()
             assert putting.cancelled()

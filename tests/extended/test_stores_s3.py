@@ -22,7 +22,7 @@ from gazette_platform.stores import health_check, s3
 from gazette_platform.stores.health import put_bytes
 from gazette_platform.testing.local_broker import append, read_all as read_journal
 from gazette_platform.testing.stores import StoreConformance, listing, read_all
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, pass_time, patient, stays
 
 # The first test may build the server.
 pytestmark = [pytest.mark.s3, pytest.mark.timeout(900)]
@@ -117,7 +117,7 @@ async def test_credentials_that_end_during_a_large_put_are_renewed(url_of, monke
 
 async def test_many_large_puts_at_once_all_arrive(url_of):
     store, content = opened(url_of()), os.urandom(2 * PART_BYTES + 1)
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(patient(120)):
         await asyncio.gather(*(put_bytes(store, f"j/{number}", content) for number in range(8)))
     assert len(await listing(store, "j/")) == 8
     assert await read_all(store, "j/7") == content
@@ -138,7 +138,7 @@ async def test_a_cancelled_put_stores_nothing_and_leaves_no_descriptor(url_of, t
     with tempfile.TemporaryFile(buffering=0) as file:
         file.truncate(40 * PART_BYTES)
         putting = tasks.spawn(store.put("j/large", file.fileno(), 40 * PART_BYTES), name="put")
-        await asyncio.sleep(0.1)
+        await pass_time(0.1)
         putting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await putting
@@ -146,8 +146,11 @@ async def test_a_cancelled_put_stores_nothing_and_leaves_no_descriptor(url_of, t
         own = _target(file.fileno())
         held = [name for name in os.listdir("/proc/self/fd") if _target(name) == own]  # noqa: PTH208
         assert held == [str(file.fileno())]
-    await asyncio.sleep(1)
-    assert [item.path for item in await listing(store, "j/")] == ["first"]
+
+    async def is_alone():
+        return [item.path for item in await listing(store, "j/")] == ["first"]
+
+    await stays(is_alone, for_s=1, poll_s=0.1)
 
 
 def _target(number):
@@ -164,7 +167,7 @@ async def test_the_event_loop_goes_on_during_a_large_put(url_of, tasks):
     loop = asyncio.get_running_loop()
     while not putting.done():
         at = loop.time()
-        await asyncio.sleep(0.005)
+        await pass_time(0.005)
         late = max(late, loop.time() - at)
     await putting
     assert late < 1, late
@@ -188,8 +191,11 @@ async def test_signed_urls_end(url_of):
     await put_bytes(store, "j/f", b"content")
     url = await store.sign_get("j/f", 1)
     assert (await fetch(url))[0].status == 200
-    await asyncio.sleep(2.5)
-    assert (await fetch(url))[0].status == 403
+
+    async def is_refused():
+        return (await fetch(url))[0].status == 403
+
+    await eventually(is_refused, poll_s=0.2)
     # Version 4 allows a week, and refuses more.
     long = await store.sign_get("j/f", 365 * 86400)
     assert (await fetch(long))[0].status == 200
@@ -293,11 +299,10 @@ async def test_a_server_that_stalls_is_waited_for(tmp_path, monkeypatch, tasks):
         os.kill(own.pid, signal.SIGSTOP)
         try:
             putting = tasks.spawn(put_bytes(store, "j/large", content), name="put")
-            await asyncio.sleep(1)
-            assert not putting.done()
+            await stays(lambda: not putting.done(), for_s=1)
         finally:
             os.kill(own.pid, signal.SIGCONT)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(patient(60)):
             await putting
         assert await read_all(store, "j/large") == content
     with pytest.raises(StoreUnavailable):

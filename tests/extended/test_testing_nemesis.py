@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.testing.chaos.nemesis import Nemesis
 from gazette_platform.testing.chaos.plan import Fault, FaultKind
 from gazette_platform.testing.chaos.watchdog import Watchdog
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import block_for, eventually, pass_time
 
 LEASE_LOST = (
     "gazette: error: unable to keep member lease alive: lease 7 was not renewed within 6 s; "
@@ -293,12 +292,12 @@ async def test_broker_that_ends_for_another_reason_is_told_whatever_its_lease(
 
 async def test_watchdog_tells_the_machine_from_the_clients():
     async with Watchdog(SystemClock()) as watchdog:
-        await asyncio.sleep(0.3)
-        time.sleep(0.4)  # noqa: ASYNC251  that is the point
-        await asyncio.sleep(0.2)
+        await pass_time(0.3)
+        block_for(0.4)
+        await pass_time(0.2)
         assert {stall.who for stall in watchdog.stalls} == {"clients"}
         os.kill(watchdog.pid, signal.SIGSTOP)
-        await asyncio.sleep(0.5)
+        await pass_time(0.5)
         os.kill(watchdog.pid, signal.SIGCONT)
         await eventually(lambda: any(stall.who == "machine" for stall in watchdog.stalls))
     (stall,) = [stall for stall in watchdog.stalls if stall.who == "machine"]

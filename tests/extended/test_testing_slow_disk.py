@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from gazette_platform.testing.slow_disk import SlowDisk
+from gazette_platform.testing.waiting import patient
 
 # Says of each turn, in two threads, when it began, and how long it took to write, to sync, and to
 # use a pipe.
@@ -51,7 +52,7 @@ async def turns(process, count):
     """
     now = time.monotonic()
     found = {0: [], 1: []}
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patient(60)):
         while min(map(len, found.values())) <= count:
             number, began, *spans = map(float, (await process.stdout.readline()).split())
             if began >= now:

@@ -4,7 +4,6 @@ import pickle
 import re
 import socket
 import threading
-import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,18 +17,12 @@ from typed_world import JOURNAL, Held, numbers, publish, spec
 from gazette_platform.cli.gazctl_lake_doctor import _of_catalog
 from gazette_platform.errors import LakeError, TypedFenced
 from gazette_platform.lake.typed.catalog.doors import CatalogDoor
+from gazette_platform.testing.waiting import wait_until
 
 
 @pytest.fixture(params=["rest", "sql"])
 def place(request, places):
     return places[request.param]
-
-
-def eventually(is_so):
-    deadline = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def at_once(count, do):
@@ -158,7 +151,7 @@ def test_serialization_failure_is_a_conflict_like_others(places, postgres, tmp_p
     with ThreadPoolExecutor(1) as pool, postgres.connected(name) as engine:
         engine.execute("UPDATE iceberg_tables SET previous_metadata_location = metadata_location")
         published = pool.submit(publish, table.door(), began, [1])
-        eventually(lambda: postgres.sql(waiting) == [(1,)])
+        wait_until(lambda: postgres.sql(waiting) == [(1,)])
         engine.commit()
         published.result(60)
     assert numbers(table.door()) == [1]

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,6 +30,7 @@ from gazette_platform.message import Flags, MessageClock, build_uuid, new_produc
 from gazette_platform.spark.typed_orders import source_of
 from gazette_platform.spark.typed_workers import SparkWorkers
 from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.waiting import wait_until
 
 pytestmark = [
     pytest.mark.etcd,
@@ -158,10 +158,7 @@ class HeldFragments:
         return replace(order, task=replace(order.task, segments=segments))
 
     def wait_for(self, count):
-        deadline = time.monotonic() + 120
-        while len(self.asked) < count:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: len(self.asked) >= count, timeout_s=120)
         return self.asked[count - 1]
 
     def __enter__(self):
@@ -242,10 +239,7 @@ def interrupt_ends_the_job(typed, workers, root):
 
 
 def ended(pid):
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), timeout_s=30)
 
 
 # ------------------------------------------------------------------------ local

@@ -29,6 +29,7 @@ from grpc import aio
 
 from gazette_platform.errors import EtcdError
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
+from gazette_platform.testing.waiting import pass_time, turns
 from tests.fuzz.arena import ABSENT, HIDDEN, PREFIX, TOKENS, signed
 from tests.fuzz.parsers import ParserProcess
 
@@ -132,7 +133,7 @@ class Driver:
         """Close connections that are held open."""
         while self._held:
             _close(self._held.pop()[1])
-        await asyncio.sleep(0)
+        await turns()
 
     async def close(self) -> None:
         """Release all, and end the parsers' process."""
@@ -163,7 +164,7 @@ class Driver:
             case "files":
                 await asyncio.to_thread(self._plant, step)
             case "wait":
-                await asyncio.sleep(step["seconds"])
+                await pass_time(step["seconds"])
             case other:
                 raise ValueError(f"no such step: {other}")
 

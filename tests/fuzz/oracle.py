@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
+from gazette_platform.testing.waiting import block_for
 from tests.fuzz.arena import MARKS
 
 if TYPE_CHECKING:
@@ -191,5 +192,5 @@ class Memory:
         """Wait until it is small again. Returns: MB that it did not give back."""
         deadline = time.monotonic() + timeout_s
         while (growth := self.growth_mb()) > GROWTH_MB_MAX * 0.8 and time.monotonic() < deadline:
-            time.sleep(0.25)
+            block_for(0.25)
         return growth

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 
 import pytest
 
@@ -27,6 +26,7 @@ from gazette_platform.protocol import (
     JournalSpec,
     ProcessId,
 )
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -80,7 +80,7 @@ class Process:
 
     async def relieved(self) -> None:
         """Wait until it is exiting and holds nothing; the loop goes on for as long as it is a member."""
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(patient(20)):
             while not (status := self.allocator.drain_status()).is_exiting or status.assigned:
                 await self.space.wait_for_revision(self.space.revision + 1)
         assert not self.run.done()
@@ -135,12 +135,14 @@ class Cluster:
     async def until(self, expected: dict[str, list[tuple[str, int]]]) -> None:
         """Wait until exactly this is assigned."""
         found: dict[str, list[tuple[str, int]]] = {}
-        deadline = time.monotonic() + 8
-        while time.monotonic() < deadline:
+
+        async def is_so() -> bool:
+            nonlocal found
             found = await self.assigned()
-            if found == expected:
-                return
-            await asyncio.sleep(0.005)
+            return found == expected
+
+        with contextlib.suppress(TimeoutError):  # the difference says more
+            await eventually(is_so)
         assert found == expected
 
 
@@ -168,16 +170,25 @@ async def test_n1_updates_until_the_lease_ends(etcd, etcd_prefix):
         await ours.update(broker(A))
 
 
-async def test_n2_waits_for_the_lease_of_an_old_instance(etcd, etcd_prefix):
+async def test_n2_waits_for_the_lease_of_an_old_instance(etcd, etcd_prefix, monkeypatch):
     old, new = await etcd.grant_lease(20), await etcd.grant_lease(20)
     await announce(etcd, etcd_prefix, broker(A, limit=1), old)
+    txn, refused = etcd.txn, []
+
+    async def counted(*args):
+        result = await txn(*args)
+        refused.append(not result.succeeded)
+        return result
+
+    monkeypatch.setattr(etcd, "txn", counted)
     waiting = asyncio.ensure_future(  # noqa: TID251
         announce(etcd, etcd_prefix, broker(A), new, retry_s=0.02)
     )
-    await asyncio.sleep(0.1)
+    await eventually(lambda: len(refused) >= 3)
+    assert all(refused)
     assert not waiting.done()
     await old.revoke()
-    ours = await asyncio.wait_for(waiting, 5)
+    ours = await asyncio.wait_for(waiting, patient(20))
     found = await etcd.get(member_key(etcd_prefix, A))
     assert (found.lease, found.mod_revision) == (new.id, ours.revision)
 
@@ -234,7 +245,7 @@ async def test_lost_member_key_ends_the_loop(cluster):
     a = await cluster.join(A)
     await cluster.etcd.delete(member_key(cluster.prefix, A))
     with pytest.raises(LeaseLost, match="member key not found in Etcd"):
-        await asyncio.wait_for(a.run, 5)
+        await asyncio.wait_for(a.run, patient(20))
 
 
 # ------------------------------------------------------------------- several
@@ -249,11 +260,13 @@ async def test_z3_hand_over_waits_for_consistency(cluster):
     await a.announcement.set_exiting()
     # Over-replicated, and no further: the new replica has nothing yet.
     await cluster.until({"item/one": [("broker-a", 0), ("broker-b", 1)]})
-    await asyncio.sleep(0.1)
-    await cluster.until({"item/one": [("broker-a", 0), ("broker-b", 1)]})
+    # A round assigns another item, and leaves this one as it is.
+    await cluster.apply("item/two")
+    two = {"item/two": [("broker-b", 0)]}
+    await cluster.until({"item/one": [("broker-a", 0), ("broker-b", 1)], **two})
     a.is_syncing = True
     await cluster.apply("item/one")  # wakes the primary up
-    await cluster.until({"item/one": [("broker-b", 0)]})
+    await cluster.until({"item/one": [("broker-b", 0)], **two})
     await a.relieved()
 
 
@@ -262,7 +275,7 @@ async def test_a2_two_leaders_cannot_both_write(cluster):
     # Somebody else changed A's member key, so that A's comparison is stale until it sees that.
     stale = a.space.state.members[A].mod_revision
     await a.announcement.update(broker(A, limit=50))
-    await a.space.wait_for_revision(a.announcement.revision, timeout_s=5)
+    await a.space.wait_for_revision(a.announcement.revision, timeout_s=patient(20))
     compare = Compare.mod(member_key(cluster.prefix, A), stale)
     result = await cluster.etcd.txn([compare], [Put(f"{cluster.prefix}/x", b"")])
     assert not result.succeeded

@@ -11,7 +11,7 @@ from gazette_platform.protocol import (
     FragmentSpec,
     JournalSpec,
 )
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, pass_time, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -48,7 +48,7 @@ async def produced(service, journals, *, tasks, goes_on, pause_s=0.0):
             taken.append((journal, task, n, data, await service.submit(journal, data)))
             if n % 5 == 0:
                 await taken[-1][-1]
-                await asyncio.sleep(pause_s)
+                await pass_time(pause_s)
             n += 1
 
     await asyncio.gather(*(produce(task) for task in range(tasks)))
@@ -95,7 +95,7 @@ async def test_a_broker_that_is_killed_in_mid_append_loses_nothing(broker):
         async def has_grown(head):
             return await written() > head
 
-        async with asyncio.timeout(100), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(patient(100)), asyncio.TaskGroup() as tasks:
             is_killed_twice = asyncio.Event()
             producing = produced(
                 service,

@@ -22,8 +22,13 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving import grpc_server
-from gazette_platform.testing.local_broker import AppendCall, append, read_all
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.local_broker import (
+    AppendCall,
+    append,
+    messages_taken,
+    read_all,
+)
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -65,6 +70,17 @@ def sha1_parts(content):
 
 def labels(**named):
     return LabelSet.of(**named).to_pb()
+
+
+async def has_its_turn(broker):
+    """Wait until the journal's appender writes what a stream has sent so far."""
+    replica = broker._resolver.replicas["a/journal"]
+    await eventually(lambda: replica.appender._in_hand and written(broker))
+
+
+def written(broker):
+    """Bytes in a broker's spools, committed or not."""
+    return sum(path.stat().st_size for path in broker.config.spool_dir.rglob("*.content"))
 
 
 async def spec_of(stub, journal="a/journal"):
@@ -224,7 +240,7 @@ async def test_a_second_store_that_cannot_be_listed(cluster, broker, stub, monke
     changed = spec(stores=("file:///", "file:///archive/"))
     request.changes.add().upsert.CopyFrom(changed.to_pb())
     assert (await stub.Apply(request)).status == pb.OK
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         responses = await asyncio.gather(*(append(stub, "a/journal", b"x") for _ in range(3)))
     assert {one.status for one in responses} == {pb.FRAGMENT_STORE_UNHEALTHY}
     problem = (
@@ -233,7 +249,7 @@ async def test_a_second_store_that_cannot_be_listed(cluster, broker, stub, monke
     )
     assert {one.store_health_error for one in responses} == {problem}
     is_denied = False
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         while (await append(stub, "a/journal", b"y")).status != pb.OK:
             pass
     assert await read_all(stub, "a/journal") == b"y"
@@ -280,7 +296,7 @@ async def test_commits_are_counted(cluster, stub, broker):
     await append(stub, "a/journal", b"three")
     call = AppendCall(stub, "a/journal")
     await call.send(*[b"x" * MIB] * 3)
-    await asyncio.sleep(0.1)  # some of it was written
+    await has_its_turn(broker)
     with pytest.raises(grpc.aio.AioRpcError):
         await call.finish()
     await append(stub, "a/journal", b"x", offset=77)
@@ -303,9 +319,9 @@ async def test_e2_an_append_in_progress_at_shutdown_finishes(cluster, broker, st
     await cluster.apply(stub, spec())
     call = AppendCall(stub, "a/journal")
     await call.send(*[b"x" * MIB] * 3)
-    await asyncio.sleep(0.1)  # it has its turn
+    await has_its_turn(broker)
     draining = asyncio.ensure_future(broker.drain())  # noqa: TID251  awaited below
-    await asyncio.sleep(0.1)
+    await eventually(lambda: not broker._resolver._is_serving)
     assert not draining.done()
     response = await call.commit()
     assert (response.status, response.commit.end) == (pb.OK, 3 * MIB)
@@ -317,10 +333,11 @@ async def test_e2_an_append_in_progress_at_shutdown_finishes(cluster, broker, st
 async def test_e3_an_append_that_is_late_is_refused(cluster, broker, stub):
     await cluster.apply(stub, spec())
     call = AppendCall(stub, "a/journal")
+    taken = messages_taken(broker, "Append")
     await call.send(b"begun, but not whole")
-    await asyncio.sleep(0.05)
+    await eventually(lambda: messages_taken(broker, "Append") == taken + 2)
     draining = asyncio.ensure_future(broker.drain())  # noqa: TID251  awaited below
-    await asyncio.sleep(0.2)
+    await eventually(lambda: not broker._resolver._is_serving)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.commit()
     assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.UNKNOWN, STOPPED)
@@ -339,7 +356,7 @@ async def test_a_store_that_is_down_does_not_hold_up_a_drain(cluster, broker, st
     await eventually(
         lambda: "a/journal" in replicas and len(replicas["a/journal"].appender._queue) >= 3
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patient(5)):
         assert await broker.drain() == []
     for done in waiting:
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -19,6 +19,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, read_all
+from gazette_platform.testing.waiting import patient
 
 pytestmark = pytest.mark.etcd
 
@@ -64,7 +65,7 @@ async def whole_at():
 
         async def whole(raw=None, **fields):
             request = pb.AppendRequest(journal=JOURNAL, **fields).SerializeToString()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(patient(60)):
                 answer = await call(request if raw is None else raw)
             return pb.AppendResponse.FromString(answer)
 

@@ -22,6 +22,7 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import AppendCall
+from gazette_platform.testing.waiting import pass_time, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -252,7 +253,7 @@ async def test_a_read_ends_in_order_when_its_token_expires(client, stub, monkeyp
     monkeypatch.setattr("gazette_platform.serving.auth.LEEWAY_S", 0.2)
     await client.append(A, b"content")
     metadata = bearer(Capability.READ, lifetime_s=1)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         request = pb.ReadRequest(journal=A, block=True)
         responses = [r async for r in stub.Read(request, metadata=metadata)]
     assert b"".join(r.content for r in responses) == b"content"
@@ -273,7 +274,7 @@ async def test_a_response_on_its_way_when_a_token_expires_is_sent_whole(
         sent.append(raw)
 
     request = pb.ReadRequest(journal=A, block=True)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         await broker.service.read(request.SerializeToString(), send, metadata)
     assert sent, "and the read ended in order"
 
@@ -281,7 +282,7 @@ async def test_a_response_on_its_way_when_a_token_expires_is_sent_whole(
 async def test_a_watch_is_told_when_its_token_expires(client, stub, monkeypatch):
     monkeypatch.setattr("gazette_platform.serving.auth.LEEWAY_S", 0.2)
     metadata = bearer(Capability.LIST, lifetime_s=1)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         watching = stub.List(pb.ListRequest(watch=True), metadata=metadata)
         assert (await failure(watching))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
 
@@ -290,11 +291,11 @@ async def test_a_tail_of_our_client_outlives_its_tokens(client, broker, monkeypa
     monkeypatch.setattr("gazette_platform.serving.auth.LEEWAY_S", 0.0)
     monkeypatch.setattr("gazette_platform.client.auth._LIFETIME_DEFAULT_S", 1)
     config = ClientConfig(address=broker.endpoint, auth_keys=KEY)
-    async with AsyncClient(config) as short, short.tail(A, 0) as tail, asyncio.timeout(20):
+    async with AsyncClient(config) as short, short.tail(A, 0) as tail, asyncio.timeout(patient(20)):
         for piece in (b"one", b"two", b"three"):
             await client.append(A, piece)
             assert bytes(await anext(tail)) == piece
-            await asyncio.sleep(1.2)
+            await pass_time(1.2)  # longer than a token lives
 
 
 # ------------------------------------------------------------------------------------ our client

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -33,7 +32,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, read_all
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import block_for, eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -250,7 +249,7 @@ async def test_a_store_that_is_away_holds_up_no_journals_of_other_stores(
     await crash(former)
     await cluster.start(zone="zone-a", id="holder", journal_limit=0)
     async with client(other) as one:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patient(20)):
             for name in names[1:]:
                 assert (await one.append(name, b"x")).begin == 14
         is_away = False
@@ -393,7 +392,7 @@ async def test_a_slow_disk_holds_up_threads_and_not_the_event_loop(
         def slow(*args):
             is_loop = threading.current_thread() is threading.main_thread()
             (on_loop if is_loop else in_threads).append(call)
-            time.sleep(slow_s)
+            block_for(slow_s)
             return call(*args)
 
         return slow

@@ -20,7 +20,12 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.stores.fs import FileStore
-from gazette_platform.testing.local_broker import append, spans, store_fragment
+from gazette_platform.testing.local_broker import (
+    append,
+    calls_begun,
+    spans,
+    store_fragment,
+)
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
@@ -118,7 +123,10 @@ async def test_fr3_waits_for_the_first_listing(cluster, broker, stub, monkeypatc
     await stub.Apply(request)
     await eventually(lambda: JOURNAL in broker._resolver.replicas)
     call = stub.ListFragments(pb.FragmentsRequest(journal=JOURNAL))
-    await asyncio.sleep(0.1)
+    await eventually(lambda: calls_begun(broker, "ListFragments"))
+    # It answers others.
+    absent = await stub.ListFragments(pb.FragmentsRequest(journal="no/journal"))
+    assert absent.status == pb.JOURNAL_NOT_FOUND
     assert not call.done()
     gate.set()
     assert listed(await call) == [(0, 7)]

@@ -23,6 +23,8 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, RpcFailed
+from gazette_platform.testing.local_broker import calls_begun
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -74,7 +76,7 @@ async def raw_request(broker, *lines, body=b""):
     writer.write(
         "\r\n".join((*lines, "Host: localhost", "Connection: close", "", "")).encode() + body
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         answer = await reader.read()
     writer.close()
     head, _, rest = answer.partition(b"\r\n\r\n")
@@ -125,8 +127,9 @@ async def test_h6_a_put_that_breaks_off_is_rolled_back(client, broker):
         f"PUT /{JOURNAL} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n".encode()
     )
     writer.write(b"a" * 50)
+    begun = calls_begun(broker, "Append")
     await writer.drain()
-    await asyncio.sleep(0.1)
+    await eventually(lambda: calls_begun(broker, "Append") > begun)
     writer.transport.abort()
     await client.append(JOURNAL, b"whole")
     assert await client.read(JOURNAL).read() == b"whole"
@@ -168,7 +171,8 @@ async def test_h5_a_broker_that_leaves_says_so_behind_the_content(client, broker
     reading = asyncio.ensure_future(  # noqa: TID251  awaited below
         raw_request(broker, f"GET /{JOURNAL}?block=true HTTP/1.1")
     )
-    await asyncio.sleep(0.2)
+    await eventually(lambda: calls_begun(broker, "Read"))
+    assert await client.read(JOURNAL).read() == b"some content"  # the next one has been answered
     assert not reading.done()
     await broker.drain()
     _, rest = await reading

@@ -11,7 +11,7 @@ import pytest
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.serving import http_server as http_port, sending
 from gazette_platform.testing.local_broker import append, read_all
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -39,7 +39,7 @@ async def answer(broker, raw):
     """Status, and all that a connection says until it ends."""
     reader, writer = await asyncio.open_connection("127.0.0.1", broker.http_port)
     writer.write(raw)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         said = await reader.read()
     writer.close()
     return int(said.split(b" ", 2)[1]) if said else 0, said.decode("latin-1")
@@ -138,7 +138,7 @@ async def test_a_page_of_another_origin_appends_nothing(broker, cluster):
 # ---------------------------------------------------------------------------- who stops
 async def ended(reader):
     """Wait until the other side closed a connection."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         with contextlib.suppress(ConnectionError):
             while await reader.read(1 << 16):
                 pass
@@ -161,7 +161,7 @@ async def test_a_tail_is_not_idle(broker, cluster, monkeypatch):
     other, idle = await asyncio.open_connection("127.0.0.1", broker.http_port)
     await ended(other)  # which came later
     await append(cluster.stub(broker), JOURNAL, b"content")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         assert b"content" in await reader.readuntil(b"content")
     writer.close()
     idle.close()

@@ -11,7 +11,7 @@ from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, read_all
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -87,7 +87,7 @@ async def test_appends_go_on_while_journals_move(cluster):
             brokers.append(await cluster.start(drain_timeout_s=30.0))
             before = {name: len(found) for name, found in acknowledged.items()}
             await eventually(lambda b=before: all_grew(b))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(patient(30)):
                 assert await brokers[-2].drain() == []
         before = {name: len(found) for name, found in acknowledged.items()}
         await eventually(lambda: all_grew(before))

@@ -11,6 +11,7 @@ import pytest
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, Status
 from gazette_platform.testing.local_broker import LocalBrokers, append
+from gazette_platform.testing.waiting import pass_time, patient, turns
 from tests.fuzz.http2 import headers_frame, preface, request
 
 pytestmark = pytest.mark.etcd
@@ -74,7 +75,7 @@ async def test_who_leaves_behind_an_odd_path_leaves_no_traceback(
             _, writer = await asyncio.open_connection("127.0.0.1", broker.port)
             writer.write(request(b"\xff\xfe", b""))
             await writer.drain()
-            await asyncio.sleep(0)
+            await turns()
             writer.transport.abort()
         await brokers.apply(brokers.stub(broker), SPEC)
     # Asyncio's are of event loops of other tests, which gRPC misses.
@@ -107,7 +108,7 @@ async def test_who_takes_back_thousands_of_calls_ends_no_call_of_others(
                 for _ in range(5):
                     _, writer = await asyncio.open_connection("127.0.0.1", broker.port)
                     writer.write(raw)
-                    await asyncio.sleep(0.2)
+                    await pass_time(0.2)
                     writer.close()
                     with contextlib.suppress(OSError):
                         await writer.wait_closed()
@@ -117,9 +118,9 @@ async def test_who_takes_back_thousands_of_calls_ends_no_call_of_others(
                 nonlocal listed
                 while not flood.is_set():
                     listed += len(await client.list())
-                    await asyncio.sleep(0.002)
+                    await pass_time(0.002)
 
-            async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+            async with asyncio.timeout(patient(30)), asyncio.TaskGroup() as tasks:
                 tasks.create_task(overwhelm())
                 for _ in range(8):
                     tasks.create_task(use())

@@ -27,7 +27,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import AppendCall, LocalBrokers, append, read_all
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -217,7 +217,7 @@ async def test_a_journal_that_fails_to_look_after_itself_holds_up_no_other(clust
         raise fails
 
     broken.on_tick, well.on_tick = on_tick, looked.set
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         await looked.wait()
     assert fails in broker.faults.recent
 
@@ -240,6 +240,6 @@ async def test_a_store_whose_listing_hangs_holds_up_its_own_journals_alone(clust
         request.changes.add().upsert.CopyFrom(one.to_pb())
     assert (await stub.Apply(request)).status == pb.OK
     await eventually(lambda: len(broker._resolver.replicas) == 2)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         await cluster.apply(stub, spec("b/well"))
     hangs.set()

@@ -18,8 +18,8 @@ from gazette_platform.protocol import (
     Route,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import append
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.local_broker import append, calls_begun
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -27,8 +27,13 @@ A, B, C = "journal/1/A", "journal/2/B", "journal/1/C"
 
 
 @pytest.fixture
-async def stub(cluster):
-    return cluster.stub(await cluster.start())
+async def broker(cluster):
+    return await cluster.start()
+
+
+@pytest.fixture
+async def stub(cluster, broker):
+    return cluster.stub(broker)
 
 
 def spec(name, **labels):
@@ -137,7 +142,7 @@ class Watch:
 
     async def next(self):
         names = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             while True:
                 message = await self.call.read()
                 if not message.ByteSize():
@@ -175,12 +180,13 @@ async def test_la4_a_changed_spec_is_announced(stub, three):
     assert await watch.next() == [A]
 
 
-async def test_la4_a_resumed_watch_waits_for_news(stub, three):
+async def test_la4_a_resumed_watch_waits_for_news(broker, stub, three):
     _, messages = await listed(stub)
     watch = Watch(stub, watch_resume=messages[0].header)
     assert await watch.is_silent()
+    begun = calls_begun(broker, "List")
     watch = Watch(stub, watch_resume=messages[0].header)
-    await asyncio.sleep(0.05)
+    await eventually(lambda: calls_begun(broker, "List") > begun)
     await apply(stub, (B, -1))
     assert await watch.next() == [A, C]
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -46,12 +46,12 @@ async def scraped(broker):
 
 async def until(broker, name):
     """Scrape until a metric without labels is not 0."""
-    async with asyncio.timeout(10):
-        while True:
-            found = await scraped(broker)
-            if found[key(name)]:
-                return found
-            await asyncio.sleep(0.05)
+
+    async def counted():
+        found = await scraped(broker)
+        return found if found[key(name)] else None
+
+    return await eventually(counted)
 
 
 async def test_calls_are_counted_by_kind_method_and_code(cluster):
@@ -79,7 +79,7 @@ async def test_calls_are_counted_by_kind_method_and_code(cluster):
     found = {}
     # The end of a call is counted once its caller has been told.
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             while found != expected:
                 scrape = await scraped(broker)
                 found = {name: scrape.get(name) for name in expected}

@@ -14,7 +14,7 @@ from gazette_platform.etcd import Delete, Put
 from gazette_platform.keyspace import assignment_key
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, read, read_all, store_fragment
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient, stays
 
 pytestmark = pytest.mark.etcd
 
@@ -71,8 +71,7 @@ async def test_a_new_primary_tells_no_end_before_it_has_heard_from_its_replicas(
         tasks.spawn(refused(read_all(stub, JOURNAL, at, do_not_proxy=True)), name=f"read at {at}")
         for at in (0, -1)
     ]
-    await asyncio.sleep(0.3)  # long enough for each to end too early
-    assert not any(call.done() for call in calls)
+    await stays(lambda: not any(call.done() for call in calls), for_s=0.3)
     hears.set()
     # The other one has it, and its store is away.
     for call in calls:
@@ -136,8 +135,7 @@ async def test_a_new_replica_of_a_journal_without_primary_tells_no_end(
     ]
     request = pb.FragmentsRequest(journal=JOURNAL, do_not_proxy=True)
     calls.append(tasks.spawn(refused(listed(stub, request)), name="list"))
-    await asyncio.sleep(0.3)  # long enough for each to end too early
-    assert not any(call.done() for call in calls)
+    await stays(lambda: not any(call.done() for call in calls), for_s=0.3)
     state, own = third._context.space.state, third._context.process_id
     # It is made the primary, as an allocator may do.
     was = assignment_key(etcd_prefix, JOURNAL, own, 2)
@@ -154,7 +152,7 @@ async def test_what_a_new_primary_has_is_read_though_it_does_not_hear_from_its_r
 ):
     store_fragment(cluster.fragments, JOURNAL, 0, b"before ")
     third, hears = await make_new_primary(cluster, etcd, etcd_prefix, monkeypatch, offset=7)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         responses = aiter(read(cluster.stub(third), JOURNAL))
         found = await anext(responses)
         assert (found.fragment.end, found.write_head) == (7, 7)  # all that it knows of

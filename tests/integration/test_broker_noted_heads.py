@@ -36,7 +36,7 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.testing.local_broker import AppendCall, append, read_all
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, pass_time, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -442,7 +442,7 @@ async def test_a_head_is_that_of_settled_content_even_if_more_crossed_a_roll(
             while draft._owner is not spool:  # as one whose disk is full
                 if draft._owner.is_leaving:
                     raise RpcFailed(Code.UNAVAILABLE, "the broker leaves it")
-                await asyncio.sleep(0.01)
+                await pass_time(0.01)
             await write(draft, chunks, length)
 
         monkeypatch.setattr(Draft, "write", write_unless_full)
@@ -504,7 +504,7 @@ async def test_no_append_goes_beyond_a_head_that_a_hurried_broker_noted(
     async def note_then_commit(*args, **settings):
         await note_heads(*args, **settings)
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(patient(5)):
                 outcomes.append((await late.commit()).status)
         except (aio.AioRpcError, TimeoutError) as err:
             outcomes.append(err)
@@ -513,7 +513,7 @@ async def test_no_append_goes_beyond_a_head_that_a_hurried_broker_noted(
     draining = tasks.spawn(broker.drain(), name="drain")
     await eventually(lambda: broker._departure._limit is not None)
     broker.hurry()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         await draining
     (outcome,) = outcomes
     await eventually(lambda: noted(observer) == 7)
@@ -529,7 +529,7 @@ async def test_a_head_is_noted_when_all_replicas_leave_at_once_and_another_has_n
     observer = await cluster.start(zone="zone-d", journal_limit=0)
     await cluster.apply(cluster.stub(brokers[0]), spec(replication=3))
     await append(cluster.stub(brokers[0]), JOURNAL, b"content")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patient(60)):
         await asyncio.gather(*(getattr(broker, leave)() for broker in brokers))
     state = observer._context.space.state
     await eventually(lambda: not state.assignments_of(JOURNAL))

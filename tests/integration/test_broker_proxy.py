@@ -19,8 +19,14 @@ from gazette_platform.protocol import (
     Status,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import AppendCall, append, read, read_all
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.local_broker import (
+    AppendCall,
+    append,
+    messages_taken,
+    read,
+    read_all,
+)
+from gazette_platform.testing.waiting import eventually, pass_time
 
 pytestmark = pytest.mark.etcd
 
@@ -98,8 +104,9 @@ async def test_refusals_and_errors_come_from_the_primary(primary, stub):
 
 async def test_a_client_that_goes_away_leaves_nothing_behind(primary, stub, cluster):
     call = AppendCall(stub, JOURNAL)
+    taken = messages_taken(primary, "Append")
     await call.send(b"never to be committed")
-    await asyncio.sleep(0.05)
+    await eventually(lambda: messages_taken(primary, "Append") == taken + 2)
     call.call.cancel()
     response = await append(cluster.stub(primary), JOURNAL, b"next")
     assert (response.commit.begin, response.commit.end) == (0, 4)
@@ -139,7 +146,7 @@ async def test_e5_an_append_is_forwarded_when_its_primary_left(cluster, primary)
         asyncio.ensure_future(append(stub, JOURNAL, content))  # noqa: TID251  awaited below
         for content in (b"after!", b"z" * 3_000_000)
     ]
-    await asyncio.sleep(0.1)
+    await eventually(lambda: len(replica.appender._queue) == 2)
     draining = asyncio.ensure_future(primary.drain())  # noqa: TID251  awaited below
     responses = await asyncio.gather(*queued)
     await asyncio.gather(held, draining, return_exceptions=True)
@@ -158,7 +165,7 @@ async def _hold(stub):
     """A streamed append that owns the journal for a while."""
     call = AppendCall(stub, JOURNAL)
     await call.send(*[b"s" * 500_000] * 5)
-    await asyncio.sleep(0.5)
+    await pass_time(0.5)
     return await call.commit()
 
 
@@ -216,7 +223,6 @@ async def test_without_a_route_cache_brokers_do_the_forwarding(primary, other):
 async def test_what_a_client_applied_is_known_to_whoever_answers_it(cluster, primary, monkeypatch):
     """Even by a broker whose mirror of etcd is late."""
     late = await cluster.start(journal_limit=0, watch_delay_s=0.5)
-    await asyncio.sleep(0.05)
     async with AsyncClient(ClientConfig(address=primary.endpoint)) as client:
         await client.list()
         for number in range(3):  # so that the watch of the other one is in its delay

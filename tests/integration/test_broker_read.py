@@ -26,8 +26,14 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving import grpc_server
 from gazette_platform.serving.interface import Code, NotTaken
-from gazette_platform.testing.local_broker import append, read, read_all, store_fragment
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.local_broker import (
+    append,
+    calls_begun,
+    read,
+    read_all,
+    store_fragment,
+)
+from gazette_platform.testing.waiting import eventually, pass_time, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -136,26 +142,27 @@ async def test_rd4_a_read_ends_at_the_head(cluster, stub):
     assert not end.HasField("fragment")
 
 
-async def test_rd5_metadata_only_waits_for_a_commit(cluster, stub):
+async def test_rd5_metadata_only_waits_for_a_commit(cluster, stub, broker):
     await cluster.apply(stub, spec())
     await append(stub, JOURNAL, b"abc")
     waiting = asyncio.ensure_future(  # noqa: TID251  awaited below
         collect(read(stub, JOURNAL, 3, block=True, metadata_only=True))
     )
-    await asyncio.sleep(0.05)
+    await eventually(lambda: calls_begun(broker, "Read"))
+    assert await read_all(stub, JOURNAL) == b"abc"  # the next one has been answered
     assert not waiting.done()
     await append(stub, JOURNAL, b"def")
     (metadata,) = await waiting
     assert (metadata.status, metadata.offset, metadata.write_head) == (pb.OK, 3, 6)
 
 
-async def test_the_head_without_block_is_told_and_with_block_is_read(cluster, stub):
+async def test_the_head_without_block_is_told_and_with_block_is_read(cluster, stub, broker):
     await cluster.apply(stub, spec())
     await append(stub, JOURNAL, b"abc")
     (end,) = await collect(read(stub, JOURNAL, -1))
     assert (end.status, end.offset, end.write_head) == (pb.OFFSET_NOT_YET_AVAILABLE, 3, 3)
     responses = aiter(read(stub, JOURNAL, -1, block=True))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: calls_begun(broker, "Read") == 2)
     await append(stub, JOURNAL, b"def")
     assert (await next_metadata(responses)).offset == 3
     content = await anext(responses)
@@ -263,7 +270,8 @@ async def test_reads_wait_for_the_first_listing(cluster, broker, stub, monkeypat
     await eventually(lambda: JOURNAL in broker._resolver.replicas)
     to_head = asyncio.ensure_future(read_all(stub, JOURNAL))  # noqa: TID251  awaited below
     from_head = aiter(read(stub, JOURNAL, -1, block=True))
-    await asyncio.sleep(0.1)
+    await eventually(lambda: calls_begun(broker, "Read") == 2)
+    assert (await append(stub, "no/journal")).status == pb.JOURNAL_NOT_FOUND  # it answers others
     assert not to_head.done()
     gate.set()
     assert await to_head == b"0123456789"
@@ -368,7 +376,7 @@ async def test_e7_a_blocked_read_and_a_watch_end_cleanly_at_shutdown(cluster, br
     assert (await anext(responses)).content == b"abc"
     await anext(watch)
     await anext(watch)
-    async with asyncio.timeout(10):  # well below the grace that calls are given
+    async with asyncio.timeout(patient(10)):  # well below the grace that calls are given
         assert await broker.drain() == []
     with pytest.raises(StopAsyncIteration):
         await anext(responses)
@@ -449,7 +457,7 @@ async def test_the_head_is_remembered_even_if_content_could_not_be_persisted(clu
 
 
 async def _no_sleep(_):
-    await asyncio.sleep(0.01)
+    await pass_time(0.01)
 
 
 async def _drain_within(broker, timeout_s):
@@ -510,7 +518,7 @@ async def test_the_head_can_be_reset_right_after_a_start(cluster, broker, stub, 
     real = lister.list
 
     async def slow(_, listed):
-        await asyncio.sleep(0.3)
+        await pass_time(0.3)
         return await real(listed)
 
     monkeypatch.setattr(type(lister), "list", slow)

@@ -11,7 +11,7 @@ from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, read, read_all, spans, store_fragment
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -34,7 +34,7 @@ async def test_a_read_goes_on_behind_what_was_removed_before_the_next_listing(cl
     assert await read_all(stub, JOURNAL) == b"0123456789abcdef"
     (cluster.fragments / first.content_path).unlink()
     async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(patient(30)):
             assert await client.read(JOURNAL, on_jump="continue").read() == b"abcdef"
 
 
@@ -53,7 +53,7 @@ async def test_what_was_stored_before_a_broker_took_over_may_be_pruned_at_once(c
         path.unlink()
     replica.refresh()
     await eventually(lambda: replica.index.summary.begin == 15)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         assert await read_all(stub, JOURNAL) == b"here"
         assert await read_all(stub, JOURNAL, 15) == b"here"
         for offset in (-1, 19):

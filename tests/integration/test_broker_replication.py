@@ -29,8 +29,15 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import AppendCall, LocalBrokers, append, read, read_all
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.local_broker import (
+    AppendCall,
+    LocalBrokers,
+    append,
+    messages_taken,
+    read,
+    read_all,
+)
+from gazette_platform.testing.waiting import eventually, patient, stays
 
 pytestmark = pytest.mark.etcd
 
@@ -276,7 +283,7 @@ async def test_a_drained_broker_leaves_the_others_in_step(cluster):
     leaving = cluster.route().primary_id
     broker = cluster.brokers[leaving]
     object.__setattr__(broker.config, "drain_timeout_s", None)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         assert await broker.drain() == []
     del cluster.brokers[leaving], cluster.stubs[leaving]
     await cluster.until_consistent(NAME, 2)
@@ -377,8 +384,7 @@ async def test_e4_an_append_in_progress_outlives_its_assignment(cluster):
     chunk = b"x" * (1 << 20)
     await call.send(chunk, chunk, chunk)
     replica = cluster.replica(primary)
-    await eventually(lambda: not replica.appender.is_idle)
-    await asyncio.sleep(0.1)
+    await eventually(lambda: replica.appender._in_hand)
     assignment = cluster.state.assignment_of(NAME, primary)
     etcd = cluster.brokers[primary]._context.etcd
     await etcd.txn([Compare.mod(assignment.key, assignment.mod_revision)], [Delete(assignment.key)])
@@ -432,13 +438,14 @@ def fragment(begin, content=b"", **fields):
 async def test_rp1_content_counts_once_it_is_proposed(cluster, target):
     call = cluster.stubs[target].Replicate(timeout=10)
     replica = cluster.replica(target)
+    taken = messages_taken(cluster.brokers[target], "Replicate")
     await call.write(request(cluster, target, fragment(0)))
     response = await call.read()
     assert response.status == pb.OK
     assert response.header.process_id.suffix == target.suffix
     await call.write(pb.ReplicateRequest(content=b"foo"))
     await call.write(pb.ReplicateRequest(content=b"bar", content_delta=3))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: messages_taken(cluster.brokers[target], "Replicate") == taken + 3)
     assert replica.index.summary.end == 0
     proposal = fragment(0, b"foobar")
     await call.write(request(cluster, target, proposal, registers=[("key", "v")], head=False))
@@ -539,8 +546,7 @@ async def test_rp8_waiting_for_the_spool_ends_with_the_route(cluster, target, mo
     second = cluster.stubs[target].Replicate(timeout=20)
     await second.write(request(cluster, target, fragment(0)))
     reading = asyncio.ensure_future(second.read())  # noqa: TID251
-    await asyncio.sleep(0.05)
-    assert not reading.done()
+    await stays(lambda: not reading.done(), for_s=0.05)
     await cluster.start("zone-d")
     await cluster.kill(cluster.route().primary_id)
     response = await reading

@@ -20,6 +20,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.selectors import LabelSelector
+from gazette_platform.testing.waiting import patient
 
 pytestmark = pytest.mark.etcd
 
@@ -99,7 +100,7 @@ async def test_content_is_read_until_the_head(client, http):
 async def test_a_blocking_read_sends_what_is_appended_as_it_comes(client, http):
     body = {"journal": "a/one", "offset": 0, "block": True}
     async with http.post("/v1/journals/read", json=body) as response:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(patient(40)):
             seen = b""
             while seen != b"contentlater":
                 line = await response.content.readline()
@@ -110,7 +111,7 @@ async def test_a_blocking_read_sends_what_is_appended_as_it_comes(client, http):
 
 async def test_a_watch_lists_again_after_a_change(client, http):
     async with http.post("/v1/journals/list", json={"watch": True}) as response:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(patient(40)):
             first = orjson.loads(await response.content.readline())["result"]
             await client.apply([JournalChange(spec("c/three"))])
             names = [each["spec"]["name"] for each in first["journals"]]

@@ -22,7 +22,8 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.fault_proxy import FaultProxy
-from gazette_platform.testing.local_broker import AppendCall, append
+from gazette_platform.testing.local_broker import AppendCall, append, calls_begun
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -87,10 +88,10 @@ async def test_a_lost_lease_ends_the_broker_and_loses_nothing(cluster, broker, s
     await append(stub, JOURNAL, b"one ")
     await append(stub, JOURNAL, b"two")
     await broker._lease.revoke()  # as etcd does when it expires
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         await broker.failed.wait()
     assert isinstance(broker.failure, LeaseLost)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patient(30)):
         await broker.fail()
     assert len(list((cluster.fragments / JOURNAL).iterdir())) == 2
 
@@ -103,10 +104,10 @@ async def test_a_server_that_ends_by_itself_ends_the_broker_and_loses_nothing(
     await cluster.apply(stub, SPEC)
     await append(stub, JOURNAL, b"content")
     await broker._server._server.stop(None)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         await broker.failed.wait()
     assert str(broker.failure) == "the gRPC server of this process has ended by itself"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patient(30)):
         assert await broker.fail() == []
     assert len(list((cluster.fragments / JOURNAL).iterdir())) == 1
 
@@ -117,7 +118,7 @@ async def test_draining_twice_as_many_journals_as_writes_at_a_time(cluster, brok
     await cluster.apply(stub, *specs[:100])
     await cluster.apply(stub, *specs[100:])
     await asyncio.gather(*(append(stub, spec.name, b"content") for spec in specs))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patient(60)):
         assert await broker.drain() == []
     second = cluster.stub(await cluster.start())
     responses = await asyncio.gather(*(append(second, spec.name, b"x") for spec in specs))
@@ -159,8 +160,10 @@ async def test_rs13_a_revision_of_the_future_is_waited_for(cluster, broker, stub
     await cluster.apply(stub, SPEC)
     future = broker._context.space.revision + 1
     call = AppendCall(stub, JOURNAL, min_etcd_revision=future)
+    begun = calls_begun(broker, "Append")
     waiting = asyncio.ensure_future(call.commit())  # noqa: TID251  awaited below
-    await asyncio.sleep(0.1)
+    await eventually(lambda: calls_begun(broker, "Append") > begun)
+    assert (await append(stub, JOURNAL)).status == pb.OK  # the next one has been answered
     assert not waiting.done()
     request = pb.ApplyRequest()
     request.changes.add().upsert.CopyFrom(
@@ -229,7 +232,7 @@ async def test_a_signal_ends_a_broker_that_waits_for_its_name(
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patient(20)):
             while b"choose another --broker.id" not in (line := await process.stderr.readline()):
                 assert line
             process.send_signal(number)

@@ -22,7 +22,7 @@ from gazette_platform.keyspace import assignment_key
 from gazette_platform.protocol import JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, read, read_all, spans, store_fragment
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient, stays
 
 pytestmark = pytest.mark.etcd
 
@@ -37,8 +37,8 @@ async def test_a_flush_waits_for_a_broker_that_had_the_journal_before(
         await client.append(JOURNAL, b"here")
         flushing = tasks.spawn(client.flush(f"name={JOURNAL}"), name="flush")
         await eventually(lambda: stored(cluster) == b"here")
-        await asyncio.sleep(0.2)  # it has nothing more to do itself
-        assert not flushing.done()
+        # It has nothing more to do itself.
+        await stays(lambda: not flushing.done(), for_s=0.2)
         back.set()
         assert await flushing == {JOURNAL: 19}
         assert stored(cluster) == b"before that is here"
@@ -266,7 +266,7 @@ async def test_fragments_that_close_under_load_are_nothing_that_others_might_hav
         while not staged_rolls:
             assert (await append(stub, JOURNAL, b"q" * 300_000)).status == pb.OK
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         await asyncio.gather(*(load() for _ in range(4)))
     assert replica.gaps.may_skip(0)
 

@@ -21,6 +21,7 @@ from raw_protobuf import blob, decode, number, only
 
 from gazette_platform.client.wire import CALL_ERRORS
 from gazette_platform.keyspace import item_key
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 
@@ -153,12 +154,12 @@ async def test_specs_in_odd_but_legal_encodings(wire):
 async def test_a_spec_that_others_wrote_to_etcd_is_served(etcd, wire, etcd_prefix):
     raw = UNKNOWN_FIELDS + journal_spec("wire/foreign")
     await etcd.put(item_key(etcd_prefix, "wire/foreign"), raw)
-    for _ in range(100):
+
+    async def known():
         response = await wire.append(blob(2, "wire/foreign"), blob(4, b"x"), b"")
-        if response.get(1) != [_JOURNAL_NOT_FOUND]:
-            break
-        await asyncio.sleep(0.02)
-    assert 1 not in response
+        return response if response.get(1) != [_JOURNAL_NOT_FOUND] else None
+
+    assert 1 not in await eventually(known)
     assert (await wire.read(blob(2, "wire/foreign")))[0] == b"x"
 
 

@@ -20,7 +20,7 @@ from gazette_platform.protocol import (
     ProcessId,
 )
 from gazette_platform.testing.local_broker import append, read
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -66,7 +66,7 @@ async def test_b1_a_broker_takes_appends_serves_reads_and_ends_them_as_it_leaves
         first = await anext(responses)
         assert (first.offset, first.write_head, first.content) == (0, 14, b"")
         assert (await anext(responses)).content == b"hello, gazette"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             assert await broker.drain() == []
             assert [response async for response in responses] == []
 
@@ -108,7 +108,7 @@ async def test_b3_a_broker_joins_and_another_hands_over(cluster):
             id="cccc", zone=ids["cccc"].zone, drain_timeout_s=30.0
         )
         assert {m.suffix for m in (await client.get(JOURNAL)).route.members} == {"aaaa", "bbbb"}
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patient(20)):
             assert await brokers["aaaa"].drain() == []
         await until_routed(client, ids["bbbb"], ids["cccc"])
         assert (await client.append(JOURNAL, b"after")).end == 12
@@ -124,7 +124,7 @@ async def test_b5_a_watched_list_sees_what_is_created(cluster):
         watch = client.watch("name:prefix=foo/")
         assert [journal.name for journal in await anext(watch)] == ["foo/one"]
         await client.apply(create(spec("foo/two"), spec("other/name")))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             found = await anext(watch)
         assert [journal.name for journal in found] == ["foo/one", "foo/two"]
         await watch.aclose()

@@ -14,6 +14,7 @@ import yaml
 from gazctl_runner import gazctl_runner
 
 from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.waiting import block_for, wait_until
 
 pytestmark = pytest.mark.etcd
 
@@ -164,7 +165,7 @@ def test_slow_stdin_is_still_one_append(start, gazctl, journals, root):
     process = start("append", "-l", f"name={root}/one")
     process.stdin.write(b"slow ")
     process.stdin.flush()
-    time.sleep(3)  # slower than the minimum rate of brokers, once their credit is spent
+    block_for(3)  # slower than the minimum rate of brokers, once their credit is spent
     _, err = process.communicate(b"input")
     assert err.decode().splitlines()[0] == f"appended 10 bytes to {root}/one at offset 0"
     assert gazctl("read", "-l", f"name={root}/one").out == b"slow input"
@@ -198,12 +199,13 @@ def test_broken_pipe_ends_quietly(gazctl, start, journals, root):
 def test_fragments_and_prune(gazctl, journals, root, shared):
     for _ in range(3):
         append(gazctl, f"name={root}/one", b"x" * 2000)
-    deadline = time.monotonic() + 30
-    fragments = []
-    while len([each for each in fragments if "backing_store" in each["spec"]]) < 2:
-        assert time.monotonic() < deadline
+
+    def two_stored():
         out = gazctl("fragments", "-l", journals, "-o", "json", "--url-ttl", "1m").out
-        fragments = [orjson.loads(line) for line in out.splitlines()]
+        found = [orjson.loads(line) for line in out.splitlines()]
+        return found if sum("backing_store" in each["spec"] for each in found) >= 2 else None
+
+    fragments = wait_until(two_stored, timeout_s=30)
     assert fragments[0]["spec"]["end"] == 2000
     assert fragments[0]["spec"]["path_postfix"].startswith("date=")
     assert fragments[0]["signed_url"].startswith("file:///cli/")

@@ -18,6 +18,7 @@ import pytest
 from gazette_platform.cli.gazctl import main
 from gazette_platform.client import Client, ClientConfig
 from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.waiting import patient
 
 pytestmark = pytest.mark.etcd
 
@@ -148,7 +149,7 @@ def test_a_long_read_to_a_file_shows_its_progress_on_a_terminal(broker, client, 
             env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
         )
         os.close(theirs)
-        seen, deadline = b"", time.monotonic() + 60
+        seen, deadline = b"", time.monotonic() + patient(60)
         while process.poll() is None or select.select([ours], [], [], 0.1)[0]:
             assert time.monotonic() < deadline
             try:
@@ -170,7 +171,7 @@ def test_top_is_a_live_table_on_a_terminal(broker, client):
     )
     os.close(theirs)
     try:
-        seen, deadline = b"", time.monotonic() + 60
+        seen, deadline = b"", time.monotonic() + patient(60)
         while b"(2 journals)" not in seen:
             assert time.monotonic() < deadline, seen
             if select.select([ours], [], [], 1)[0]:

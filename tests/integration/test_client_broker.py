@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import itertools
 import random
 import threading
 
@@ -34,6 +33,7 @@ from gazette_platform.protocol import (
     LabelSet,
 )
 from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -73,15 +73,15 @@ def name(request):
 
 async def persisted(client, journal, count):
     """Wait until `count` fragments of a journal are in the store."""
-    async with asyncio.timeout(30):
-        for delay_s in itertools.repeat(0.1):
-            if sum(each.is_persisted for each in await client.fragments(journal)) >= count:
-                return
-            await asyncio.sleep(delay_s)
+
+    async def is_so():
+        return sum(each.is_persisted for each in await client.fragments(journal)) >= count
+
+    await eventually(is_so, timeout_s=30)
 
 
 async def test_journals_are_applied_listed_watched_and_deleted(client, name):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         watch = client.watch(f"name:prefix={name}")
         assert await anext(watch) == []
         revision = await client.apply([Change(spec(name)), Change(spec(f"{name}-two"))])
@@ -120,7 +120,10 @@ async def test_brokers_of_this_machine_are_asked_without_a_proxy(shared, name, m
         monkeypatch.delenv(variable, raising=False)
     for host in ("127.0.0.1", "localhost"):
         address = shared.address.replace("127.0.0.1", host)
-        async with asyncio.timeout(20), AsyncClient(ClientConfig(address=address)) as client:
+        async with (
+            asyncio.timeout(patient(20)),
+            AsyncClient(ClientConfig(address=address)) as client,
+        ):
             await client.apply([Change(spec(f"{name}/{host}"))])
             assert (await client.append(f"{name}/{host}", b"here")).end == 4
 
@@ -153,7 +156,7 @@ async def test_tail_receives_what_a_writer_appends(client, name):
             if len(values) == 20_000:
                 return
 
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(patient(30)), asyncio.TaskGroup() as group:
         group.create_task(tail())
         async with client.append_writer(name) as writer:
             for n in range(20_000):
@@ -209,7 +212,7 @@ async def test_calls_survive_a_restart_of_the_broker(broker):
     assert await asyncio.to_thread(broker.stop) == 0
     ticket = await writer.write(b"after\n")
     restart = asyncio.get_running_loop().run_in_executor(None, broker.start)
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(patient(40)):
         assert await ticket == (7, 13)
         assert bytes(await anext(reader)) == b"after\n"
         await restart

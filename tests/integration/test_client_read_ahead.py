@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import hashlib
-import itertools
 import os
 import random
 from contextlib import asynccontextmanager
@@ -19,7 +18,7 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient, stays
 
 pytestmark = pytest.mark.etcd
 FRAGMENTS = 12
@@ -128,8 +127,8 @@ async def test_memory_is_bounded_by_bytes_and_given_back(shared, name):
         first = await anext(reader)
         # Nothing is read: what is fetched ahead grows up to the bound, and a step of each thread.
         await eventually(lambda: pool.held_bytes >= 1 << 20)
-        await asyncio.sleep(0.2)
-        assert pool.held_bytes <= (2 << 20) + pool.threads * (1 << 20)
+        bytes_max = (2 << 20) + pool.threads * (1 << 20)
+        await stays(lambda: pool.held_bytes <= bytes_max, for_s=0.2)
         rest = await reader.read()
         assert bytes(first) + rest == content
         assert pool.held_bytes == 0
@@ -141,7 +140,7 @@ async def test_readers_that_pause_do_not_hold_up_another(shared, name):
         paused = [client.read(name, direct=True) for _ in range(5)]
         for reader in paused:
             await anext(reader)
-        async with asyncio.timeout(60), client.read(name, direct=True) as reader:
+        async with asyncio.timeout(patient(60)), client.read(name, direct=True) as reader:
             assert await reader.read() == content
         for reader in paused:
             await reader.aclose()
@@ -170,7 +169,7 @@ async def test_early_close_ends_all_fetching(client, name):
 async def test_a_cancelled_read_loses_nothing(client, name):
     content = await filled(client, name)
     reader, got, is_cancelled = client.read(name, direct=True), bytearray(), False
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patient(60)):
         while len(got) < len(content):
             try:
                 patience_s, is_cancelled = (10, False) if is_cancelled else (0.0005, True)
@@ -202,7 +201,7 @@ async def test_a_fragment_that_is_gone_is_read_through_the_broker(client, shared
         original(store, err)
 
     reader._store_failed = store_failed
-    async with asyncio.timeout(60), reader:
+    async with asyncio.timeout(patient(60)), reader:
         async for piece in reader:
             assert reader.offset == len(got) + len(piece)
             got += piece
@@ -239,11 +238,12 @@ async def test_pruned_fragments_in_the_middle_are_a_jump(client, shared, name):
     old = (await stored(client, name))[6:]
     for fragment in old:  # the gap is an old one, which readers go over
         os.utime(shared.fragments / fragment.content_path, (1, 1))
-    async with asyncio.timeout(60):
-        for delay_s in itertools.repeat(0.1):  # until the broker has listed its store
-            if all(each.begin != gone[0].begin for each in await stored(client, name)):
-                break
-            await asyncio.sleep(delay_s)
+
+    async def is_noticed():
+        return all(each.begin != gone[0].begin for each in await stored(client, name))
+
+    async with asyncio.timeout(patient(60)):
+        await eventually(is_noticed)  # the broker has listed its store
         reader, got = client.read(name, direct=True), bytearray()
         with pytest.raises(OffsetJump) as jump:
             await read_into(got, reader)
@@ -264,7 +264,7 @@ async def test_what_was_stored_before_a_time_is_not_fetched_ahead(client, shared
 
     await eventually(is_listed)
     since = int(an_hour_ago) + 60
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patient(60)):
         found = await client.read(
             name, direct=True, begin_mod_time=since, on_jump="continue"
         ).read()
@@ -321,7 +321,7 @@ async def test_fragments_behind_http_are_fetched_ahead(client, shared, name):
 
         reader._open_stream = open_stream
         try:
-            async with asyncio.timeout(60), reader:
+            async with asyncio.timeout(patient(60)), reader:
                 assert await reader.read() == content
         finally:
             server.shutdown()

@@ -12,6 +12,7 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.waiting import eventually, patient, turns
 
 pytestmark = pytest.mark.etcd
 
@@ -55,6 +56,18 @@ async def stored(client, name, *contents):
     return [each.fragment for each in await client.fragments(name) if each.is_persisted]
 
 
+def listings(reader):
+    """Note each listing of the store that a reader makes from now on."""
+    found, real = [], reader._list
+
+    async def noted():
+        found.append(await real())
+        return found[-1]
+
+    reader._list = noted
+    return found
+
+
 async def test_what_is_stored_is_read_and_nothing_else(client, shared, name):
     await create(client, name)
     contents = [b"%d:" % n + os.urandom(100_000).hex().encode() + b"\n" for n in range(6)]
@@ -88,7 +101,7 @@ async def test_new_fragments_are_followed(client, shared, name):
     await create(client, name)
     await stored(client, name, b"first\n")
     got = bytearray()
-    async with asyncio.timeout(90), read_store(url_of(shared), name, block=True) as reader:
+    async with asyncio.timeout(patient(90)), read_store(url_of(shared), name, block=True) as reader:
         got += await anext(reader)
         for content in (b"second\n", b"third\n"):
             await stored(client, name, content)
@@ -107,9 +120,11 @@ async def test_a_beginning_that_may_be_about_to_be_stored(client, shared, name, 
         async with read_store(url_of(shared), name, on_jump=on_jump) as reader:
             assert await reader.read() == b""
     assert "what follows offset 0 is not stored" in caplog.text
-    async with asyncio.timeout(60), read_store(url_of(shared), name, block=True) as reader:
+    async with asyncio.timeout(patient(60)), read_store(url_of(shared), name, block=True) as reader:
+        seen = listings(reader)
         waiting = asyncio.get_running_loop().create_task(anext(reader))
-        await asyncio.sleep(1.5)  # so long that the store was listed with the hole
+        await eventually(lambda: len(seen) >= 2)  # with the hole
+        await turns(10)
         assert not waiting.done()
         aside.rename(first)
         assert await waiting + await anext(reader) == b"onetwo"
@@ -132,10 +147,15 @@ async def test_holes(client, shared, name):
     paths[2].rename(aside)
     async with read_store(url_of(shared), name, on_jump="continue") as reader:
         assert await reader.read() == b"two"  # what follows may be about to be stored
-    async with asyncio.timeout(60), read_store(url_of(shared), name, 3, block=True) as reader:
+    async with (
+        asyncio.timeout(patient(60)),
+        read_store(url_of(shared), name, 3, block=True) as reader,
+    ):
         assert await anext(reader) == b"two"
+        seen = listings(reader)
         waiting = asyncio.get_running_loop().create_task(anext(reader))
-        await asyncio.sleep(1.5)  # so long that the store was listed with the hole
+        await eventually(lambda: seen)  # with the hole
+        await turns(10)
         assert not waiting.done()
         aside.rename(paths[2])
         assert await waiting + await anext(reader) == b"threefour"
@@ -181,7 +201,7 @@ async def test_a_reader_whose_callers_are_less_patient_than_its_pauses_lists_aga
                 async with asyncio.timeout(0.2):
                     return await anext(reader)
 
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(patient(60)):
             while (piece := await look()) is None:
                 pass
         assert piece == b"two"

@@ -14,6 +14,7 @@ from gazette_platform.etcd import EtcdClient, Put
 from gazette_platform.keyspace import KeySpace, item_key
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import ProcessId
+from gazette_platform.testing.waiting import patient
 
 pytestmark = pytest.mark.etcd
 
@@ -77,7 +78,7 @@ async def join(etcd, etcd_prefix):
 
 async def until(process: Process, *expected: tuple[str, int, str]) -> None:
     """Wait until the shard has these replicas: (suffix, slot, code)."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         while True:
             found = tuple(
                 (a.process_id.suffix, a.slot, a.status.code.name)
@@ -96,7 +97,7 @@ async def apply(etcd, prefix, **changes) -> None:
 async def test_hot_standby_takes_over_and_another_one_comes(etcd, etcd_prefix, join):
     one, two = await join("process-1"), await join("process-2")
     await apply(etcd, etcd_prefix, hot_standbys=9)  # of which processes allow one
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         while {s.code.name for s in two.state.statuses_of(SHARD)} != {"STANDBY", "PRIMARY"}:
             await two.space.wait_for_revision(two.space.revision + 1)
     primary = two.state.primary_of(SHARD).process_id

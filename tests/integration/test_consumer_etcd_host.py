@@ -12,6 +12,7 @@ from gazette_platform.consumer.service import EtcdShardHost
 from gazette_platform.errors import DataError, ShardStopped
 from gazette_platform.etcd import Delete, EtcdClient
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.testing.waiting import eventually, patient, stays
 
 pytestmark = pytest.mark.etcd
 
@@ -77,12 +78,21 @@ async def test_failure_of_a_former_replica_is_replaced(group, ours):
     assert assignment(ours).status == another
 
 
-async def test_status_is_tried_again_when_somebody_else_wrote(group, ours):
+async def test_status_is_tried_again_when_somebody_else_wrote(group, ours, monkeypatch):
     replica = await host(group, ours)
     await ours.tasks.close()  # our view stands still
     await group.etcd.put(assignment(ours).key, encode_replica_status(STANDBY))
+    txn, refused = ours.etcd.txn, []
+
+    async def noted(*args):
+        result = await txn(*args)
+        refused.append(not result.succeeded)
+        return result
+
+    monkeypatch.setattr(ours.etcd, "txn", noted)
     setting = group.tasks.spawn(replica.set_status(PRIMARY))
-    await asyncio.sleep(0.12)  # in which it fails
+    await eventually(lambda: refused)
+    assert all(refused)
     assert not setting.done()
     ours.tasks = TaskGroup("again")
     ours.tasks.spawn(ours.space.watch())
@@ -134,7 +144,7 @@ async def test_nothing_is_confirmed_once_our_lease_has_ended_by_our_own_clock(gr
     lease = await group.etcd.grant_lease(2)  # and nobody renews it
     replica = EtcdShardHost(ours.api, assignment(ours), lease=lease)
     await replica.confirm()
-    await asyncio.sleep(lease.remaining_s)
+    await eventually(lambda: lease.remaining_s <= 0)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(replica.confirm(), 0.3)
 
@@ -186,11 +196,9 @@ async def test_it_outlasts_an_etcd_that_does_not_answer(own_etcd_server, etcd_pr
             setting = group.tasks.spawn(replica.set_status(PRIMARY))
             fetching = group.tasks.spawn(replica.fetch_hints())
             confirming = group.tasks.spawn(replica.confirm())
-            await asyncio.sleep(0.3)
-            assert not setting.done()
-            assert not confirming.done()
+            await stays(lambda: not (setting.done() or confirming.done()), for_s=0.3)
             own_etcd_server.start()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(patient(30)):
                 await setting
                 await confirming
                 assert await fetching == (None,)

@@ -24,6 +24,7 @@ from gazette_platform.errors import DataError
 from gazette_platform.etcd import Put
 from gazette_platform.keyspace import KeySpace, assignment_key, item_key
 from gazette_platform.protocol import ProcessId
+from gazette_platform.testing.waiting import pass_time
 
 pytestmark = pytest.mark.etcd
 
@@ -133,7 +134,7 @@ async def test_others_have_their_turn_while_hints_of_many_files_are_checked(etcd
     work = asyncio.get_running_loop().create_task(fetch_hints(etcd, spec))
     gaps_s, last_s = [], time.monotonic()
     while not work.done():
-        await asyncio.sleep(0.001)
+        await pass_time(0.001)
         gaps_s.append(time.monotonic() - last_s)
         last_s += gaps_s[-1]
     assert len((await work).primary.live_nodes) == 11_999

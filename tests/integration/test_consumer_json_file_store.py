@@ -13,6 +13,7 @@ from gazette_platform.errors import DataError, DependencyFailed, StoreError, Val
 from gazette_platform.message import AckIntent
 from gazette_platform.message.sequencer import ProducerState, SequencerCheckpoint
 from gazette_platform.testing.shard_store_conformance import Owners, StoreKind, checkpoint_of
+from gazette_platform.testing.waiting import patient
 
 pytestmark = pytest.mark.etcd
 
@@ -87,7 +88,7 @@ async def played(owner, tmp_path):
         log, directory = owner.recorder.log, tmp_path / "played"
         player = Player(owner.recorder._client, FsmHints(log), directory)
         player.finish_at_write_head()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(patient(30)):
             await player.play()
         return {each.name: each.read_bytes() for each in directory.iterdir()}
 

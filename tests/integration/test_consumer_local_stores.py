@@ -14,6 +14,7 @@ from gazette_platform.errors import DataError, Fenced, GazetteError
 from gazette_platform.message.sequencer import SequencerCheckpoint
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+from gazette_platform.testing.waiting import eventually, patient, stays
 
 pytestmark = pytest.mark.etcd
 
@@ -76,7 +77,7 @@ def at(offset):
 
 async def begun(kind, client, played, author, **options):
     """A state that goes on with files that were played, its recorder, and its checkpoint."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patient(30)):
         service = client.append_service()
         recorder = await Recorder.start(client, service, played, author, **options)
         state = kind(recorder)
@@ -87,7 +88,7 @@ async def taken_over(kind, client, directory, author, hints=None, **options):
     """A state that goes on in a directory of its own, its recorder, and its checkpoint."""
     player = Player(client, hints or FsmHints(LOG), directory)
     player.inject_handoff(author)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patient(30)):
         return await begun(kind, client, await player.play(), author, **options)
 
 
@@ -95,7 +96,7 @@ async def played_now(client, directory, hints=None):
     """The files as whoever plays the log now has them; it is not taken over."""
     player = Player(client, hints or FsmHints(LOG), directory)
     player.finish_at_write_head()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patient(30)):
         return await player.play()
 
 
@@ -111,7 +112,7 @@ async def seen_now(kind, client, directory, hints=None):
 async def committed(state, number, **changes):
     """Commit `changes`, and that all was read up to `number`."""
     state.set(changes)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patient(30)):
         await state.store.start_commit(at(number), ())
 
 
@@ -128,7 +129,7 @@ async def test_cl1_gb1_a_killed_process_is_followed_by_another(kind, client, tmp
             changes = {f"word {(number * 37 + each) % 1000:0100}": number for each in range(20)}
             state.set(changes)
             expected |= changes
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(patient(30)):
                 await state.store.start_commit(at(number), ())
         # What is not committed is lost with the process, which is left as it is.
         state.set({"lost": 1})
@@ -171,12 +172,11 @@ async def test_cl2_nothing_of_a_commit_is_in_the_log_before_its_gate_has_opened(
     commit = state.store.start_commit(at(2), [gate])
     state.set({"b": 3})  # of the next one
     assert state.all() == {"a": 2, "b": 3}
-    await asyncio.sleep(0.3)
-    assert not commit.done()
+    await stays(lambda: not commit.done(), for_s=0.3)
     assert (await client.append(LOG, b"")).end == before
     assert await seen_now(kind, client, tmp_path / "early") == ({"a": 1}, at(1))
     gate.set_result(None)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patient(30)):
         await commit
     assert await seen_now(kind, client, tmp_path / "late") == ({"a": 2}, at(2))
 
@@ -204,13 +204,12 @@ async def test_gb2_standbys_take_over_from_each_other_while_all_write(kind, clie
                 known.append(last)
 
         player = Player(client, await recorder.build_hints(), tmp_path / f"{author}")
-        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(patient(60)), asyncio.TaskGroup() as tasks:
             playing = tasks.create_task(player.play())
             await player.tailing.wait()
             writing = tasks.create_task(fenced(write()))
-            while len(known) < 5:
-                assert not writing.done()
-                await asyncio.sleep(0.01)
+            await eventually(lambda writing=writing, known=known: writing.done() or len(known) >= 5)
+            assert not writing.done()
             player.inject_handoff(author)
             state, recorder, checkpoint = await begun(kind, client, await playing, author)
         states.append(state)

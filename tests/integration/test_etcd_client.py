@@ -23,13 +23,14 @@ from gazette_platform.etcd import (
 )
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.etcd import EtcdServer
+from gazette_platform.testing.waiting import patient, stays
 
 pytestmark = pytest.mark.etcd
 
 
 async def next_events(watch) -> WatchBatch:
     """The next batch with events; progress notices are passed over."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patient(5)):
         while True:
             batch = await anext(watch)
             if batch.events:
@@ -121,7 +122,7 @@ async def test_watch_joins_fragments(etcd, etcd_prefix):
 
 async def test_watch_notifies_progress(etcd, etcd_prefix):
     start = (await etcd.put(f"{etcd_prefix}/a", b"")).revision + 1
-    async with etcd.watch(etcd_prefix, start_revision=start) as watch, asyncio.timeout(5):
+    async with etcd.watch(etcd_prefix, start_revision=start) as watch, asyncio.timeout(patient(5)):
         assert (await anext(watch)).events == ()
 
 
@@ -143,11 +144,7 @@ async def test_lease_is_kept_alive_beyond_its_ttl(etcd, etcd_prefix):
     lease = await etcd.grant_lease(2)
     task = tasks.spawn(lease.keep_alive())
     await etcd.put(f"{etcd_prefix}/a", b"", lease=lease.id)
-    async with asyncio.timeout(10):
-        deadline = time.monotonic() + lease.ttl_s + 1.5
-        while time.monotonic() < deadline:
-            assert lease.remaining_s > 0
-            await asyncio.sleep(0.1)
+    await stays(lambda: lease.remaining_s > 0, for_s=lease.ttl_s + 1.5, poll_s=0.1)
     assert await etcd.get(f"{etcd_prefix}/a") is not None
     await lease.revoke()
     async with asyncio.timeout(1):
@@ -174,7 +171,7 @@ async def test_lease_is_lost_when_etcd_stays_silent(etcd_binary):
             server.pause()
             started_at = time.monotonic()
             with pytest.raises(LeaseLost, match=r"was not renewed within 2 s.*start again"):
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(patient(10)):
                     await lease.keep_alive()
             assert 1.5 < time.monotonic() - started_at < 8
 

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import threading
-import time
 
 import pyarrow as pa
 import pytest
@@ -19,6 +18,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.message.uuid import Flags, build_uuid, clock_of
 from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.waiting import block_for, wait_until
 
 pytestmark = pytest.mark.etcd
 
@@ -198,17 +198,14 @@ def test_tables_are_kept_up_to_date_until_a_signal(lake, root, apply, append, ro
     apply("slow", lambda text: text.replace("  every: 5s\n", ""))
     append(f"{root}/part=one", message(1))
 
-    def wait_for(name):
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not rows(name):
-            time.sleep(0.1)
-
     def stop():
-        wait_for("typed.orders")
-        # Specs are read as it goes on.
-        apply("late")
-        wait_for("typed.late")
-        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            wait_until(lambda: rows("typed.orders"), timeout_s=60)
+            # Specs are read as it goes on.
+            apply("late")
+            wait_until(lambda: rows("typed.late"), timeout_s=60)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=stop)
@@ -232,7 +229,7 @@ def test_a_second_signal_drops_the_run(lake, root, apply, append, rows, monkeypa
     def run(*_, **__):
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(60)
+        block_for(60)
 
     apply()
     append(f"{root}/part=one", message(1))

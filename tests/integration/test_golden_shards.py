@@ -23,6 +23,7 @@ from gazette_platform.etcd import EtcdClient
 from gazette_platform.message.framing import FIXED_HEADER
 from gazette_platform.protocol import parse_fragment_path
 from gazette_platform.protocol.pb import recoverylog_pb2 as pb
+from gazette_platform.testing.waiting import patient
 from tools.golden_shards import DATA, KINDS, LOG, Life, files_of, journal, kept_log
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
@@ -79,7 +80,7 @@ async def test_a_golden_log_gives_its_files_its_state_and_its_checkpoint(
         for number, hints in enumerate([*hints_of(kind), *([] if pruned else [FsmHints(LOG)])]):
             player = Player(client, hints, tmp_path / f"{number}")
             player.finish_at_write_head()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(patient(30)):
                 played = await player.play()
             assert files_of(played.directory) == golden["files"]
             if kind.name == "json":

@@ -12,6 +12,7 @@ from gazette_platform.etcd import Delete, EtcdClient, EtcdRejected, Put
 from gazette_platform.keyspace import KeySpace
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.etcd import EtcdServer
+from gazette_platform.testing.waiting import patient
 
 pytestmark = pytest.mark.etcd
 
@@ -109,7 +110,7 @@ async def test_y2_watch_of_another_cluster_fails(etcd_binary, etcd, etcd_prefix)
             space._client = client
             space._resume_revision = 2
             with pytest.raises(EtcdRejected, match="cluster id changed"):
-                await asyncio.wait_for(space.watch(), 5)
+                await asyncio.wait_for(space.watch(), patient(5))
 
 
 async def test_waiting_for_ever_changing_keys_keeps_up(etcd, etcd_prefix):

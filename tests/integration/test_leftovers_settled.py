@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -41,7 +40,7 @@ from gazette_platform.protocol import (
     SuspendSpec,
 )
 from gazette_platform.stores import open_store
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import block_for, eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -217,7 +216,7 @@ async def test_who_takes_a_tenure_over_waits_until_it_is_decided_on(bench):
     found = bench.find(b"content")
     await bench.say(found, is_wanted=True)
     bench.store_goes_away(patience_s=30.0)
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(patient(20)), asyncio.TaskGroup() as group:
         settling = group.create_task(bench.settle())
         await eventually(lambda: bench.handed)
         taking = group.create_task(bench.leftovers.take(JOURNAL, REVISION))
@@ -246,7 +245,7 @@ async def test_files_that_are_closed_late_keep_no_tenure_of_a_broker_that_leaves
     """It looks once, and then ends: what it does not let go of by then stays on its disk."""
     found = bench.find(b"content")
     await bench.say(found)
-    files_module._closer().submit(time.sleep, 0.5)
+    files_module._closer().submit(block_for, 0.5)
     await bench.leftovers.settle(JOURNAL, is_leaving=True)
     assert (bench.stored, len(bench.leftovers)) == ([(0, b"content")], 0)
     assert list(bench.homes[0].blocks()) == []

@@ -26,6 +26,7 @@ from gazette_platform.errors import ValidationError
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.waiting import patient, turns
 
 pytestmark = pytest.mark.etcd
 OUT, CONT, ACK = Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN
@@ -157,9 +158,9 @@ def test_a_prefix_is_read_into_arrow(shared, prefix):
 async def test_arrow_waits_for_more_of_one_journal(client, prefix):
     [name] = await create(client, prefix, 1)
     reader = ArrowReader(client, f"name={name}", until="never")
-    async with asyncio.timeout(60), reader, asyncio.TaskGroup() as group:
+    async with asyncio.timeout(patient(60)), reader, asyncio.TaskGroup() as group:
         first = group.create_task(anext(reader))
-        await asyncio.sleep(0)
+        await turns()
         await client.append(name, b'{"n":1}\n{"n":2}\n')
         assert (await first).batch.to_pylist() == [{"n": 1}, {"n": 2}]
 
@@ -232,7 +233,7 @@ async def test_a_committed_read_into_arrow_waits_for_more(client, prefix):
     (name,) = await create(client, prefix, count=1)
     producer = new_producer_id()
     reader = ArrowReader(client, f"name={name}", until="never", committed=True)
-    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(patient(60)), asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(anext(reader))
         await publish(client, name, [(producer, 10, CONT, {"n": 1})])
         await publish(client, name, [(producer, 20, CONT, {"n": 2})])

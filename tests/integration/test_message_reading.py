@@ -22,6 +22,7 @@ from gazette_platform.message import (
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.waiting import patient
 
 pytestmark = pytest.mark.etcd
 OUT, CONT, ACK = Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN
@@ -142,7 +143,7 @@ async def test_mr5_an_end_offset_within_a_message_is_an_error(client, rides):
 
 async def test_a_reader_that_blocks_gets_transactions_as_they_are_committed(client, rides):
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(patient(30)),
         await read_committed(client, rides.journal, rides.ends[5], block=True) as reader,
     ):
         with pytest.raises(TimeoutError):

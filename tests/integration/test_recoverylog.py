@@ -19,6 +19,7 @@ from gazette_platform.errors import DataError, Fenced, GazetteError, JournalNotF
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.protocol.pb import recoverylog_pb2 as pb
+from gazette_platform.testing.waiting import patient, stays, turns
 
 pytestmark = pytest.mark.etcd
 
@@ -46,14 +47,14 @@ async def taken_over(client, directory, author, *, hints=None, player=None):
     """Files that a new recorder goes on with."""
     player = player or Player(client, hints or FsmHints(LOG), directory)
     player.inject_handoff(author)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patient(30)):
         return await player.play()
 
 
 async def played(client, directory, hints):
     player = Player(client, hints, directory)
     player.finish_at_write_head()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patient(30)):
         return await player.play()
 
 
@@ -131,7 +132,7 @@ async def test_gr3_gp8_gb2_a_second_recorder_fences_the_first(client, tmp_path):
     await recorder.barrier()
     # A standby follows the log meanwhile.
     standby = Player(client, await recorder.build_hints(), tmp_path / "two")
-    async with asyncio.TaskGroup() as tasks, asyncio.timeout(60):
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(patient(60)):
         playing = tasks.create_task(standby.play())
         await standby.tailing.wait()
         recorder.write(fnode, 4, b" too")
@@ -240,8 +241,7 @@ async def test_what_is_recorded_behind_a_gate_is_appended_once_that_has_opened(c
     recorder.gate([opened])
     recorder.write(fnode, 11, b" behind")
     hints = asyncio.ensure_future(recorder.build_hints())  # noqa: TID251  awaited below
-    await asyncio.sleep(0.3)
-    assert not hints.done()
+    await stays(lambda: not hints.done(), for_s=0.3)
     # Who looks at the log now sees what came before the gate alone.
     early = await played(client, tmp_path / "early", FsmHints(LOG))
     assert (early.directory / "a").read_bytes() == b"before gate"
@@ -253,8 +253,7 @@ async def test_what_is_recorded_behind_a_gate_is_appended_once_that_has_opened(c
     failed = asyncio.get_running_loop().create_future()
     recorder.gate([failed])
     waiting = asyncio.ensure_future(recorder.barrier())  # noqa: TID251  awaited below
-    await asyncio.sleep(0.1)
-    assert not waiting.done()
+    await stays(lambda: not waiting.done(), for_s=0.1)
     recorder.write(fnode, 0, b"LOST")
     failed.set_exception(DataError("it was not to be"))
     with pytest.raises(GazetteError, match="it was not to be"):
@@ -312,15 +311,15 @@ async def test_gb5_a_playback_that_fails_or_is_cancelled_leaves_no_directory(cli
     await service.close()
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "left over").touch()
-    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(patient(30)), asyncio.TaskGroup() as tasks:
         # Before it plays anything: what it has just made, in place of what was there.
         (tmp_path / "four").mkdir()
         (tmp_path / "four" / "left over").touch()
         playing = tasks.create_task(Player(client, FsmHints(LOG), tmp_path / "four").play())
-        await asyncio.sleep(0)
+        await turns()
         playing.cancel()
     assert not (tmp_path / "four").exists()
-    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(patient(30)), asyncio.TaskGroup() as tasks:
         player = Player(client, FsmHints(LOG), tmp_path / "two")
         playing = tasks.create_task(player.play())
         await player.tailing.wait()

@@ -34,7 +34,7 @@ from gazette_platform.errors import (
     ValidationError,
 )
 from gazette_platform.message import read_uncommitted
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, pass_time, patient, stays
 
 pytestmark = pytest.mark.etcd
 
@@ -50,7 +50,7 @@ async def bench(local_brokers, tmp_path):
 
 
 async def through(replica, offsets):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patient(30)):
         return await replica.wait_through(offsets)
 
 
@@ -141,8 +141,7 @@ async def test_a_standby_may_be_packed_into_a_lower_slot(bench):
     await standby.host.reached("STANDBY")
     standby.promote(spec_of(), assigned(1, 50))
     assert standby.assignment.slot == 1
-    await asyncio.sleep(0.1)
-    assert standby.host.told == ["BACKFILL", "STANDBY"]
+    await stays(lambda: standby.host.told == ["BACKFILL", "STANDBY"], for_s=0.1)
 
 
 async def test_a_zombie_with_a_remote_store_is_fenced(bench, caplog):
@@ -260,6 +259,16 @@ async def test_ct8_hints_are_kept_between_transactions(bench):
     assert store.state == {"all": 6, "k": 6}
 
 
+async def head_after(client, begin):
+    """Wait for content from `begin` on. Return the head."""
+
+    async def head():
+        found = await client.write_head(IN)
+        return found if found > begin else None
+
+    return await eventually(head)
+
+
 async def test_an_application_may_read_by_itself(bench):
     """When its messages end, the transaction is committed, and reading begins anew."""
     begun = []
@@ -276,10 +285,7 @@ async def test_an_application_may_read_by_itself(bench):
             return self.messages(begin)
 
     async def read_to_head(client, begin):
-        head = await client.write_head(IN)
-        while head <= begin:
-            await asyncio.sleep(0.01)
-            head = await client.write_head(IN)
+        head = await head_after(client, begin)
         return await read_uncommitted(client, IN, begin, end_offset=head)
 
     first = await bench.publish(1, 2)
@@ -309,10 +315,7 @@ async def test_acks_come_no_second_time_behind_messages_of_the_next_transaction(
 
     class Reading(Numbered):
         async def messages(self, begin):
-            head = await bench.client.write_head(IN)
-            while head <= begin:
-                await asyncio.sleep(0.01)
-                head = await bench.client.write_head(IN)
+            head = await head_after(bench.client, begin)
             async for batch in await read_uncommitted(bench.client, IN, begin, end_offset=head):
                 yield batch
 
@@ -324,7 +327,7 @@ async def test_acks_come_no_second_time_behind_messages_of_the_next_transaction(
             if envelope.message["id"] == 2:
                 await txn.shard.appends.flush(OUT)
                 published.set()
-                await asyncio.sleep(0.2)
+                await pass_time(0.2)
 
     again = []
 

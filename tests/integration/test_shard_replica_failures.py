@@ -33,7 +33,7 @@ from gazette_platform.errors import (
     ShardStopped,
     ValidationError,
 )
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -49,7 +49,7 @@ async def bench(local_brokers, tmp_path):
 
 
 async def through(replica, offsets):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patient(30)):
         return await replica.wait_through(offsets)
 
 
@@ -400,7 +400,7 @@ async def test_a_store_that_is_not_destroyed_in_time_is_given_up(bench, caplog):
     replica = bench.replica(Holding(), spec_of(log=False))
     await through(replica, {})
     assert (replica.fqn, replica.spec) == ("/items/shard-000", spec_of(log=False))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         await replica.stop(timeout_s=0.1)
     assert "not all of it ended within 0.1 s" in caplog.text
 

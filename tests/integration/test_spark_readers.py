@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import time
 from itertools import pairwise
 
 import pytest
@@ -21,6 +20,7 @@ from gazette_platform.spark.options import parse_options
 from gazette_platform.spark.stream import StreamReader
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.local_broker import store_fragment
+from gazette_platform.testing.waiting import wait_until
 
 pytestmark = pytest.mark.etcd
 NUMBERS = StructType(
@@ -110,19 +110,12 @@ def store(client, name, content):
     return begin
 
 
-def until(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def prune_first(client, shared, name):
     """Remove the first fragment, and wait until brokers know."""
     listed = client.fragments(name)
     first = min((each.fragment for each in listed), key=lambda each: each.begin)
     (shared.fragments / first.content_path).unlink()
-    until(lambda: min(each.fragment.begin for each in client.fragments(name)) > 0)
+    wait_until(lambda: min(each.fragment.begin for each in client.fragments(name)) > 0)
     return first.end
 
 
@@ -163,7 +156,9 @@ def test_overlapping_fragments_are_read_once(client, shared, batch, prefix):
     end = client.write_head(name)
     whole = bytes(client.read(name, 0, end_offset=end).read())
     store_fragment(shared.fragments, name, 0, whole[: whole.index(b"\n", seam + 100) + 1])
-    until(lambda: len(client.fragments(name)) > 2 or client.fragments(name)[0].fragment.end > seam)
+    wait_until(
+        lambda: len(client.fragments(name)) > 2 or client.fragments(name)[0].fragment.end > seam
+    )
     client.append(name, bulk(100, 5))
     reader = batch(f"name={name}", maxBytesPerPartition="1")
     rows = rows_of(reader, reader.partitions())

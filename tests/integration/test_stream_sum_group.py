@@ -16,6 +16,7 @@ from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes
 from gazette_platform.message import Flags, JsonFraming, read_committed
 from gazette_platform.testing.local_consumer import LocalConsumers
+from gazette_platform.testing.waiting import pass_time
 from gazette_platform.yaml_specs.journal_yaml import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
@@ -91,10 +92,10 @@ async def test_gb2_streams_go_on_while_processes_come_and_go(world):
     chunking = asyncio.create_task(  # noqa: TID251  awaited below
         run_chunker(client, streams=4, chunks=20, workers=4, say=lambda text: None)
     )
-    await asyncio.sleep(1)
+    await pass_time(1)
     second = await consumers.start(Summer(), hints_interval_s=0.2)
     await consumers.crash(first)
-    await asyncio.sleep(1)
+    await pass_time(1)
     await consumers.start(Summer())
     await consumers.leave(second)
     assert await chunking == 16

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from contextlib import closing
 
 import pytest
@@ -25,6 +24,7 @@ from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.message import Flags, build_uuid
 from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.waiting import wait_until
 
 pytestmark = pytest.mark.etcd
 
@@ -229,10 +229,7 @@ def test_an_open_transaction_of_which_a_part_is_gone_is_given_up_on_a_persons_wo
     *gone, _ = sorted(files.glob("*.gz"))
     for file in gone:
         file.unlink()
-    for _ in range(100):
-        if len(client.fragments(one)) < 2:
-            break
-        time.sleep(0.1)
+    wait_until(lambda: len(client.fragments(one)) < 2)
     client.append(one, of_transaction(3, Flags.ACK_TXN))
     report = table.run()
     assert {hole.kind for hole in report.holes} >= {HoleKind.OPEN_PRUNED}

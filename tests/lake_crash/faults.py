@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gazette_platform.errors import StoreUnavailable, TransportError
 from gazette_platform.hive.thrift import TTransportException
 from gazette_platform.lake.storage import StoreFiles
+from gazette_platform.testing.waiting import block_for
 from tests.lake_crash.pairs import AIMED, Pair
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class _FaultyThrift:
         def call(*args: Any) -> Any:
             def late() -> None:
                 with self._metastore.connect() as session:
-                    time.sleep(_LATE_S)
+                    block_for(_LATE_S)
                     getattr(session._client, name)(*args)
 
             is_write = name.startswith(_WRITES)

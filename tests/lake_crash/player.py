@@ -31,6 +31,8 @@ from gazette_platform.protocol import (
     JournalSpec,
     parse_fragment_path,
 )
+from gazette_platform.testing.starvation import Late, TooLate, reason_of
+from gazette_platform.testing.waiting import patient, wait_until
 from tests.lake_crash.dagster_log import DagsterLog, account_of, as_told, read_log
 from tests.lake_crash.oracle import RECORD_BYTES, Piece, content, listed, pieces, pruned
 from tests.lake_crash.pairs import AIMED, Pairs
@@ -59,7 +61,6 @@ __all__ = ["Facts", "Player"]
 # Of a machine that is several times slower; all end much sooner.
 _LIFE_TIMEOUT_S = 180.0
 _SEEN_TIMEOUT_S = 60.0
-_POLL_S = 0.02
 _ANY = -1
 _LOG_TAIL = 2000
 _RETENTION_S = 24 * 3600
@@ -144,7 +145,8 @@ class Player:
             self._settle()
             self._collect()
         except Exception as err:  # noqa: BLE001  a case that fails must not end the others
-            self.facts.problems.append(f"{self._case.name}: {type(err).__name__}: {err}")
+            text = f"{self._case.name}: {type(err).__name__}: {err}"
+            self.facts.problems.append(reason_of(err, text))
         self.facts.seconds = time.monotonic() - began_at
         return self.facts
 
@@ -236,7 +238,9 @@ class Player:
                 return False  # its listing is older than what was stored
             return bool(result.begin == offset)
 
-        _until(is_appended, f"{name} takes no append at {offset}", _SEEN_TIMEOUT_S)
+        wait_until(
+            is_appended, timeout_s=_SEEN_TIMEOUT_S, what=f"{name} takes no append at {offset}"
+        )
         self._world.client.flush(f"name={name}")
         self._stored.append(Piece(journal, begin, begin + count, LIVE_HOUR))
         self._heads[journal] += count
@@ -285,10 +289,10 @@ class Player:
 
     def _see(self) -> None:
         wanted = listed(self._stored)
-        _until(
+        wait_until(
             lambda: set(self._listing()) == wanted,
-            f"{self._case.name}: brokers do not list what is stored",
-            _SEEN_TIMEOUT_S,
+            timeout_s=_SEEN_TIMEOUT_S,
+            what=f"{self._case.name}: brokers do not list what is stored",
         )
 
     # --------------------------------------------------------------------- lives
@@ -332,16 +336,17 @@ class Player:
         process, folder = begun
         trace, is_struck = folder / "trace", False
         if fault is not None and fault.mode == "struck":
-            _until(
+            wait_until(
                 lambda: process.has_ended() or (trace.exists() and trace.stat().st_size),
-                f"{folder}: a life does not begin",
-                _LIFE_TIMEOUT_S,
+                timeout_s=_LIFE_TIMEOUT_S,
+                what=f"{folder}: a life does not begin",
             )
             is_struck = not process.has_ended(fault.at / 1000)
             process.kill()
-        code = process.end(_LIFE_TIMEOUT_S)
+        limit_s = patient(_LIFE_TIMEOUT_S)
+        code = process.end(limit_s)
         if code is None:
-            raise LakeError(f"{folder}: a life did not end in {_LIFE_TIMEOUT_S:.0f} s")
+            raise TooLate(f"{folder}: a life did not end in {limit_s:g} s")
         calls = _calls_of(folder)
         calls += ["! struck"] if is_struck else []
         self._pairs.note(calls)
@@ -367,7 +372,7 @@ class Player:
     def _settle(self) -> None:
         """Ticks without faults, until there is nothing to tell for some while."""
         self._see()
-        deadline = time.monotonic() + self._settle_s
+        deadline = time.monotonic() + patient(self._settle_s)
         while True:
             report = self._end(
                 self._begin(None, ticks=self._settle_ticks, quiet=_QUIET_TICKS), None
@@ -376,7 +381,8 @@ class Player:
                 return
             if time.monotonic() > deadline:
                 said = report.problems if report is not None else ["it was killed"]
-                self.facts.problems.append(f"{self._case.name} does not come to rest: {said}")
+                text = f"{self._case.name} does not come to rest: {said}"
+                self.facts.problems.append(Late(text))
                 return
 
     # ------------------------------------------------------------------- outcome
@@ -422,11 +428,3 @@ def _is_aimed_at(folder: Path) -> bool:
 def _piece(journal: int, fragment: Fragment) -> Piece:
     begin, end = fragment.begin // RECORD_BYTES, fragment.end // RECORD_BYTES
     return Piece(journal, begin, end, fragment.path_postfix.removeprefix("hour="))
-
-
-def _until(condition: Any, problem: str, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{problem}, for {timeout_s:.0f} s")
-        time.sleep(_POLL_S)

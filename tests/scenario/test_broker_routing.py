@@ -47,6 +47,7 @@ from gazette_platform.protocol.auth import Capability, Claims
 from gazette_platform.protocol.content import encode_append_content, encode_read_content
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, NotTaken, RpcFailed
+from gazette_platform.testing.waiting import eventually, turns
 
 PREFIX = "/p"
 JOURNAL = "a/journal"
@@ -160,6 +161,7 @@ class Stage:
         self.append_api = AppendApi(self.context, self.resolver, self.proxy)
         self.read_api = ReadApi(self.context, self.resolver, self.proxy)
         self.fragments_api = FragmentsApi(self.context, self.resolver, self.proxy)
+        self.responses = []  # of the last read
         self.member(OURS, "http://ours:80")
         self.member(PEER, peer.endpoint)
 
@@ -189,7 +191,8 @@ class Stage:
         return status, pb.AppendResponse.FromString(raw)
 
     async def read(self, **fields):
-        request, responses = pb.ReadRequest(journal=JOURNAL, **fields), []
+        request = pb.ReadRequest(journal=JOURNAL, **fields)
+        responses = self.responses = []
 
         async def send(raw):
             responses.append(raw)
@@ -397,7 +400,7 @@ async def test_fs15_too_many_replicas_are_waited_for(make, peer, tasks):
     stage.assign(PEER, 0)
     stage.assign(ProcessId("zone-c", "another"), 1)
     appending = spawn(tasks, stage.append(*COMMIT))
-    await asyncio.sleep(0.05)
+    await turns(20)
     assert peer.messages.empty()
     stage.unassign(ProcessId("zone-c", "another"), 1)
     first = pb.AppendRequest.FromString(await peer.next())
@@ -410,7 +413,7 @@ async def test_an_append_waits_for_a_primary(make, peer, tasks):
     stage = make(append_wait_s=20.0)
     stage.spec()
     client = spawn(tasks, stage.append(chunk(b"foo"), *COMMIT))
-    await asyncio.sleep(0.02)
+    await turns(20)
     stage.assign(PEER, 0)
     assert await peer.next()
     assert await peer.next() == chunk(b"foo")
@@ -418,15 +421,17 @@ async def test_an_append_waits_for_a_primary(make, peer, tasks):
     assert (await client)[0] is Status.OK
 
 
-async def test_an_append_waits_out_a_primary_that_died(make, peer, tasks):
+async def test_an_append_waits_out_a_primary_that_died(make, peer, tasks, monkeypatch):
     """As long as nothing was sent of it, which a connection that fails guarantees."""
+    waits, wait = [], AppendApi._wait_change
+    monkeypatch.setattr(AppendApi, "_wait_change", lambda *args: waits.append(1) or wait(*args))
     stage = make(append_wait_s=20.0)
     dead = ProcessId("zone-a", "dead")
     stage.member(dead, "http://127.0.0.1:1")
     stage.spec()
     stage.assign(dead, 0)
     appending = spawn(tasks, stage.append(chunk(b"foo"), *COMMIT))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: waits)
     assert not appending.done()
     stage.unassign(dead, 0)
     stage.assign(PEER, 0)
@@ -490,7 +495,8 @@ async def test_rd9_a_forwarded_read_ends_cleanly_when_we_stop(remote, peer, task
     told = pb.ReadResponse(**response_of(remote)).SerializeToString()
     peer.answers.put_nowait(told)
     await peer.next()
-    await asyncio.sleep(0.02)
+    await eventually(lambda: remote.responses == [told])
+    await turns(20)
     assert not reading.done()
     remote.proxy.stop_reads()
     async with asyncio.timeout(5):
@@ -563,10 +569,8 @@ async def test_connections_to_brokers_that_left_are_closed(remote, peer, monkeyp
     assert await remote.read() == []
     assert remote.context.peers._channels
     remote.etcd.write(Delete(member_key(PREFIX, PEER)))
-    await asyncio.sleep(0.001)
     remote.spec(max_append_rate=1)  # any later change
-    await asyncio.sleep(0.01)
-    assert not remote.context.peers._channels
+    await eventually(lambda: not remote.context.peers._channels)
 
 
 # ------------------------------------------------------------------------------------ fragments
@@ -693,7 +697,7 @@ async def test_rs10_a_demoted_primary_gets_a_new_replica(stage, tasks):
     )
     second = stage.resolver.replicas[JOURNAL]
     assert second is not first
-    await asyncio.sleep(0)
+    await turns()
     assert (first.is_closed, second.is_closed) == (True, False)
 
 
@@ -704,7 +708,7 @@ async def test_rs11_after_a_stop_peers_still_resolve(stage):
     waiting = asyncio.ensure_future(  # noqa: TID251  awaited below
         stage.resolve(min_revision=stage.space.revision + 1)
     )
-    await asyncio.sleep(0)
+    await turns()
     await stage.resolver.close()
     assert replica.is_closed
     stage.etcd.write(Put("/p/items/another", b""))
@@ -742,7 +746,7 @@ async def test_rs12_deleted_and_created_again_within_one_update(stage, monkeypat
     after = stage.resolver.replicas[JOURNAL]
     assert after is not before
     assert after.create_revision > before.create_revision
-    await asyncio.sleep(0)
+    await turns()
     assert (before.is_closed, after.is_closed) == (True, False)
 
 
@@ -755,7 +759,7 @@ async def test_rs13_rs14_what_a_forwarding_broker_tells(remote, tasks):
     future = dataclasses.replace(ours.etcd, revision=ours.etcd.revision + 1)
     header = dataclasses.replace(ours, etcd=future)
     waiting = spawn(tasks, remote.resolve(may_proxy=True, proxy_header=header))
-    await asyncio.sleep(0)
+    await turns()
     assert not waiting.done()
     remote.spec(max_append_rate=1)
     assert (await waiting).is_remote
@@ -764,7 +768,7 @@ async def test_rs13_rs14_what_a_forwarding_broker_tells(remote, tasks):
         {"proxy_header": dataclasses.replace(header, etcd=_later(future))},
     ):
         waiting = spawn(tasks, remote.resolve(may_proxy=True, **fields))
-        await asyncio.sleep(0)
+        await turns()
         assert not waiting.done()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):

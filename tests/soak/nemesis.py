@@ -14,6 +14,8 @@ from gazette_platform.consumer.protocol import ReplicaCode
 from gazette_platform.errors import GazetteError
 from gazette_platform.testing.chaos.logs import lost_its_lease
 from gazette_platform.testing.fault_proxy import Direction
+from gazette_platform.testing.starvation import Late, reason_of
+from gazette_platform.testing.waiting import pass_time, patient
 from tests.soak.plan import WARM_UP_S, Fault, Kind
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class Nemesis:
     Attributes:
         faults: that were inflicted, by kind.
         troubles: what must not have happened; the first one ends `run`.
+        waited: share of its time in which a server that was not ready in time had no core.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Nemesis:
     ) -> None:
         self.faults: Counter[str] = Counter()
         self.troubles: list[str] = []
+        self.waited = 0.0
         self._brokers = brokers
         self._consumers = consumers
         self._etcd = etcd
@@ -75,9 +79,9 @@ class Nemesis:
 
         Raises: SetupError: a process does not start.
         """
-        await asyncio.sleep(WARM_UP_S)
+        await pass_time(WARM_UP_S)
         for episode in plan:
-            await asyncio.sleep(episode[0].calm_s)
+            await pass_time(episode[0].calm_s)
             if self._clock.monotonic() >= until or self.troubles:
                 return
             await self._episode(episode)
@@ -94,7 +98,7 @@ class Nemesis:
             raise group.exceptions[0] from group
 
     async def _one(self, fault: Fault, after_s: float) -> None:
-        await asyncio.sleep(after_s)
+        await pass_time(after_s)
         self._say(f"fault: {fault}")
         self.faults[fault.kind] += 1
         process = self._process_of(fault) if fault.may_take_lease else None
@@ -130,29 +134,29 @@ class Nemesis:
     async def _on_etcd(self, fault: Fault) -> None:
         if fault.kind is Kind.KILL_ETCD:
             self._etcd.kill()
-            await asyncio.sleep(fault.lasts_s)
+            await pass_time(fault.lasts_s)
             await asyncio.to_thread(self._etcd.start)
         else:
             self._etcd.pause()
-            await asyncio.sleep(fault.lasts_s)
+            await pass_time(fault.lasts_s)
             self._etcd.resume()
 
     async def _on_broker(self, fault: Fault, broker: str) -> None:
         if fault.kind is Kind.KILL_BROKER:
             self._brokers.kill(broker)
-            await asyncio.sleep(fault.lasts_s)
+            await pass_time(fault.lasts_s)
             await self._brokers.start_again([broker])
         elif fault.kind is Kind.CUT_BROKER:
             self._brokers.isolate(broker)
-            await asyncio.sleep(fault.lasts_s)
+            await pass_time(fault.lasts_s)
             await self._brokers.heal_one(broker)
         elif fault.kind is Kind.CUT_BROKERS:
             self._brokers.proxies.partition(self._brokers.names)
-            await asyncio.sleep(fault.lasts_s)
+            await pass_time(fault.lasts_s)
             await self._brokers.proxies.heal()
         elif not self._brokers.brokers[broker].has_ended:
             self._brokers.pause(broker)
-            await asyncio.sleep(fault.lasts_s)
+            await pass_time(fault.lasts_s)
             if not self._brokers.brokers[broker].has_ended:
                 self._brokers.resume(broker)
 
@@ -162,12 +166,12 @@ class Nemesis:
                 server = self._consumers.servers[consumer]
                 if not server.has_ended:
                     server.pause()
-                    await asyncio.sleep(fault.lasts_s)
+                    await pass_time(fault.lasts_s)
                     if not server.has_ended:
                         server.resume()
             case Kind.CUT_CONSUMER:
                 self._consumers.isolate(consumer)
-                await asyncio.sleep(fault.lasts_s)
+                await pass_time(fault.lasts_s)
                 await self._consumers.heal(consumer)
             case Kind.LEAVE_CONSUMER:
                 await self._leave(consumer)
@@ -180,7 +184,7 @@ class Nemesis:
             self._consumers.servers[name].strike()
         for name in names:
             self._consumers.servers[name].kill()
-        await asyncio.sleep(fault.lasts_s)
+        await pass_time(fault.lasts_s)
         await self._consumers.start(*names)
 
     async def _leave(self, consumer: str) -> None:
@@ -188,7 +192,8 @@ class Nemesis:
         code = await self._consumers.leave(consumer)
         if code != 0:
             how = "did not leave in time" if code is None else f"left with exit code {code}"
-            self._trouble(f"{consumer} {how}; its log ends:\n{server.log_of_run()[-4000:]}")
+            text = f"{consumer} {how}; its log ends:\n{server.log_of_run()[-4000:]}"
+            self._trouble(Late(text) if code is None else text)
         await self._consumers.start(consumer)
 
     async def _reset(self, fault: Fault, broker: str, consumer: str) -> None:
@@ -200,12 +205,12 @@ class Nemesis:
                 self._consumers.etcd_proxies[consumer],
             )
             dice.choice(proxies).reset()
-            await asyncio.sleep(_RESET_S)
+            await pass_time(_RESET_S)
 
     async def _lose_answers(self, fault: Fault, broker: str) -> None:
         proxy = self._brokers.proxies[broker]
         proxy.black_hole(Direction.TO_CLIENT)
-        await asyncio.sleep(fault.lasts_s)
+        await pass_time(fault.lasts_s)
         proxy.reset()
         await proxy.heal()
 
@@ -216,16 +221,17 @@ class Nemesis:
 
         Raises: SetupError: a process does not start.
         """
-        until = self._clock.monotonic() + _SETTLE_S
+        limit_s = patient(_SETTLE_S)
+        until = self._clock.monotonic() + limit_s
         what = ""
         while not self.troubles and self._clock.monotonic() < until:
             await self.revive()
             what = self._unharmed() or await self._unsettled()
             if not what:
                 return
-            await asyncio.sleep(_POLL_S)
+            await pass_time(_POLL_S)
         if not self.troubles:
-            self._trouble(f"not whole again after {_SETTLE_S:g} s: {what}")
+            self._trouble(Late(f"not whole again after {limit_s:g} s: {what}"))
 
     def _unharmed(self) -> str:
         """Who runs on without its lease, if anybody does."""
@@ -280,7 +286,14 @@ class Nemesis:
         elif lost_its_lease(log) and self._is_starved():
             self._say(f"{name} ended while the machine was starved")
         else:
-            self._trouble(f"{name} ended by itself; its log ends:\n{log[-4000:]}")
+            text = f"{name} ended by itself; its log ends:\n{log[-4000:]}"
+            # A lease is a limit of time, too.
+            self._trouble(Late(text) if lost_its_lease(log) else text)
+
+    def fail(self, err: GazetteError) -> None:
+        """Note an error that ended `run`."""
+        self.waited = getattr(err, "waited", 0.0)
+        self._trouble(reason_of(err))
 
     def _trouble(self, text: str) -> None:
         self._say(f"trouble: {text}")

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from dataclasses import dataclass, field
 from functools import cache
@@ -32,6 +31,7 @@ from gazette_platform.lake.typed.runs.reprocessing import Reprocessor
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.spark.typed_workers import SparkWorkers
+from gazette_platform.testing.waiting import block_for, wait_until
 from tests.lake_crash.faults import Calls, FaultyMetastore
 from tests.typed_crash.engine import CountingMerger, kill_engine, open_engine
 
@@ -52,7 +52,6 @@ __all__ = ["Life", "LifeReport", "live"]
 
 _RETRY_TIMEOUT_S = 60.0
 _HELD_TIMEOUT_S = 500.0
-_POLL_S = 0.02
 # Tasks that are as small as may be, so that there are several.
 _LIMITS = Limits(task_bytes=2000)
 
@@ -136,7 +135,7 @@ class _LifeCalls(Calls):
         return super().call(f"{name}{self._suffix}", *arguments)
 
     def _strike(self, name: str, after_ms: int) -> None:
-        time.sleep(after_ms / 1000)
+        block_for(after_ms / 1000)
         self._note(f"! struck in {name}")
         kill_engine()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -261,11 +260,7 @@ def _hold(calls: Calls, folder: Path, name: str, at: int) -> None:
         count += called.startswith(name)
         if count == at and called.startswith(name):
             (folder / "held").touch()
-            deadline = time.monotonic() + _HELD_TIMEOUT_S
-            while not (folder / "go").exists():
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"nobody said go for {_HELD_TIMEOUT_S:.0f} s")
-                time.sleep(_POLL_S)
+            wait_until((folder / "go").exists, timeout_s=_HELD_TIMEOUT_S, what="nobody said go")
         return call(called, *arguments)
 
     calls.call = held  # type: ignore[method-assign]

@@ -35,7 +35,7 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.content import encode_append_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import READ_AHEAD_BYTES, Code, RpcFailed
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, turns
 
 COMMIT = b""
 STALLED = "append stream: client stream didn't sustain the minimum append data rate"
@@ -132,15 +132,15 @@ async def test_fc7_a_client_that_stalls(tasks):
     clock = ManualClock()
     body = receive(Client(), clock=clock)
     receiving = tasks.spawn(_error_of(body))
-    await asyncio.sleep(0)
+    await turns()
     clock.advance(8)
     body._judge.look()
-    await asyncio.sleep(0)
+    await turns()
     assert not receiving.done(), "while it is gathered, it holds up nobody"
     body.stream()
     clock.advance(0.9)
     body._judge.look()
-    await asyncio.sleep(0)
+    await turns()
     assert not receiving.done(), "it has a second of credit"
     clock.advance(0.2)
     body._judge.look()
@@ -178,11 +178,11 @@ async def test_a_client_is_not_judged_by_a_late_timer(tasks):
     client = Client()
     body = receive(client, clock=clock)
     receiving = tasks.spawn(judged(body))
-    await asyncio.sleep(0)
+    await turns()
     body._judge._due_at -= 60
     clock.advance(3600)
     body._judge.look()
-    await asyncio.sleep(0)
+    await turns()
     client.messages.put_nowait(chunk(b"x"))
     assert bytes(await receiving) == b"x"
 
@@ -212,7 +212,7 @@ async def test_a_client_is_not_judged_while_its_journal_pays(tasks):
 async def test_a_caller_that_leaves_is_no_stall(tasks):
     body = receive(Client())
     receiving = tasks.spawn(judged(body))
-    await asyncio.sleep(0)
+    await turns()
     receiving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await receiving
@@ -235,7 +235,8 @@ async def test_fc4_a_change_of_assignments_ends_the_throttle(tasks):
     client = Client(*[chunk(b"x" * 20_000)] * 3)
     body = receive(client, max_rate=10)
     receiving = tasks.spawn(body.next())
-    await asyncio.sleep(0.01)
+    await eventually(lambda: body.delayed_chunks == 1)
+    await turns(5)
     assert not receiving.done(), "it would be held back for half an hour"
     body._balance.release()
     async with asyncio.timeout(1):
@@ -296,12 +297,6 @@ def test_responses_to_commits_do_not_mix(outcomes):
 
 
 # ---------------------------------------------------------------------------------------- hand-over
-async def settled():
-    """Let all that is ready run."""
-    for _ in range(50):
-        await asyncio.sleep(0)
-
-
 async def test_the_client_waits_for_its_turn_and_then_for_the_disk(tasks):
     done = asyncio.get_running_loop().create_future()
     stock = Stock()
@@ -309,11 +304,11 @@ async def test_the_client_waits_for_its_turn_and_then_for_the_disk(tasks):
     large = b"x" * (300 << 10)
     client = Client(*(chunk(large) for _ in range(10)), COMMIT, None)
     tasks.spawn(pump(receive(client), stream))
-    await settled()
+    await turns(50)
     assert client.messages.qsize() == 12, "its turn has not come"
     assert stock.held_bytes >= READ_AHEAD_BYTES, "the transport fills up meanwhile"
     assert await stream.next() == b"gathered"
-    await settled()
+    await turns(50)
     assert client.messages.qsize() == 12 - 4, "a mebibyte is here, and one chunk too many"
     assert 4 * len(large) <= stock.held_bytes < 5 * len(large)
     taken = []
@@ -340,7 +335,7 @@ async def test_who_waits_for_content_hears_that_the_append_is_over(tasks):
     done = asyncio.get_running_loop().create_future()
     stream = ContentQueue(Pending(machine=None, done=done), Stock())
     waiting = tasks.spawn(_waits(stream))
-    await asyncio.sleep(0)
+    await turns()
     assert not waiting.done()
     done.set_result(None)
     async with asyncio.timeout(10):
@@ -366,7 +361,7 @@ async def test_a_stream_that_breaks_fails_its_append_and_each_later_attempt(task
     again = _pending()
     stream.reopen(again)
     assert again.done.exception().text == "append stream: unexpected EOF"
-    await asyncio.sleep(0)
+    await turns()
     with pytest.raises(RpcFailed, match="unexpected EOF"):
         await stream.next()
 
@@ -397,9 +392,9 @@ async def test_e5_a_stream_goes_on_where_it_stopped(tasks):
     first = _pending(b"gathered")
     first.stream = ContentQueue(first, Stock())
     tasks.spawn(pump(receive(client), first.stream))
-    await asyncio.sleep(0.01)
+    await turns(50)
     first.done.set_result(None)
-    await asyncio.sleep(0.01)
+    await turns(50)
     replay = Replay(_renewed(first))
     client.messages.put_nowait(COMMIT)
     client.messages.put_nowait(None)

@@ -27,18 +27,13 @@ from gazette_platform.protocol import (
     Status,
 )
 from gazette_platform.serving.interface import Code, RpcFailed
+from gazette_platform.testing.waiting import eventually, turns
 
 
 @pytest.fixture
 async def bench(tmp_path):
     async with running_bench(tmp_path) as made:
         yield made
-
-
-async def begun():
-    """Wait until an append that was submitted has had its first step, and begun the next one."""
-    for _ in range(2):
-        await asyncio.sleep(0)
 
 
 # ------------------------------------------------------------------------------------- one append
@@ -222,19 +217,18 @@ async def test_large_batches_are_written_by_a_thread(bench):
 
 
 async def test_a_sum_that_is_still_being_computed_is_waited_for(bench):
-    pending_sum = asyncio.get_running_loop().create_future()
-    done = asyncio.get_running_loop().create_future()
-    pending = Pending(
-        machine=fsm.AppendFSM(events.AppendRequest("a/journal")),
-        done=done,
-        chunks=[b"x"],
-        length=1,
-        sum=pending_sum,
-    )
-    bench.appender.submit(pending)
-    await asyncio.sleep(0.01)
+    loop, has_asked = asyncio.get_running_loop(), asyncio.Event()
+    computed, done = loop.create_future(), loop.create_future()
+
+    async def late_sum():
+        has_asked.set()
+        return await computed
+
+    machine = fsm.AppendFSM(events.AppendRequest("a/journal"))
+    bench.appender.submit(Pending(machine, done, chunks=[b"x"], length=1, sum=late_sum()))
+    await asyncio.wait_for(has_asked.wait(), 10)
     assert not done.done()
-    pending_sum.set_result(b"s" * 20)
+    computed.set_result(b"s" * 20)
     assert (await done).commit.sum == b"s" * 20
 
 
@@ -324,7 +318,7 @@ async def test_an_append_after_the_window_rolls_first(bench):
 async def test_roll_if_due_asks_to_come_again_while_appends_are_under_way(bench):
     bench.journal.is_ready = False
     waiting = bench.submit(b"x")
-    await asyncio.sleep(0)
+    await turns()
     assert not bench.appender.roll_if_due()
     bench.journal.gate.set()
     await waiting
@@ -366,7 +360,7 @@ async def test_etcd_errors_fail_one_append_only(bench):
 
 async def test_revisions_are_waited_for(bench):
     waiting = bench.submit(b"x", min_revision=12)
-    await asyncio.sleep(0)
+    await turns()
     assert not waiting.done()
     bench.journal.gate.set()
     assert (await waiting).status is Status.OK
@@ -376,7 +370,7 @@ async def test_revisions_are_waited_for(bench):
 async def test_too_few_replicas_are_waited_for(bench):
     bench.journal.replicas = (1, 2)
     waiting = bench.submit(b"x", wait_until=60.0)
-    await begun()
+    await turns(2)  # the first step is done, and the next one has begun
     assert bench.journal.log == ["wait 11"]
     bench.journal.replicas = (2, 2)
     bench.journal.gate.set()
@@ -386,7 +380,7 @@ async def test_too_few_replicas_are_waited_for(bench):
 async def test_too_few_replicas_are_waited_for_no_longer_than_asked(bench):
     bench.journal.replicas = (1, 2)
     waiting = bench.submit(b"x", wait_until=0.01)
-    await begun()
+    await turns(2)  # the first step is done, and the next one has begun
     bench.clock.advance(1)
     assert (await waiting).status is Status.INSUFFICIENT_JOURNAL_BROKERS
 
@@ -395,7 +389,7 @@ async def test_fs15_too_many_replicas_wait_for_a_change(bench):
     """And do not spin meanwhile."""
     bench.journal.replicas = (2, 1)
     waiting = bench.submit(b"x")
-    await begun()
+    await turns(2)  # the first step is done, and the next one has begun
     assert bench.journal.log == ["wait 11"]
     bench.journal.replicas = (1, 1)
     bench.journal.gate.set()
@@ -438,7 +432,7 @@ async def test_a_journal_deleted_while_an_append_before_is_written_is_not_found(
 async def test_a_caller_that_left_before_its_turn_leaves_nothing(bench):
     bench.journal.is_ready = False
     first, second, third = (bench.submit(c) for c in (b"a", b"b", b"c"))
-    await asyncio.sleep(0)
+    await turns()
     first.cancel()
     second.cancel()
     bench.journal.gate.set()
@@ -449,7 +443,9 @@ async def test_a_caller_that_left_before_its_turn_leaves_nothing(bench):
 async def test_a_caller_that_leaves_while_it_is_written_does_not_undo_it(bench, monkeypatch):
     bench.journal.spec = spec(length=1 << 30)
     done = bench.submit(bytes(1 << 20))
-    await begun()  # a thread writes it by now
+    await turns(
+        2
+    )  # the first step is done, and the next one has begun  # a thread writes it by now
     assert not bench.appender.is_idle
     done.cancel()
     outcome = await bench.append(b"next")
@@ -468,9 +464,9 @@ async def test_e2_close_finishes_what_streams_and_what_is_ready(bench):
     stream = Stream()
     streamed = bench.submit(b"x", stream=stream)
     queued = bench.submit(b"y")
-    await asyncio.sleep(0.01)
+    await eventually(lambda: stream.asked == 1)
     closing = bench.tasks.spawn(bench.appender.close())
-    await asyncio.sleep(0.01)
+    await turns(20)
     assert not closing.done()
     stream.pieces.put_nowait(b"")
     assert span(await streamed) == (Status.OK, 0, 1)
@@ -484,7 +480,7 @@ async def test_close_does_not_wait_for_what_may_never_come(bench, waits_for):
     bench.journal.replicas = (2, 1) if waits_for == "replicas" else (1, 1)
     revision = 99 if waits_for == "revision" else 0
     waiting = [bench.submit(b"x", min_revision=revision) for _ in range(3)]
-    await asyncio.sleep(0.01)
+    await turns(20)
     async with asyncio.timeout(5):
         await bench.appender.close()
     assert [(await done).is_remote for done in waiting] == [True] * 3
@@ -528,7 +524,7 @@ async def test_a_streamed_append_that_outlasts_the_lease_never_counts(bench):
     stream = Stream()
     waiting = bench.submit(stream=stream)
     stream.pieces.put_nowait(b"never")
-    await asyncio.sleep(0)
+    await turns()
     bench.journal.refusal = "this broker is no member of its cluster any more"
     stream.pieces.put_nowait(b"")
     with pytest.raises(RpcFailed, match="no member of its cluster"):

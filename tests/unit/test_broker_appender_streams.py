@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 
@@ -15,6 +14,7 @@ from gazette_platform.protocol import (
     Status,
 )
 from gazette_platform.serving.interface import Code, RpcFailed
+from gazette_platform.testing.waiting import eventually
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ async def test_a_streamed_append_owns_the_journal(bench):
     streamed = bench.submit(b"begin ", stream=stream)
     behind = bench.submit(b"behind")
     stream.pieces.put_nowait(b"middle ")
-    await asyncio.sleep(0.01)
+    await eventually(lambda: stream.asked == 2)
     assert not behind.done()
     assert bench.journal.commits == [], "nothing is visible yet"
     stream.pieces.put_nowait(b"end ")
@@ -58,7 +58,7 @@ async def test_fs22_a_stream_that_breaks_is_rolled_back(bench):
 async def test_a_stream_whose_caller_left_is_rolled_back(bench):
     stream = Stream()
     streamed = bench.submit(b"gone", stream=stream)
-    await asyncio.sleep(0.01)
+    await eventually(lambda: stream.asked == 1)
     streamed.cancel()
     stream.pieces.put_nowait(b"gone")
     await bench.append(b"after")

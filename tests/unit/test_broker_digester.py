@@ -20,6 +20,7 @@ from gazette_platform.fragment.spool import LAG_BYTES_MAX, Spool
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, LabelSet
 from gazette_platform.serving.interface import Code, RpcFailed
+from gazette_platform.testing.waiting import turns
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 MIB = COMPRESS_BATCH_BYTES
@@ -75,7 +76,7 @@ async def test_kick_waits_for_a_whole_batch(bench):
 async def test_rounds_go_on_with_what_was_committed_meanwhile(bench):
     bench.append(MIB)
     bench.digester.kick()
-    await asyncio.sleep(0)
+    await turns()
     bench.append(2 * MIB)
     await bench.tasks.join()
     assert bench.spool.digest_lag < MIB
@@ -138,7 +139,7 @@ async def test_complete_runs_the_rest(bench):
 async def test_digested_after_complete_is_the_completed_fragment(bench):
     bench.append(70_000)
     completing = bench.tasks.spawn(bench.digester.complete())
-    await asyncio.sleep(0)
+    await turns()
     digested = await bench.digester.digested()
     completed = await completing
     assert digested == completed.fragment
@@ -302,9 +303,9 @@ async def test_a_cancelled_wait_leaves_the_thread_its_lock(bench, monkeypatch):
     loop = asyncio.get_running_loop()
     await loop.run_in_executor(None, entered.wait, 10)
     first.cancel()
-    await asyncio.sleep(0)
+    await turns()
     second = bench.tasks.spawn(bench.digester.digested())
-    await asyncio.sleep(0)
+    await turns()
     assert not first.done()
     assert not second.done()
     gate.set()
@@ -338,8 +339,7 @@ async def test_a_slice_of_compression_ends_before_its_form_is_used_or_dropped(
     bench.digester.kick()
     await asyncio.get_running_loop().run_in_executor(None, begun.wait, 10)
     ending = asyncio.ensure_future(getattr(bench.digester, how)())  # noqa: TID251
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await turns(20)
     assert events == []
     gate.set()
     await ending

@@ -15,6 +15,7 @@ from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import Fragment
 from gazette_platform.serving.interface import Code, RpcFailed
+from gazette_platform.testing.waiting import turns
 
 JOURNAL = "a/journal"
 
@@ -57,7 +58,7 @@ async def bench(tasks):
 async def test_nothing_is_gone_before_others_were_asked_and_all_readers_ask_once(bench, tasks):
     assert not bench.gaps.may_skip(0)
     waiting = [tasks.spawn(bench.gaps.wait_skip(at)) for at in (0, 5)]
-    await asyncio.sleep(0)
+    await turns()
     bench.answers.put_nowait(True)
     await asyncio.wait_for(asyncio.gather(*waiting), 5)
     assert bench.asked == 1
@@ -98,7 +99,7 @@ async def test_an_error_that_nobody_foresaw_is_reported_and_they_are_asked_again
 
 async def test_content_that_comes_is_not_waited_for_any_more(bench, tasks):
     waiting = tasks.spawn(bench.gaps.wait_skip(0))
-    await asyncio.sleep(0)
+    await turns()
     bench.index.add_remote(Fragment(JOURNAL, 0, 9, b"x" * 20, backing_store="s", mod_time=1))
     async with asyncio.timeout(5):
         await waiting
@@ -107,7 +108,7 @@ async def test_content_that_comes_is_not_waited_for_any_more(bench, tasks):
 
 async def test_a_replica_that_closes_ends_the_wait(bench, tasks):
     waiting = tasks.spawn(bench.gaps.wait_skip(0))
-    await asyncio.sleep(0)
+    await turns()
     bench.index.close()
     async with asyncio.timeout(5):
         await waiting

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from gazette_platform.broker.leftovers import Leftovers
 from gazette_platform.ops.faults import Faults
+from gazette_platform.testing.waiting import turns
 
 JOURNAL = "a/journal"
 
@@ -33,10 +34,10 @@ async def test_one_that_nobody_foresaw_holds_up_no_other(tmp_path):
     leftovers, settled = leftovers_in(tmp_path, faults), []
 
     async def decide(found, *, is_leaving):
-        await asyncio.sleep(0)
+        await turns()
         if found.tenure.journal == JOURNAL:
             raise OverflowError("days=-719163; must have magnitude <= 999999999")
-        await asyncio.sleep(0)
+        await turns()
         settled.append(found.tenure.journal)
         return True
 
@@ -58,8 +59,7 @@ async def test_one_at_a_time_decides_on_a_journal(tmp_path):
         nonlocal deciding, most
         deciding += 1
         most = max(most, deciding)
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await turns(3)
         deciding -= 1
         return False
 
@@ -68,6 +68,6 @@ async def test_one_at_a_time_decides_on_a_journal(tmp_path):
     async with asyncio.TaskGroup() as group:
         for _ in range(20):
             group.create_task(leftovers.settle(JOURNAL))
-            await asyncio.sleep(0)
+            await turns()
     assert most == 1
     assert not leftovers._locks

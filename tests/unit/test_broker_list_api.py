@@ -18,6 +18,7 @@ from gazette_platform.protocol import (
     ProcessId,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.testing.waiting import turns
 
 JOURNALS = 30_000  # some tenth of a second
 
@@ -48,7 +49,7 @@ async def test_a_list_of_many_journals_holds_nobody_up():
     listing = asyncio.ensure_future(listed())  # noqa: TID251  awaited below
     rounds = 0
     while not listing.done():
-        await asyncio.sleep(0)
+        await turns()
         rounds += 1
         if rounds == 2:  # it is under way
             state.remove(item_key("/p", f"many/{JOURNALS - 2:05}"))

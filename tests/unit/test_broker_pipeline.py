@@ -29,6 +29,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.content import encode_replicate_content
 from gazette_platform.serving.interface import Code, RpcFailed
+from gazette_platform.testing.waiting import turns
 
 A, B, OWN = ProcessId("A", "peer-1"), ProcessId("B", "peer-2"), ProcessId("C", "own-1")
 ROUTE = Route((A, B, OWN), 2, ("http://a:1", "http://b:1", "http://c:1"))
@@ -115,11 +116,6 @@ async def bench():
     await tasks.close()
 
 
-async def settle():
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
 async def test_streams_are_given_up_if_another_cannot_be_opened(bench):
     """A peer of which etcd knows no endpoint: the others must not wait for a stream that is nobody's."""
     bench.pipeline.abandon()
@@ -186,10 +182,10 @@ async def test_p1_messages_go_to_all_in_order_and_all_must_answer(bench):
     assert bench.ask() == 2
     bench.peers[A].answers.put_nowait(OK)
     bench.peers[A].answers.put_nowait(OK)
-    await settle()
+    await turns(10)
     assert bench.settled == []
     bench.peers[B].answers.put_nowait(OK)
-    await settle()
+    await turns(10)
     assert bench.settled == [1]
     assert bench.pipeline.unsettled == 1
 
@@ -200,7 +196,7 @@ async def test_a_slow_peer_holds_no_other_up_and_senders_at_some_point(bench, mo
     bench.pipeline.send(encode_replicate_content([b"x" * 20], 0))
     await bench.peers[B].messages(1)
     waiting = asyncio.ensure_future(bench.pipeline.room())  # noqa: TID251
-    await settle()
+    await turns(10)
     assert not waiting.done()
     bench.peers[A].may_take.set()
     await asyncio.wait_for(waiting, 5)
@@ -214,7 +210,7 @@ async def fill(bench, monkeypatch):
     bench.pipeline.send(encode_replicate_content([b"x" * 20], 0))
     waiting = asyncio.ensure_future(bench.pipeline.room())  # noqa: TID251
     await bench.peers[B].messages(1)
-    await settle()
+    await turns(10)
     assert not waiting.done()
     return waiting
 
@@ -271,7 +267,7 @@ async def test_p2_fs24_a_failed_peer_breaks_it(bench, answer, text):
     bench.ask()
     bench.peers[A].answers.put_nowait(OK)
     bench.peers[B].answers.put_nowait(answer)
-    await settle()
+    await turns(10)
     (failure,) = bench.broken
     assert failure.text.startswith(text)
     assert bench.pipeline.failure is failure
@@ -335,15 +331,15 @@ async def test_a_sync_that_nobody_answers_ends(bench):
 async def test_nothing_of_it_goes_on_once_it_is_closed(bench, how):
     for peer in bench.peers.values():
         peer.done_writing = asyncio.Event().wait  # takes no end
-    await settle()
+    await turns(10)
     assert len(bench.tasks) == 4
     if how == "close":
         closing = asyncio.ensure_future(bench.pipeline.close())  # noqa: TID251
-        await settle()
+        await turns(10)
         closing.cancel()
     else:
         bench.pipeline.abandon()
-    await settle()
+    await turns(10)
     assert len(bench.tasks) == 0
 
 

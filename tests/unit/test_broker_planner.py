@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from appender_bench import running_bench, span
 
 from gazette_platform.protocol import LabelSelector, LabelSet, Status
 from gazette_platform.serving.interface import RpcFailed
+from gazette_platform.testing.waiting import turns
 
 
 @pytest.fixture
@@ -37,8 +36,7 @@ async def test_a_store_that_gets_unhealthy_between_appends_is_heeded(bench):
 
 async def test_a_revision_is_waited_for_by_an_append_right_behind_another(bench):
     waiting = bench.submit(b"d", min_revision=12)
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await turns(2)
     assert bench.journal.log == ["wait 12"]
     bench.journal.gate.set()
     assert span(await waiting) == (Status.OK, 3, 4)

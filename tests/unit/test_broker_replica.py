@@ -43,6 +43,7 @@ from gazette_platform.protocol import (
     SuspendSpec,
 )
 from gazette_platform.serving.interface import Code, RpcFailed
+from gazette_platform.testing.waiting import eventually, turns
 
 JOURNAL = "a/journal"
 
@@ -222,8 +223,7 @@ async def test_a_busy_journal_is_looked_at_again(bench):
     bench.store.set(StoreUnavailable("down"), checks=1)
     await bench.replica.index.first_refresh.wait()
     waiting = bench.context.tasks.spawn(bench.append(b"x"))
-    for _ in range(3):  # its task, the appender's first step, and the next one
-        await asyncio.sleep(0)
+    await turns(3)  # its task, the appender's first step, and the next one
     bench.replica._flush_timer.fire()
     assert bench.flushes_in() == pytest.approx(FLUSH_RETRY_S, abs=0.05)
     bench.store.set(None, checks=2)
@@ -316,8 +316,7 @@ async def test_whoever_becomes_primary_lists_the_store_again(bench):
     assert bench.listings == 1
     bench.replica.on_change(is_primary=False)
     bench.replica.on_change(is_primary=True)
-    await asyncio.sleep(0.01)
-    assert bench.listings == 2
+    await eventually(lambda: bench.listings == 2)
 
 
 async def test_rs15_only_other_stores_are_listed_at_once(bench):
@@ -331,14 +330,14 @@ async def test_rs15_only_other_stores_are_listed_at_once(bench):
         bench.apply()
         bench.replica.on_change(is_primary=True)
         assert told[-1] == stores, "whoever waits for a store looks again"
-        await asyncio.sleep(0.01)
         listings += 1
+        await eventually(lambda: bench.listings >= listings)  # noqa: B023  called at once
         assert bench.listings == listings
     bench.configure(rate=1)
     bench.configure(stores=())
     bench.apply()
     bench.replica.on_change(is_primary=True)
-    await asyncio.sleep(0.01)
+    await turns(20)
     assert bench.listings == listings
 
 
@@ -378,8 +377,7 @@ async def test_fs16_more_than_five_failed_checks_are_the_end(bench):
     waiting = bench.context.tasks.spawn(bench.replica.wait_ready())
     for checks in range(1, 6):
         bench.store.set(StoreUnavailable("too bad"), checks=checks)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await turns(2)
         assert not waiting.done(), checks
     bench.store.set(StoreUnavailable("too bad"), checks=6)
     assert await waiting == "fragment store file:/// unhealthy: too bad"
@@ -407,7 +405,7 @@ async def test_fs16_a_store_that_recovers_is_ready(bench):
     bench.store.set(StoreUnavailable("for now"), checks=1)
     assert not bench.replica.is_ready
     waiting = bench.context.tasks.spawn(bench.replica.wait_ready())
-    await asyncio.sleep(0)
+    await turns()
     bench.store.set(None, checks=2)
     assert await waiting == ""
     assert bench.replica.is_ready
@@ -443,8 +441,7 @@ async def test_nothing_is_appended_before_the_stores_were_listed(bench):
     bench.listed = [Fragment(JOURNAL, 0, 9, b"x" * 20, backing_store="file:///", mod_time=1)]
     bench.replica = bench.make()
     waiting = bench.context.tasks.spawn(bench.append(b"never"))
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await turns(20)
     assert not waiting.done()
     listed.set()
     assert (await waiting).status is Status.INDEX_HAS_GREATER_OFFSET
@@ -499,10 +496,9 @@ async def test_a_route_that_is_not_published_is_pulsed_until_it_is(bench, monkey
     monkeypatch.setattr(bench.replica, "claim", update)
     bench.state.is_consistent = lambda _: False
     bench.replica.on_change(is_primary=True)
-    for _ in range(20):
-        await asyncio.sleep(0.001)
+    await eventually(lambda: len(updates) >= 3)
+    await eventually(lambda: bench.replica._pulses._timer is not None)
     assert len(updates) == 3
-    assert bench.replica._pulses._timer is not None
     bench.state.is_consistent = lambda _: True
     bench.replica._pulses.look()
     assert bench.replica._pulses._timer is None
@@ -705,7 +701,7 @@ async def test_a_revision_that_is_not_known_yet_is_not_resolved_at(bench):
 
 async def test_a_replica_that_closes_ends_the_reads_that_wait(bench):
     waiting = bench.context.tasks.spawn(bench.replica.index.wait_change())
-    await asyncio.sleep(0)
+    await turns()
     await bench.replica.close()
     async with asyncio.timeout(5):
         assert not await waiting

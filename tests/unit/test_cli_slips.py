@@ -36,7 +36,9 @@ def test_installed_programs_begin_where_ctrl_c_is_looked_for(program):
     assert f"from gazette_platform.cli.start import {program}" in script
 
 
-def test_output_that_cannot_be_written_is_named(tmp_path):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_named(tmp_path, monkeypatch, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     (tmp_path / "in").write_bytes(b"line\n")
     program = [sys.executable, "-m", "gazette_platform.cli.gazctl", "attach-uuids", "in"]
     with Path("/dev/full").open("wb") as full:
@@ -44,6 +46,15 @@ def test_output_that_cannot_be_written_is_named(tmp_path):
     _, err = done.communicate(timeout=120)
     assert done.returncode == 1
     assert err.decode() == "gazctl: error: stdout: cannot write: No space left on device\n"
+
+
+def test_help_on_a_full_disk_fails_in_one_line(monkeypatch):
+    monkeypatch.setenv("PYTHONUNBUFFERED", "")
+    program = [sys.executable, "-m", "gazette_platform.cli.gazctl", "--help"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 1
+    assert done.stderr == b"gazctl: error: No space left on device\n"
 
 
 def test_a_full_disk_ends_a_read_with_the_name_of_its_file_and_keeps_offsets(

@@ -26,6 +26,7 @@ from gazette_platform.errors import (
 from gazette_platform.protocol import LabelSelector, LabelSet, ProcessId, Route
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.fake_broker import FakeBroker, Fault
+from gazette_platform.testing.waiting import pass_time, turns
 
 _COMMIT = {"journal": "a/journal", "end": 1, "compression_codec": pb.NONE}
 
@@ -92,7 +93,7 @@ async def test_content_that_comes_slowly_is_sent_as_it_comes():
     may_go_on, sent = asyncio.Event(), []
 
     async def slow():
-        await asyncio.sleep(0.2)
+        await pass_time(0.2)
         yield b"one, "
         await may_go_on.wait()
         yield b"two, "
@@ -257,13 +258,13 @@ async def test_a_dead_route_is_forgotten():
 async def endless():
     while True:
         yield b"x" * 100_000
-        await asyncio.sleep(0)
+        await turns()
 
 
 async def slow():
     while True:
         yield b"x" * 100_000
-        await asyncio.sleep(0.05)
+        await pass_time(0.05)
 
 
 async def waiting():

@@ -20,7 +20,7 @@ from gazette_platform.errors import (
 from gazette_platform.protocol import LabelSelector, LabelSet
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.fake_broker import FakeBroker, Fault
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, turns
 
 JOURNALS = ("a/one", "a/two", "a/three")
 
@@ -67,7 +67,7 @@ async def test_journals_are_appended_to_at_the_same_time_and_forgotten_when_idle
 async def test_a_cancelled_caller_is_gone_and_its_append_and_those_of_others_are_made():
     async with serving() as (broker, service):
         tasks = [start(service.append("a/one", b"%d" % n)) for n in range(5)]
-        await asyncio.sleep(0)
+        await turns()
         tasks[2].cancel()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert isinstance(outcomes.pop(2), asyncio.CancelledError)
@@ -79,7 +79,7 @@ async def test_a_caller_that_is_cancelled_while_it_waits_for_room_appends_nothin
     async with serving(buffer_bytes_max=10) as (broker, service):
         broker.fail("Append", Fault(code=grpc.StatusCode.UNAVAILABLE, details="wait; try again"))
         tasks = [start(service.append("a/one", b"%d" % n * 10)) for n in range(4)]
-        await asyncio.sleep(0)
+        await turns()
         assert service.buffered_bytes == 10
         tasks[1].cancel()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -167,7 +167,7 @@ async def test_as5_a_cancelled_dependency_fails_what_depends_on_it():
     async with serving() as (broker, service):
         future = asyncio.get_running_loop().create_future()
         ticket = await service.submit("a/one", b"x", after=[future])
-        await asyncio.sleep(0)
+        await turns()
         future.cancel()
         with pytest.raises(DependencyFailed, match="CancelledError"):
             await ticket
@@ -236,7 +236,7 @@ async def test_a_reset_of_a_journal_that_has_not_failed_changes_nothing():
         tasks = [start(service.append("a/one", b"first;"))]
         await eventually(lambda: broker.calls["Append"] == 1)
         tasks.append(start(service.append("a/one", b"second;")))
-        await asyncio.sleep(0)
+        await turns()
         service.reset("a/one")
         service.reset("a/two")  # of which there is nothing
         tasks.append(start(service.append("a/one", b"third;")))
@@ -254,7 +254,7 @@ async def test_only_the_batch_under_way_may_be_applied_when_the_client_closes():
         first = start(service.append("a/one", b"a"))
         await eventually(lambda: broker.calls["Append"] == 1)
         second = start(service.append("a/one", b"b"))
-        await asyncio.sleep(0)
+        await turns()
         await client.close()
         with pytest.raises(TransportError, match="outcome is unknown") as unknown:
             await first
@@ -278,7 +278,7 @@ async def test_after_an_unknown_outcome_later_appends_are_known_not_to_be_made()
             lost = Fault(code=grpc.StatusCode.UNKNOWN, after_commit=True)
             broker.fail("Append", *([lost] * 50))
             writer.write(b"one;")
-            await asyncio.sleep(0)
+            await turns()
             writer.write(b"two;")
             for _ in range(2):
                 with pytest.raises(TransportError) as unknown:

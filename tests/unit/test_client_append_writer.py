@@ -25,7 +25,7 @@ from gazette_platform.errors import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.fake_broker import FakeBroker, Fault
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, turns
 
 
 async def wait_for(awaitable):
@@ -54,7 +54,7 @@ async def test_as1_writes_gather_while_an_append_is_under_way():
     async with connected() as (broker, client):
         writer = client.append_writer("a/journal")
         first = await writer.write(b"one")
-        await asyncio.sleep(0)  # the first append starts with what is there
+        await turns()  # the first append starts with what is there
         later = [await writer.write(b"x") for _ in range(10)]
         assert await first == (0, 3)
         assert await later[-1] == (12, 13)
@@ -92,7 +92,7 @@ async def test_as6_terminal_error_ends_the_writer(status, error):
         broker.fail("Append", Fault(status=status))
         writer = client.append_writer("a/journal")
         first = await writer.write(b"a")
-        await asyncio.sleep(0)
+        await turns()
         second = await writer.write(b"b")
         for wait in (first, second, writer.flush(), writer.write(b"c"), writer.close()):
             with pytest.raises(error):
@@ -105,7 +105,7 @@ async def test_as3_batches_end_at_their_bound_and_writes_stay_whole():
     async with connected() as (broker, client):
         writer = client.append_writer("a/journal", batch_bytes_max=10)
         await writer.write(b"0000")
-        await asyncio.sleep(0)  # the first append starts with what is there
+        await turns()  # the first append starts with what is there
         for n in range(1, 8):
             await writer.write(b"%d" % n * 4)
         await writer.close()
@@ -125,8 +125,7 @@ async def test_as4_a_write_that_comes_as_the_last_append_ends_is_appended(steps)
             ticket.add_done_callback(done.set)
             if n % 2:
                 await done.wait()
-            for _ in range(steps):
-                await asyncio.sleep(0)
+            await turns(steps)
         async with asyncio.timeout(5):
             assert await ticket == (4, 5)
             await writer.close()
@@ -158,7 +157,7 @@ async def test_cancelled_waiter_does_not_end_the_append():
         writer = client.append_writer("a/journal")
         ticket = await writer.write(b"a")
         waiter = asyncio.get_running_loop().create_task(wait_for(ticket))
-        await asyncio.sleep(0)
+        await turns()
         waiter.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiter
@@ -182,7 +181,7 @@ async def test_as5_closing_the_client_fails_what_was_not_appended():
         broker.fail("Append", Fault(stall=True))
         writer = client.append_writer("a/journal")
         first = await writer.write(b"a")
-        await asyncio.sleep(0.01)
+        await eventually(lambda: broker.calls["Append"] == 1)
         second = await writer.write(b"b")
         await client.close()
         with pytest.raises(TransportError, match="outcome is unknown") as unknown:
@@ -303,12 +302,12 @@ async def test_an_error_of_grpcs_core_is_one_of_the_connection(monkeypatch, meth
 async def test_an_unexpected_error_is_told_by_every_ticket_and_ends_the_writer(monkeypatch, error):
     attempts = itertools.count(1)
     original = append_queue.append
-    has_begun = asyncio.Event()
+    has_begun, more_is_written = asyncio.Event(), asyncio.Event()
 
     async def append(*args, **kwargs):
         if next(attempts) == 2:
             has_begun.set()
-            await asyncio.sleep(0.01)  # more is written meanwhile
+            await more_is_written.wait()
             raise error
         return await original(*args, **kwargs)
 
@@ -319,6 +318,7 @@ async def test_an_unexpected_error_is_told_by_every_ticket_and_ends_the_writer(m
         second = await writer.write(b"two ")
         await has_begun.wait()
         third = await writer.write(b"three ")
+        more_is_written.set()
         async with asyncio.timeout(5):
             with pytest.raises(TransportError, match="outcome is unknown") as told:
                 await second

@@ -4,6 +4,7 @@ import pytest
 
 from gazette_platform.client.byte_budget import ByteBudget
 from gazette_platform.errors import ValidationError
+from gazette_platform.testing.waiting import turns
 
 
 def started(budget, sizes, order):
@@ -15,19 +16,14 @@ def started(budget, sizes, order):
     return [create_task(take(size)) for size in sizes]
 
 
-async def turns():
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
 async def test_who_waits_goes_on_in_order_as_room_comes():
     budget, order = ByteBudget(10), []
     tasks = started(budget, [9, 8, 7, 6], order)
-    await turns()
+    await turns(5)
     assert order == [9, 8], "the one that fills it is taken"
     assert budget.used == 17
     budget.give_back(9)
-    await turns()
+    await turns(5)
     assert order == [9, 8, 7]
     budget.give_back(8)
     budget.give_back(7)
@@ -38,7 +34,7 @@ async def test_who_waits_goes_on_in_order_as_room_comes():
 async def test_a_newcomer_does_not_overtake_who_waits():
     budget, order = ByteBudget(10), []
     first = started(budget, [10, 3], order)
-    await turns()
+    await turns(5)
     budget.give_back(10)  # the turn of the second, which has not run yet
     late = started(budget, [10, 1], order)
     await asyncio.gather(*first, late[0])
@@ -51,12 +47,12 @@ async def test_a_newcomer_does_not_overtake_who_waits():
 async def test_a_cancelled_one_takes_nothing_and_holds_up_nobody(is_granted):
     budget, order = ByteBudget(10), []
     tasks = started(budget, [10, 5, 4], order)
-    await turns()
+    await turns(5)
     if is_granted:
         budget.give_back(10)
     tasks[1].cancel()
     if not is_granted:
-        await turns()
+        await turns(5)
         assert order == [10]
         budget.give_back(10)
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,6 +11,7 @@ from gazette_platform.client.read_ahead import FragmentStream, ReadAhead
 from gazette_platform.client.results import FragmentListing
 from gazette_platform.errors import DataError, StoreUnavailable, TransportError
 from gazette_platform.protocol import Fragment
+from gazette_platform.testing.waiting import turns
 
 CONTENT = bytes(range(256)) * 4
 
@@ -164,8 +165,9 @@ async def test_urls_are_not_used_that_may_expire_during_the_fetch(store_of, age_
         time=lambda: now_s, call_soon_threadsafe=loop.call_soon_threadsafe
     )
     got = bytearray(await read.next())
-    while len(store.opened) < 2:  # noqa: ASYNC110  until the first answer was made use of
-        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while len(store.opened) < 2:
+            await turns()
     assert len(store.opened) < len(store.fragments), "all were fetched ahead at once"
     now_s += age_s
     got += await rest(read)

@@ -8,6 +8,7 @@ from gazette_platform.client import AsyncClient, ClientConfig, FragmentListing, 
 from gazette_platform.errors import TransportError
 from gazette_platform.protocol import Fragment, JournalSpec, Route, SuspendLevel, SuspendSpec
 from gazette_platform.testing.fake_broker import FakeBroker
+from gazette_platform.testing.waiting import turns
 
 
 def listed(name: str, suspend: SuspendSpec | None = None) -> JournalListing:
@@ -25,7 +26,7 @@ async def test_no_journal_is_asked_any_more_once_one_has_failed(monkeypatch):
         before = asyncio.all_tasks()
         with pytest.raises(TransportError):
             await client.write_heads([listed(f"a/{n}") for n in range(100)])
-        await asyncio.sleep(0)
+        await turns()
         assert asyncio.all_tasks() == before
 
 

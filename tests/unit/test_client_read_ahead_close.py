@@ -10,7 +10,7 @@ from gazette_platform.client.read_ahead import FragmentStream, ReadAhead
 from gazette_platform.errors import TransportError
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, Fragment
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, pass_time
 
 CONTENT = b"0123456789abcdef" * (2 << 20)
 FRAGMENT = Fragment(
@@ -43,7 +43,7 @@ async def test_no_file_stays_open_whose_fetch_waited_for_a_thread(tmp_path, paus
         FragmentStream(pool, FRAGMENT, "stored", path, offset=0, is_first=True) for _ in range(8)
     ]
     await eventually(lambda: open_files(path) > 1)
-    await asyncio.sleep(pause_s)
+    await pass_time(pause_s)
     pool.close()
     await tasks.close()
     await eventually(lambda: open_files(path) == 0)

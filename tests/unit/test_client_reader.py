@@ -34,7 +34,7 @@ from gazette_platform.protocol.content import encode_read_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.fake_broker import FakeBroker, Fault
 from gazette_platform.testing.fault_proxy import FaultProxy
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, turns
 
 
 @asynccontextmanager
@@ -75,7 +75,8 @@ async def test_rr1_tail_waits_for_content_behind_the_head():
     async with connected(b"old") as (broker, client):
         reader = client.tail("a/journal")
         first = asyncio.get_running_loop().create_task(anext(reader))
-        await asyncio.sleep(0.02)
+        await eventually(lambda: reader.write_head == 3)
+        await turns(5)
         assert not first.done()
         await broker.extend("a/journal", b"new")
         assert bytes(await first) == b"new"
@@ -111,10 +112,10 @@ async def test_re5_cancelled_wait_loses_nothing():
 
 
 async def test_re5_rr1_closing_ends_a_waiting_read():
-    async with connected() as (_, client):
+    async with connected() as (broker, client):
         reader = client.read("a/journal", block=True)
         waiting = asyncio.get_running_loop().create_task(reader._next())
-        await asyncio.sleep(0.02)
+        await eventually(lambda: broker.calls["Read"] == 1)
         await reader.aclose()
         assert await waiting is None
 
@@ -242,8 +243,10 @@ async def test_synchronous_tail_is_ended_by_close():
             reader = client.tail("a/journal", 0)
             batches = reader.json_lines()
             assert await asyncio.to_thread(next, batches) == [{}]
+            loop = reader._loop._loop
+            before = asyncio.all_tasks(loop)
             waiting = asyncio.get_running_loop().create_task(asyncio.to_thread(next, batches, None))
-            await asyncio.sleep(0.02)
+            await eventually(lambda: asyncio.all_tasks(loop) - before)
             reader.close()
             assert await waiting is None
 
@@ -286,7 +289,7 @@ class Call:
         self.messages = [*messages]
 
     async def read(self):
-        await asyncio.sleep(0)
+        await turns()
         if not self.messages:
             return grpc.aio.EOF
         message = self.messages.pop(0)

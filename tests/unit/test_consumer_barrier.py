@@ -12,6 +12,7 @@ from gazette_platform.consumer.store.commits import all_succeeded
 from gazette_platform.errors import DependencyFailed, ShardStopped, StoreError
 from gazette_platform.message import AckIntent
 from gazette_platform.ops.clock import ManualClock
+from gazette_platform.testing.waiting import turns
 
 ACK = AckIntent("out/one", b"ack")
 
@@ -40,7 +41,7 @@ async def raised():
     barrier = Barrier(Transactions(0.0, {}), ManualClock(), lambda: None)
     barrier.raise_up(commit, appends, [ACK])
     assert appends.asked == [(ACK.journal, ACK.content)]
-    await asyncio.sleep(0)
+    await turns()
     assert not appends.after.done()
     return barrier, commit, appends.after
 
@@ -67,7 +68,7 @@ async def test_acks_are_given_up_with_a_commit_whose_end_nobody_tells(raised, en
         await asyncio.wait_for(after, 5)
     if ends:  # too late
         commit.set_result(None)
-        await asyncio.sleep(0)
+        await turns()
 
 
 @pytest.mark.parametrize("how", ["fails", "failed", "cancelled"])
@@ -77,7 +78,7 @@ async def test_nothing_is_committed_if_any_need_has_not_succeeded(how, at):
     needs = [loop.create_future() for _ in range(3)]
     waiting = asyncio.get_running_loop().create_task(all_succeeded(needs))
     if how == "fails":
-        await asyncio.sleep(0)
+        await turns()
     for index, need in enumerate(needs):
         if index != at:
             need.set_result(None)
@@ -96,8 +97,7 @@ async def test_nothing_is_committed_before_each_need_has_succeeded(at):
     waiting = asyncio.get_running_loop().create_task(all_succeeded(needs))
     for need in needs[:at] + needs[at + 1 :]:
         need.set_result(None)
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns(5)
     assert not waiting.done()
     needs[at].set_result(None)
     await asyncio.wait_for(waiting, 5)

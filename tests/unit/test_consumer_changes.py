@@ -20,6 +20,7 @@ from gazette_platform.ops.faults import Faults
 from gazette_platform.protocol import LabelSelector, LabelSet, ProcessId
 from gazette_platform.protocol.auth import ALL_CLAIMS, Claims, Forbidden
 from gazette_platform.protocol.pb import consumer_pb2 as pb
+from gazette_platform.testing.waiting import turns
 
 P = "/gazette/consumers/app"
 SHARD = "shard-000"
@@ -149,7 +150,7 @@ async def test_a_change_is_told_once_it_is_seen_here(change):
             ),
         }[change]()
     )
-    await asyncio.sleep(0.01)
+    await turns(20)
     assert not waiting.done()
     world.watched(spec_of("search"))
     await asyncio.wait_for(waiting, 5)

@@ -9,6 +9,7 @@ import pytest
 from gazette_platform.consumer.runtime.inlet import Inlet
 from gazette_platform.message import NO_UUID, Envelope
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.testing.waiting import turns
 
 
 def batch(*numbers):
@@ -21,13 +22,13 @@ async def test_readers_wait_while_it_is_full_and_go_on_once_half_of_it_was_taken
     await inlet.put(batch(1, 2, 3))
     await inlet.put(batch(4, 5, 6))  # one batch more than its size
     waiting = [tasks.spawn(inlet.put(batch(number))) for number in (7, 8)]
-    await asyncio.sleep(0)
+    await turns()
     assert len(inlet.entries) == 6
     assert len(woken) == 2
     for _ in range(3):
         inlet.entries.popleft()
     inlet.made_room()
-    await asyncio.sleep(0)
+    await turns()
     assert len(inlet.entries) == 3
     inlet.entries.popleft()
     inlet.made_room()

@@ -10,6 +10,7 @@ from shard_bench import LOG, SHARD, Desk, Host
 
 from gazette_platform.consumer.runtime.recovery import Recovery
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.testing.waiting import turns
 
 
 async def test_a_standby_is_told_of_only_once_it_follows_the_log(tmp_path):
@@ -22,8 +23,7 @@ async def test_a_standby_is_told_of_only_once_it_follows_the_log(tmp_path):
         lambda: recovery._player.set_result(SimpleNamespace(tailing=tailing)),
     ):
         step()
-        for _ in range(5):
-            await asyncio.sleep(0)
+        await turns(5)
         assert host.told == []
     tailing.set()
     await asyncio.wait_for(telling, 5)

@@ -17,6 +17,7 @@ from gazette_platform.keyspace import KeySpace, assignment_key, item_key
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import ProcessId
+from gazette_platform.testing.waiting import turns
 
 P = "/gazette/consumers/app"
 SHARD = "shard-000"
@@ -124,7 +125,7 @@ async def test_cr4_a_shard_that_is_deleted_and_made_again_in_one_batch_has_a_new
     assert process.replicas.get(SHARD) is second
     assert second.spec == spec_of("a/two")
     assert process.told == [first]
-    await asyncio.sleep(0)
+    await turns()
     # The new one does not wait for the end of the old one.
     assert (first.events, second.events) == (["start", "stop"], ["start"])
     first.may_end.set()
@@ -141,7 +142,7 @@ async def test_cr4_a_standby_is_promoted_within_one_batch_and_cancelled_by_anoth
     assert (replica.events, replica.held.slot) == (["start", "promote"], 0)
     process.watched(removed(assigned(0)))
     assert process.replicas.get(SHARD) is None
-    await asyncio.sleep(0)
+    await turns()
     assert replica.events == ["start", "promote", "stop"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -29,6 +28,7 @@ from gazette_platform.ops.clock import ManualClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import ProcessId
+from gazette_platform.testing.waiting import turns
 
 P = "/gazette/consumers/app"
 SHARD = "shard-000"
@@ -145,7 +145,7 @@ async def test_who_starts_again_and_how_soon(world, pause_s, error, expected):
     world.restarts(pause_s)
     world.assigned(FAILED)
     world.assigned(FAILED)  # waited for already
-    await asyncio.sleep(0.01)
+    await turns(5)
     assert world.pauses == expected
     assert not world.etcd.made
 
@@ -171,7 +171,7 @@ async def test_what_is_another_one_behind_the_pause_is_left_alone(world, change)
     if change == "well":
         world.assigned(WELL)
     else:
-        await asyncio.sleep(0.001)
+        await turns()
         world.gone()
     if change == "anew":
         world.assigned(WELL)
@@ -183,7 +183,7 @@ async def test_what_is_another_one_behind_the_pause_is_left_alone(world, change)
 async def test_a_failure_under_a_former_assignment_removes_none_that_failed_later(world):
     world.restarts(0.02)
     world.assigned(FAILED)
-    await asyncio.sleep(0.01)
+    await turns()
     world.gone()
     world.assigned(FAILED)
     revision = world.revision

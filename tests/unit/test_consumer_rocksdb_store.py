@@ -14,6 +14,7 @@ from gazette_platform.consumer.store.rocksdb_files import RecordedFiles
 from gazette_platform.errors import ApplicationFailed, DataError, StoreError
 from gazette_platform.message.sequencer import SequencerCheckpoint
 from gazette_platform.testing.kept_log import KeptRecorder
+from gazette_platform.testing.waiting import eventually, turns
 
 
 def at(offset):
@@ -189,7 +190,7 @@ async def test_a_commit_waits_for_its_gate(tmp_path):
     commit = store.start_commit(at(2), [gate])
     assert store.get(b"a") == b"2"
     assert recorder.gates[-1] == (before, (gate,))
-    await asyncio.sleep(0.05)
+    await turns(20)
     assert not commit.done()
     gate.set_exception(DataError("it was not to be"))
     with pytest.raises(DataError, match="it was not to be"):
@@ -324,8 +325,8 @@ async def test_a_snapshot_is_taken_once_the_log_was_flushed_behind_the_commits(t
             longest, snapshots = max(longest, log_bytes), snapshots + (log_bytes < before)
             before = log_bytes
             former = sorted(store._files._logs)[:-1]
-            while any((tmp_path / "one" / each).exists() for each in former):  # noqa: ASYNC110  RocksDB tells nobody
-                await asyncio.sleep(0.01)
+            # RocksDB tells nobody.
+            await eventually(lambda: not any((tmp_path / "one" / each).exists() for each in former))  # noqa: B023  called at once
     assert snapshots >= 4
     assert longest < 120_000
     await store.destroy()

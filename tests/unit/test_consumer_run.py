@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from gazette_platform.consumer.runtime.steps import StepFailed
 from gazette_platform.errors import GazetteError
 from gazette_platform.message import Envelope, Flags, UuidParts
 from gazette_platform.ops.clock import ManualClock, SystemClock
+from gazette_platform.testing.waiting import block_for, turns
 
 PRODUCER = b"\1\2\3\4\5\6"
 
@@ -144,23 +144,23 @@ async def test_others_have_their_turn_between_messages_that_take_long():
     class Slow(Consuming):
         def consume(self, txn, envelope):
             super().consume(txn, envelope)
-            time.sleep(0.004)
+            block_for(0.004)
 
     application = Slow([message(each) for each in range(1, 21)])
     application.clock = SystemClock()
-    turns = set()
+    seen = set()
 
     async def other():
         while True:
-            turns.add(sum(map(len, application.transactions)))
-            await asyncio.sleep(0)
+            seen.add(sum(map(len, application.transactions)))
+            await turns()
 
     task = asyncio.get_running_loop().create_task(other())
     await a_run(application).run()
     task.cancel()
     assert application.transactions == [[*range(1, 21)]]
     # The timer for the shortest time, of none, is due behind the first one.
-    assert turns - {0, 1, 20}
+    assert seen - {0, 1, 20}
 
 
 async def test_a_replay_that_ends_early_is_an_error():
@@ -322,7 +322,7 @@ async def test_a_commit_that_fails_later_fails_the_run(caplog):
     committing = asyncio.Event()
     with pytest.raises(StepFailed, match=r"store\.StartCommit: OSError: disk"):
         await a_run(Late(), Failing()).run()
-    await asyncio.sleep(0.05)
+    await turns(20)
     gc.collect()
     assert "never retrieved" not in caplog.text
 

@@ -11,13 +11,13 @@ import pytest
 from gazette_platform.consumer.process.scratch import Scratch
 
 _LIVES = """
-import sys, time, pathlib
+import sys, pathlib
 from gazette_platform.consumer.process.scratch import Scratch
 scratch = Scratch(pathlib.Path(sys.argv[1]))
 scratch.open()
 (scratch.path / "state").write_text("much")
 print(scratch.path, flush=True)
-time.sleep(60)
+sys.stdin.read()
 """
 
 
@@ -39,7 +39,9 @@ def test_a_folder_is_deleted_with_what_is_in_it(tmp_path):
 
 def test_what_killed_processes_left_is_deleted_and_nothing_else(tmp_path):
     arguments = [sys.executable, "-c", _LIVES, str(tmp_path)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
         ours = Scratch(tmp_path)
         try:
             assert other.stdout is not None

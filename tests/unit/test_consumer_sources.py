@@ -14,6 +14,7 @@ from gazette_platform.consumer.runtime.inlet import Inlet
 from gazette_platform.consumer.runtime.sources import Sources
 from gazette_platform.errors import GazetteError
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.testing.waiting import turns
 
 
 class Silent(Application):
@@ -50,7 +51,7 @@ class Client:
         self.asking += 1
         self.most = max(self.most, self.asking)
         await self.may_tell.wait()
-        await asyncio.sleep(0)
+        await turns()
         self.asking -= 1
         return SimpleNamespace(spec=journal(name))
 
@@ -64,8 +65,7 @@ async def test_thousands_of_sources_begin_a_few_at_a_time():
     shard = Shard("shard-000", "f", spec_of(*names, log=False), assigned(), client, None)
     inlet = Inlet(100, lambda: None)
     Sources(shard, Silent(), None, inlet).start(tasks, Checkpoint())
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns(5)
     assert client.asking == client.most <= 16
     client.may_tell.set()
     async with asyncio.timeout(30):

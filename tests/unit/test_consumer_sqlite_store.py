@@ -17,6 +17,7 @@ from gazette_platform.consumer.store.sqlite_vfs import RecordedFile
 from gazette_platform.errors import ApplicationFailed, DataError, StoreError
 from gazette_platform.message.sequencer import SequencerCheckpoint
 from gazette_platform.testing.kept_log import KeptRecorder
+from gazette_platform.testing.waiting import turns
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS counts (word TEXT PRIMARY KEY, n INT NOT NULL) WITHOUT ROWID"
 COUNT = "INSERT INTO counts VALUES (?, 1) ON CONFLICT DO UPDATE SET n = n + 1"
@@ -247,7 +248,7 @@ async def test_cl2_a_transaction_that_outgrows_the_cache_is_of_the_next_commit_a
     other, checkpoint = await begun(recorder.cut(tmp_path / "two", behind))
     assert (checkpoint, rows(other)) == (at(1), [("a", 1)])
     await other.destroy()
-    await asyncio.sleep(0)
+    await turns()
     assert not commit.done()
     gate.set_result(None)
     await commit

@@ -13,6 +13,7 @@ from gazette_platform.consumer.runtime.standing import Standing
 from gazette_platform.consumer.shard import CompletedTransaction
 from gazette_platform.errors import ShardStopped
 from gazette_platform.message import SequencerCheckpoint
+from gazette_platform.testing.waiting import turns
 
 
 def restored(offset):
@@ -24,16 +25,15 @@ async def test_who_waits_is_told_of_each_step_and_of_the_end():
     standing = Standing(shard)
     loop = asyncio.get_running_loop()
     near, far = (loop.create_task(standing.wait({IN: offset})) for offset in (10, 30))
-    await asyncio.sleep(0)
+    await turns()
     standing.ready(restored(5))
-    await asyncio.sleep(0)
+    await turns()
     assert not near.done()
     standing.completed(CompletedTransaction({IN: 20}, {}, 1, None))
     await asyncio.wait_for(near, 5)
     standing.ready(restored(7))  # of a former commit
     assert shard.progress.read_through == {IN: 20}
-    for _ in range(3):
-        await asyncio.sleep(0)
+    await turns(3)
     assert not far.done()
     standing.ended()
     with pytest.raises(ShardStopped):

@@ -11,6 +11,7 @@ from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.store import Memories, MemoryStore
 from gazette_platform.errors import DependencyFailed, Fenced, StoreError, ValidationError
 from gazette_platform.message.sequencer import SequencerCheckpoint
+from gazette_platform.testing.waiting import turns
 
 CHECKPOINT = Checkpoint(SequencerCheckpoint(offsets={"a/journal": 7}))
 
@@ -63,8 +64,7 @@ async def test_a_commit_goes_on_if_nobody_waits_for_it():
     commit = store.start_commit(CHECKPOINT, [need])
     commit.cancel()
     need.set_result(None)
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns(5)
     assert await store.restore_checkpoint() == CHECKPOINT
 
 

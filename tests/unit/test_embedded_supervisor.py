@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,6 +21,7 @@ from gazette_platform.embedded.platform import PlatformOptions, components_of
 from gazette_platform.embedded.process import ProcessId, log_tail
 from gazette_platform.embedded.supervisor import ComponentFailed, Supervisor
 from gazette_platform.errors import SetupError
+from gazette_platform.testing.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -172,20 +172,20 @@ def test_a_component_that_is_to_be_restarted_and_ends_is_started_again_and_nothi
 ):
     stage.add("victim", is_restarted=True)
     stage.add("other")
-    pids: list[int] = []
 
     def kill(endpoints: Endpoints) -> None:
         os.kill(endpoints.pids["victim"], signal.SIGKILL)
         threading.Thread(target=look, args=(endpoints.pids["victim"],)).start()
 
     def look(former: int) -> None:
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            pids[:] = [json.loads(stage.layout.endpoints.read_text())["pids"]["victim"]]
-            if pids != [former] and stage.events.count("start victim") == 2:
-                break
-            time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGTERM)
+        def is_back() -> bool:
+            pid = json.loads(stage.layout.endpoints.read_text())["pids"]["victim"]
+            return pid != former and stage.events.count("start victim") == 2
+
+        try:
+            wait_until(is_back)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     stage.run(Recorder(kill))
     assert stage.events.count("start victim") == 2
@@ -253,10 +253,7 @@ def test_component_that_ignores_sigterm_is_killed_with_its_children(stage: Stage
     stage.add("deaf", script, stop_timeout_s=0.3)
     stage.run(Recorder())
     orphan = int((stage.layout.root / "deaf.up").read_text())
-    deadline = time.monotonic() + 5
-    while ProcessId.of(orphan).is_alive() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not ProcessId.of(orphan).is_alive()
+    wait_until(lambda: not ProcessId.of(orphan).is_alive(), timeout_s=5)
 
 
 def test_program_that_does_not_exist_is_one_clear_error(stage: Stage):
@@ -324,7 +321,4 @@ input()
     assert child.is_alive()
     parent.kill()
     parent.communicate()
-    deadline = time.monotonic() + 5
-    while child.is_alive() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not child.is_alive()
+    wait_until(lambda: not child.is_alive(), timeout_s=5)

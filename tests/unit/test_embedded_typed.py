@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from gazette_platform.embedded import typed_main
 from gazette_platform.embedded.layout import PlatformDir
 from gazette_platform.embedded.platform import PlatformOptions, components_of
 from gazette_platform.embedded.typed_main import is_wanted, watch
+from gazette_platform.testing.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,13 +35,6 @@ def folder(tmp_path: Path) -> Path:
 
 def write(folder: Path, more: str = "") -> None:
     (folder / "orders.yaml").write_text(SPEC + more)
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_only_a_good_spec_that_says_every_asks_for_it(folder: Path):
@@ -85,24 +79,35 @@ ENDLESS = (
 )
 
 
-def test_it_runs_while_a_spec_asks_for_it_and_is_told_to_end(folder: Path):
+def test_it_runs_while_a_spec_asks_for_it_and_is_told_to_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    looks: list[Path] = []
+
+    def look(at: Path) -> bool:
+        looks.append(at)
+        return is_wanted(at)
+
+    monkeypatch.setattr(typed_main, "is_wanted", look)
+
     def steps(told) -> None:
         write(folder)
-        time.sleep(0.3)
+        seen = len(looks)
+        wait_until(lambda: len(looks) > seen + 2)
         assert told() == []
         write(folder, "  every: 30s\n")
-        until(lambda: told() == ["began"])
+        wait_until(lambda: told() == ["began"])
         write(folder)
-        until(lambda: told() == ["began", "ended"])
+        wait_until(lambda: told() == ["began", "ended"])
         write(folder, "  every: 30s\n")
-        until(lambda: told() == ["began", "ended", "began"])
+        wait_until(lambda: told() == ["began", "ended", "began"])
 
     assert play(folder, ENDLESS, steps) == ["began", "ended", "began", "ended"]
 
 
 def test_one_that_ends_by_itself_is_started_again_later_each_time(folder: Path, capfd):
     write(folder, "  every: 30s\n")
-    play(folder, "echo began >> MARKS; exit 3", lambda told: until(lambda: len(told()) >= 3))
+    play(folder, "echo began >> MARKS; exit 3", lambda told: wait_until(lambda: len(told()) >= 3))
     said = capfd.readouterr().err
     assert "exited with code 3: it is started again in 0.05 s" in said
     assert "it is started again in 0.1 s" in said

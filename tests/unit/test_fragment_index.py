@@ -11,6 +11,7 @@ from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.fragment.index import Index, IndexSummary
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import Fragment, Status
+from gazette_platform.testing.waiting import turns
 
 HOUR_S = 3600
 
@@ -67,8 +68,7 @@ def index(clock):
 async def blocked(tasks, coro):
     """A task of `coro` that is waiting already."""
     task = tasks.spawn(coro)
-    for _ in range(3):
-        await asyncio.sleep(0)
+    await turns(3)
     assert not task.done()
     return task
 
@@ -158,7 +158,7 @@ async def test_i5_missing_middle(index, clock, tasks):
 
     task = await blocked(tasks, read_at(index, 210))
     index.spool_commit(local(400, 420), None)  # not what it waits for
-    await asyncio.sleep(0)
+    await turns()
     assert not task.done()
     index.spool_commit(local(200, 250), None)
     result = await finished(task)
@@ -167,7 +167,7 @@ async def test_i5_missing_middle(index, clock, tasks):
     task = await blocked(tasks, read_at(index, 250))
     clock.advance(6 * HOUR_S)
     index.spool_commit(local(400, 430), None)
-    await asyncio.sleep(0)
+    await turns()
     assert not task.done()  # not older than six hours
     clock.advance(1)
     index.spool_commit(local(400, 440), None)
@@ -272,7 +272,7 @@ async def test_add_remote_takes_the_place_of_the_local_fragment(index, tasks):
     index.spool_commit(local(100, 200), file)
     index.spool_commit(local(200, 210), open_file)
     task = tasks.spawn(index.wait_change())
-    await asyncio.sleep(0)
+    await turns()
     index.add_remote(remote(100, 200, 5))
     assert await finished(task)
     assert list(await index.inspect()) == [remote(0, 100), remote(100, 200, 5), local(200, 210)]

@@ -20,6 +20,7 @@ from gazette_platform.fragment.refresh import FragmentLister
 from gazette_platform.protocol import (
     CompressionCodec,
 )
+from gazette_platform.testing.waiting import turns
 
 
 @pytest.fixture
@@ -388,8 +389,7 @@ async def test_what_waited_for_a_slow_store_is_stored_by_the_spec_of_then(bench)
     spools = [bench.spool(begin=number * 10, content=b"0123456789") for number in range(33)]
     for spool in spools:
         bench.persister.add(spool)
-    for _ in range(3):
-        await asyncio.sleep(0)  # the last one waits for its turn
+    await turns(3)  # the last one waits for its turn
     bench.configure("file:///other/")
     gate.set()
     await bench.settle()
@@ -473,8 +473,7 @@ async def test_a_cancelled_attempt_is_kept(bench, tasks):
     bench.registry.get("file:///").gate = asyncio.Event()
     spool = bench.spool(codec=CompressionCodec.GZIP)
     bench.persister.add(spool)
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns(5)
     await tasks.close()
     assert len(bench.persister) == 1
     assert not bench.is_closed(spool)
@@ -508,8 +507,7 @@ async def test_a_store_that_hangs_keeps_fragments_from_no_other(bench):
     gate = bench.registry.get("file:///").gate = asyncio.Event()
     for number in range(40):
         bench.persister.add(bench.spool(begin=number * 10, content=b"0123456789"))
-    for _ in range(3):
-        await asyncio.sleep(0)  # all of them have begun
+    await turns(3)  # all of them have begun
     bench.configure("file:///other/")
     spool = bench.spool(begin=1000, content=b"0123456789")
     bench.persister.add(spool)

@@ -12,6 +12,7 @@ from persister_bench import PersisterBench
 from gazette_platform.errors import AccessDenied, StoreUnavailable
 from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.fragment.index import Index
+from gazette_platform.testing.waiting import eventually, turns
 
 
 @pytest.fixture
@@ -113,8 +114,8 @@ async def test_tries_that_hang_are_two_at_most(bench):
     store.exists = count
     for _ in range(3):
         bench.retries.release()
-    for _ in range(50):
-        await asyncio.sleep(0.001)
+    await eventually(lambda: len(begun) >= 2)
+    await turns(50)
     assert len(begun) == 2
     store.gate.set()
     await bench.settle()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from dataclasses import replace
@@ -16,6 +15,7 @@ from gazette_platform.fragment.refresh import FragmentLister, Refresher
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import CompressionCodec, Fragment, FragmentSpec, JournalSpec
 from gazette_platform.stores import open_store
+from gazette_platform.testing.waiting import turns
 
 DIGEST = "0123456789abcdef0123456789abcdef01234567"
 STORES = ("file:///one/", "file:///two/")
@@ -258,8 +258,7 @@ class Waiting:
         try:
             return await self.refresher.refresh(spec_of(*STORES))
         finally:
-            await asyncio.sleep(0)  # who waits sees it
-            await asyncio.sleep(0)
+            await turns(2)  # who waits sees it
 
 
 async def test_a_first_listing_that_fails_for_long_is_told_with_its_store(registry, tasks):
@@ -302,6 +301,6 @@ async def test_a_first_listing_that_fails_as_nobody_foresaw_is_told_too(registry
 
 async def test_who_waits_for_a_first_listing_ends_with_the_replica(registry, tasks):
     bench = Waiting(registry, tasks)
-    await asyncio.sleep(0)
+    await turns()
     bench.index.close()
     assert await bench.waiting == ""

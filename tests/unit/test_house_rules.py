@@ -27,6 +27,17 @@ MODULE_LINES_JUSTIFY = 600
 FUNCTION_LINES_MAX = 70
 BROKER_MODULES_MAX = 15  # of a folder
 
+# Files and folders of tests/ that may call `sleep`, with the reason.
+MAY_SLEEP = {
+    "tests/fuzz/pulse.py": "it needs only the standard library",
+    "tests/benches/": "not cleaned yet",
+    "tests/e2e/": "not cleaned yet",
+    "tests/extended/": "not cleaned yet",
+    "tests/integration/": "not cleaned yet",
+    "tests/unit/test_benchmarks_lake.py": "not cleaned yet",
+    "tests/unit/test_benchmarks_report.py": "not cleaned yet",
+}
+
 # Which modules each contract of import-linter is about. Contracts can name existing ones only, so
 # pyproject.toml names those, and this list catches the day when another comes to exist.
 _CORE = (
@@ -346,6 +357,18 @@ def test_test_files_have_unique_names():
     # --import-mode=importlib allows equal names, people who read a report do not.
     names = [path.name for path in python_files("tests") if path.name.startswith("test_")]
     assert not {name for name in names if names.count(name) > 1}
+
+
+def test_tests_wait_for_what_they_expect_and_not_for_a_time():
+    """A time is too short on a busy machine, and too long on all others: see testing/waiting."""
+    found = {
+        name_of(path)
+        for path in python_files("tests")
+        if re.search(r"(?<!def )\bsleep\(", path.read_text())
+    } - {name_of(Path(__file__))}
+    assert sorted(name for name in found if not name.startswith(tuple(MAY_SLEEP))) == []
+    idle = [start for start in MAY_SLEEP if not any(name.startswith(start) for name in found)]
+    assert idle == [], "entries of files that sleep no more"
 
 
 def test_mutants_are_of_modules_tests_and_lines_that_exist():

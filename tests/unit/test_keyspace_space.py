@@ -35,6 +35,7 @@ from gazette_platform.protocol import (
     ProcessId,
     Route,
 )
+from gazette_platform.testing.waiting import turns
 
 A = ProcessId("zone-a", "suffix-1")
 B = ProcessId("zone-b", "suffix-2")
@@ -186,10 +187,9 @@ async def test_y4_waiters_wake_when_their_revision_is_applied(space):
     async with asyncio.TaskGroup() as group:
         for revision in (8, 6, 7):
             group.create_task(wait(revision))
-        await asyncio.sleep(0)
+        await turns()
         space.apply_batches([batch(put("/p/a", "1", 7))])
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await turns(2)
         assert sorted(done) == [6, 7]
         space.apply_batches([batch(put("/p/b", "1", 8))])
     assert sorted(done) == [6, 7, 8]
@@ -201,7 +201,7 @@ async def test_who_waits_no_more_is_forgotten(space):
     patient = asyncio.ensure_future(space.wait_for_revision(6))  # noqa: TID251
     for _ in range(1000):
         waiting = asyncio.ensure_future(space.wait_for_revision(1 << 60))  # noqa: TID251
-        await asyncio.sleep(0)
+        await turns()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting

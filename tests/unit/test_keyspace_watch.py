@@ -21,6 +21,7 @@ from gazette_platform.etcd import (
 from gazette_platform.keyspace import BrokerState, KeySpace, assignment_key
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import ProcessId
+from gazette_platform.testing.waiting import turns
 
 
 def header(revision, cluster_id=1):
@@ -191,7 +192,7 @@ async def test_y2_what_lasts_ends_the_watch(steps, caplog):
 async def test_y4_a_waiter_that_is_cancelled_says_so_even_if_its_revision_came():
     async with watching(ScriptedEtcd([[]])) as (space, tasks):
         waiting = tasks.spawn(space.wait_for_revision(6))
-        await asyncio.sleep(0)
+        await turns()
         space.apply_batches([batch(kv("a", 6))])
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):

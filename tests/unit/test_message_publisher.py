@@ -25,6 +25,7 @@ from gazette_platform.message import (
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import JournalSpec, LabelSet
 from gazette_platform.testing.fake_broker import FakeBroker, Fault
+from gazette_platform.testing.waiting import turns
 
 PRODUCER = bytes.fromhex("070203040506")
 NDJSON = "application/x-ndjson"
@@ -106,7 +107,7 @@ async def test_clocks_rise_in_each_journal_however_many_tasks_publish():
                     await ticket
 
         await asyncio.gather(*(publish(task) for task in range(30)))
-        await asyncio.sleep(0)
+        await turns()
         await publisher.service.flush()
         found = [clock for clock, _ in clocks(broker, "a/one")]
         assert len(found) == 600

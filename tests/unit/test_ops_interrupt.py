@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from gazette_platform.ops.interrupt import Interrupt, Interrupted
+from gazette_platform.testing.waiting import turns
 
 
 async def test_interrupts_end_a_wait_and_all_later_ones():
@@ -14,18 +15,23 @@ async def test_interrupts_end_a_wait_and_all_later_ones():
     loop = asyncio.get_running_loop()
     loop.call_soon(interrupt.fire)
     with pytest.raises(Interrupted):
-        await interrupt.wait(asyncio.sleep(60))
+        await interrupt.wait(asyncio.Event().wait())
     with pytest.raises(Interrupted):
-        await interrupt.wait(asyncio.sleep(0))
-    await asyncio.sleep(0)  # the task itself goes on
+        await interrupt.wait(turns())
+    await turns()  # the task itself goes on
 
 
 async def test_interrupts_do_not_swallow_cancellation():
     interrupt = Interrupt()
-    waiting = asyncio.ensure_future(interrupt.wait(asyncio.sleep(60)))  # noqa: TID251
-    await asyncio.sleep(0)
+    waiting = asyncio.ensure_future(interrupt.wait(asyncio.Event().wait()))  # noqa: TID251
+    await turns()
     waiting.cancel()
     interrupt.fire()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert await Interrupt().wait(asyncio.sleep(0, "result")) == "result"
+
+    async def late_result():
+        await turns()
+        return "result"
+
+    assert await Interrupt().wait(late_result()) == "result"

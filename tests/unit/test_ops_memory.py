@@ -33,12 +33,33 @@ def test_buffers_of_content_are_not_faulted_in_again():
     assert int(run.stdout) < 50  # 256 a MiB, were it mapped each time
 
 
-_BURST = """
+# A process that tells how often it has looked at its memory.
+_LOOKS = """
 import asyncio, sys, threading
 from concurrent.futures import ThreadPoolExecutor
+from gazette_platform.ops import memory
 from gazette_platform.ops.memory import give_back_when_idle, resident_bytes, tune_malloc
+from gazette_platform.testing.waiting import eventually
 
 tune_malloc()
+looks = 0
+
+def look():
+    global looks
+    looks += 1
+    return resident_bytes()
+
+memory.resident_bytes = look
+
+async def looked(count):
+    end = looks + count
+    await eventually(lambda: looks >= end)
+
+"""
+
+_BURST = (
+    _LOOKS
+    + """
 BARRIER = threading.Barrier(6)
 KEPT = []  # a small one behind each large one, as calls leave them, so that no heap shrinks by itself
 
@@ -50,12 +71,11 @@ def burst():
     BARRIER.wait()
 
 async def main(idle_cores_max):
-    loop = asyncio.get_running_loop()
     executor = ThreadPoolExecutor(1)
     giving = asyncio.create_task(
         give_back_when_idle(executor, look_s=0.05, idle_cores_max=idle_cores_max)
     )
-    await asyncio.sleep(0)
+    await looked(1)
     before = resident_bytes()
     threads = [threading.Thread(target=burst) for _ in range(6)]
     for thread in threads:
@@ -63,15 +83,17 @@ async def main(idle_cores_max):
     for thread in threads:
         thread.join()
     print(resident_bytes() - before >> 20)
-    deadline = loop.time() + (30.0 if idle_cores_max else 1.0)
-    while loop.time() < deadline and resident_bytes() - before > 8 << 20:
-        await asyncio.sleep(0.05)
+    if idle_cores_max:
+        await eventually(lambda: resident_bytes() - before <= 8 << 20, timeout_s=30)
+    else:
+        await looked(40)
     print(resident_bytes() - before >> 20)
     assert not giving.done()
     giving.cancel()
 
 asyncio.run(main(float(sys.argv[1])))
 """
+)
 
 
 def _burst(idle_cores_max: float) -> tuple[int, int]:
@@ -98,33 +120,27 @@ def test_memory_of_a_burst_is_kept_while_there_is_much_to_do():
     assert later > 200
 
 
-_HELD = """
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
-from gazette_platform.ops.memory import give_back_when_idle, resident_bytes, tune_malloc
-
-tune_malloc()
-
+_HELD = (
+    _LOOKS
+    + """
 async def main():
-    loop = asyncio.get_running_loop()
     giving = asyncio.create_task(
         give_back_when_idle(ThreadPoolExecutor(1), look_s=0.05, idle_cores_max=100.0)
     )
-    await asyncio.sleep(0.1)
+    await looked(1)
     before = resident_bytes()
     held = [b"x" * (1 << 20) for _ in range(150)]
     behind = [bytes(100_000) for _ in range(3)]  # so that the heap does not shrink by itself
-    await asyncio.sleep(1.0)  # for many looks it is in use
+    await looked(10)  # in vain, as it is in use
     print(resident_bytes() - before >> 20)
     held.clear()
-    deadline = loop.time() + 30.0
-    while loop.time() < deadline and resident_bytes() - before > 8 << 20:
-        await asyncio.sleep(0.05)
+    await eventually(lambda: resident_bytes() - before <= 8 << 20, timeout_s=30)
     print(resident_bytes() - before >> 20)
     giving.cancel()
 
 asyncio.run(main())
 """
+)
 
 
 def test_memory_that_was_in_use_for_long_is_given_back_once_it_is_free():

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from gazette_platform.ops.side_by_side import side_by_side
+from gazette_platform.testing.waiting import turns
 
 
 async def test_a_few_are_asked_at_a_time_and_answers_keep_the_order():
@@ -14,7 +15,7 @@ async def test_a_few_are_asked_at_a_time_and_answers_keep_the_order():
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
-        await asyncio.sleep(0.001 * (number % 3))
+        await turns(number % 3)
         under_way -= 1
         return -number
 
@@ -33,5 +34,5 @@ async def test_the_first_error_ends_all_and_comes_as_it_is():
 
     with pytest.raises(ValueError, match="two"):
         await side_by_side(ask, range(5), at_a_time=3)
-    await asyncio.sleep(0)
+    await turns()
     assert asyncio.all_tasks() == before

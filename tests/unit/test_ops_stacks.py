@@ -7,6 +7,7 @@ import threading
 
 from gazette_platform.ops.stacks import describe_tasks, describe_threads
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.testing.waiting import turns
 
 
 async def test_tasks_are_described_down_to_what_they_wait_for():
@@ -20,7 +21,7 @@ async def test_tasks_are_described_down_to_what_they_wait_for():
 
     tasks = TaskGroup("test")
     tasks.spawn(outer(), name="a task that waits")
-    await asyncio.sleep(0)
+    await turns()
     shown = await asyncio.to_thread(describe_tasks, asyncio.get_running_loop())
     await tasks.close()
     lines = shown.splitlines()

@@ -10,6 +10,7 @@ import pytest
 from gazette_platform.errors import LeaseLost
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.testing.waiting import turns
 
 
 async def test_join_waits_for_every_task():
@@ -17,7 +18,7 @@ async def test_join_waits_for_every_task():
     done = []
 
     async def work(number):
-        await asyncio.sleep(0)
+        await turns()
         done.append(number)
 
     for number in range(3):
@@ -34,7 +35,7 @@ async def test_join_waits_for_tasks_that_tasks_spawn():
     done = asyncio.Event()
 
     async def child():
-        await asyncio.sleep(0)
+        await turns()
         done.set()
 
     async def parent():
@@ -71,12 +72,12 @@ async def test_close_cancels_and_waits():
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0)
+            await turns()
             cleaned.append(True)
 
     group.spawn(waits())
     group.spawn(waits())
-    await asyncio.sleep(0)
+    await turns()
     await group.close()
     assert cleaned == [True, True]
     assert group.failure is None
@@ -121,7 +122,7 @@ async def test_task_that_resists_is_named_and_given_up(caplog):
                 continue
 
     task = group.spawn(resists(), name="one")
-    await asyncio.sleep(0)
+    await turns()
     with caplog.at_level(logging.WARNING):
         await group.close(timeout_s=0.01)
     assert "task stubborn/one did not end within 0.01 s" in caplog.text
@@ -199,7 +200,7 @@ async def test_a_fault_is_contained_and_cancellation_is_not():
 
     group = TaskGroup("broker", faults=faults)
     task = group.spawn(waits())
-    await asyncio.sleep(0)
+    await turns()
     await group.close()
     assert task.cancelled()
     assert faults.reported == 1

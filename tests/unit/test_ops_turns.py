@@ -11,6 +11,7 @@ import uvloop
 
 from gazette_platform.ops import turns as module
 from gazette_platform.ops.turns import Turns
+from gazette_platform.testing.waiting import turns
 
 
 # Time is that of this thread's CPU: what other processes take counts for nothing.
@@ -21,10 +22,10 @@ def busy(seconds):
 
 
 async def compute(rounds):
-    turns = Turns()
+    own = Turns()
     for _ in range(rounds):
         busy(0.0005)
-        await turns.take()
+        await own.take()
 
 
 async def longest_gap_s(work):
@@ -32,7 +33,7 @@ async def longest_gap_s(work):
     task = asyncio.ensure_future(work)  # noqa: TID251  awaited below
     longest, last = 0.0, time.thread_time()
     while not task.done():
-        await asyncio.sleep(0)
+        await turns()
         now = time.thread_time()
         longest, last = max(longest, now - last), now
     await task
@@ -56,7 +57,7 @@ async def test_turns_come_in_order_and_pass_over_who_has_left():
         order.append(name)
 
     tasks = [asyncio.ensure_future(one(name)) for name in "abcd"]  # noqa: TID251  awaited below
-    await asyncio.sleep(0)
+    await turns()
     tasks[1].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert order == ["a", "c", "d"]

@@ -9,6 +9,7 @@ import pytest
 
 from gazette_platform.ops.faults import Faults
 from gazette_platform.serving.process.departure import Departure
+from gazette_platform.testing.waiting import turns
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ async def for_ever():
 
 
 async def test_a_step_that_ends_in_time_is_well(faults):
-    assert await Departure(faults).step(5.0, "sleeping", asyncio.sleep(0))
+    assert await Departure(faults).step(5.0, "sleeping", turns())
 
 
 async def test_a_step_that_takes_too_long_is_told_and_passed_over(faults, caplog):
@@ -54,7 +55,7 @@ async def test_a_step_after_a_hurry_has_a_second(faults, monkeypatch):
     departure.hurry()
     for limit_s in (None, 60.0):
         assert not await asyncio.wait_for(departure.step(limit_s, "storing", for_ever()), 5)
-    assert await departure.step(None, "the last", asyncio.sleep(0))
+    assert await departure.step(None, "the last", turns())
 
 
 async def test_a_step_ends_with_who_waits_for_it(faults):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from itertools import islice
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from examples.stream_sum.messages import Sum
-from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.clock import ManualClock
 from tests.soak.nemesis import Nemesis
 from tests.soak.plan import ALL_KINDS, Fault, Kind, make_plan
 from tests.soak.verdict import SoakResult, Sums, compare
@@ -72,14 +71,14 @@ class Process:
         )
 
 
-def a_nemesis(process):
+def a_nemesis(process, clock):
     return Nemesis(
         SimpleNamespace(names=("broker-1",), brokers={}, proxies={}),
         SimpleNamespace(names=("consumer-1",), servers={"consumer-1": process}),
         None,
         shards=1,
         lease_s=0.01,
-        clock=SystemClock(),
+        clock=clock,
         say=lambda text: None,
         is_starved=lambda: False,
     )
@@ -87,7 +86,7 @@ def a_nemesis(process):
 
 async def test_a_pause_that_takes_no_lease_is_told():
     process = Process()
-    nemesis = a_nemesis(process)
+    nemesis = a_nemesis(process, ManualClock())
     await nemesis._episode([Fault(Kind.PAUSE_CONSUMER, 0, 0.0, 0.02)])
     assert nemesis._unharmed() == (
         "consumer-1 runs on after pause-consumer 1 for 0.0 s, by which its lease has ended: was that done "
@@ -98,13 +97,13 @@ async def test_a_pause_that_takes_no_lease_is_told():
 
 
 async def test_who_ends_long_after_a_fault_is_not_excused_by_it():
-    process = Process()
-    nemesis = a_nemesis(process)
+    process, clock = Process(), ManualClock()
+    nemesis = a_nemesis(process, clock)
     await nemesis._episode([Fault(Kind.PAUSE_CONSUMER, 0, 0.0, 0.0)])
     nemesis._note_end("consumer-1", process.pid, process.log_of_run())
     assert not nemesis.troubles
     await nemesis._episode([Fault(Kind.PAUSE_CONSUMER, 0, 0.0, 0.0)])
-    await asyncio.sleep(0.02)
+    clock.advance(0.02)
     process.pid = 4712  # another is paused
     await nemesis._episode([Fault(Kind.PAUSE_CONSUMER, 0, 0.0, 0.0)])
     nemesis._note_end("consumer-1", 4711, process.log_of_run())

@@ -26,6 +26,7 @@ from gazette_platform.stores import open_store
 from gazette_platform.stores.fs import FileStore
 from gazette_platform.stores.health import put_bytes
 from gazette_platform.testing.stores import StoreConformance, listing, read_all
+from gazette_platform.testing.waiting import turns
 
 
 @pytest.fixture
@@ -180,7 +181,7 @@ async def test_a_cancelled_put_reads_no_descriptor_of_its_caller(tmp_path):
         before = open_descriptors()
         loop = asyncio.get_running_loop()
         put = asyncio.gather(store.put("j/f", fd, 100))
-        await asyncio.sleep(0)
+        await turns()
         put.cancel()
         with pytest.raises(asyncio.CancelledError):
             await put

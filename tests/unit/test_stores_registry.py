@@ -28,6 +28,7 @@ from gazette_platform.stores import (
     health_check,
     open_store,
 )
+from gazette_platform.testing.waiting import turns
 
 
 class ScriptedStore:
@@ -187,7 +188,7 @@ async def test_so3_unhealthy_before_the_first_check(tasks):
     assert str(first.error) == "first health check hasn't completed yet"
     assert first.checks == 0
     waiters = [tasks.spawn(store.wait_health_change(first)) for _ in range(3)]
-    await asyncio.sleep(0)
+    await turns()
     checks.results.put_nowait(None)
     healths = await asyncio.wait_for(asyncio.gather(*waiters), 5)
     assert {id(health) for health in healths} == {id(store.health)}
@@ -222,7 +223,7 @@ async def test_intervals_of_checks(tasks):
         since = store.health
         checks.results.put_nowait(result)
         await asyncio.wait_for(store.wait_health_change(since), 5)
-    await asyncio.sleep(0)
+    await turns()
     assert checks.waits == [0, 0.1, 1, 1, 10, 10, 100, 100, 1800, 1800, 0]
 
 
