@@ -13,8 +13,6 @@ import pytest
 import yaml
 from gazctl_runner import gazctl_runner
 
-from gazette_platform.testing.broker import BrokerServer
-
 pytestmark = pytest.mark.etcd
 
 SPEC = """
@@ -33,17 +31,10 @@ children:
 """
 
 
-@pytest.fixture(scope="module")
-def shared(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-gazctl") as server:
-        yield server
-
-
 @pytest.fixture
-def root(request):
+def root(names):
     """Journals of this test's own are below this name."""
-    return f"cli/{request.node.name}"
+    return names.prefix
 
 
 @pytest.fixture

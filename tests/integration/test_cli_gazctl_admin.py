@@ -4,7 +4,6 @@ import orjson
 import pytest
 
 from gazette_platform.cli.gazctl import main
-from gazette_platform.testing.broker import BrokerServer
 
 pytestmark = pytest.mark.etcd
 
@@ -16,17 +15,10 @@ children: [{name: a/one}, {name: a/two}]
 """
 
 
-@pytest.fixture(scope="module")
-def broker(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-gazctl-admin") as server:
-        yield server
-
-
 @pytest.fixture
-def gazctl(broker, capsys):
+def gazctl(shared, capsys):
     def run(*args):
-        status = main([*map(str, args), "--broker.address", broker.address])
+        status = main([*map(str, args), "--shared.address", shared.address])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 
@@ -34,24 +26,24 @@ def gazctl(broker, capsys):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _journals(broker):
-    specs = broker.log.parent / "specs.yaml"
+def _journals(shared):
+    specs = shared.log.parent / "specs.yaml"
     specs.write_bytes(SPEC)
-    address = ["--broker.address", broker.address]
+    address = ["--shared.address", shared.address]
     assert main(["journals", "apply", "--specs", str(specs), *address]) == 0
-    content = broker.log.parent / "content"
+    content = shared.log.parent / "content"
     content.write_bytes(b"hello\n")
     assert main(["journals", "append", "-l", "name=a/one", "-i", str(content), *address]) == 0
 
 
-def test_flush_says_how_far(gazctl, broker):
+def test_flush_says_how_far(gazctl, shared):
     status, out, err = gazctl("journals", "flush", "-l", "name:prefix=a/")
     assert (status, err) == (0, "")
     assert out.splitlines() == [
         "a/one: all below 6 is in the store",
         "a/two: all below 0 is in the store",
     ]
-    assert len(list((broker.fragments / "a/one").iterdir())) == 1
+    assert len(list((shared.fragments / "a/one").iterdir())) == 1
 
 
 def test_flush_of_nothing_is_an_error(gazctl):

@@ -35,7 +35,6 @@ from gazette_platform.protocol import (
     LabelSelector,
     LabelSet,
 )
-from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.fault_proxy import Direction, FaultProxy
 from gazette_platform.testing.waiting import eventually
 
@@ -54,25 +53,10 @@ def spec(name, *, codec=CompressionCodec.GZIP, length=1 << 20, **fields):
     )
 
 
-@pytest.fixture(scope="module")
-def shared(etcd_server, tmp_path_factory):
-    """One broker for all tests that neither stop it nor count its journals."""
-    folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-client") as server:
-        yield server
-
-
 @pytest.fixture
-async def client(shared):
-    config = ClientConfig(address=shared.address, file_root=shared.fragments)
-    async with AsyncClient(config) as client:
-        yield client
-
-
-@pytest.fixture
-def name(request):
+def name(names):
     """A journal of this test's own."""
-    return f"client/{request.node.name}"
+    return names.prefix
 
 
 async def persisted(client, journal, count):

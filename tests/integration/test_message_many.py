@@ -9,7 +9,6 @@ import pytest
 
 from gazette_platform import (
     ArrowReader,
-    AsyncClient,
     Change,
     Client,
     ClientConfig,
@@ -26,30 +25,15 @@ from gazette_platform import (
 from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
-from gazette_platform.testing.broker import BrokerServer
 
 pytestmark = pytest.mark.etcd
 OUT, CONT, ACK = Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN
 FRAMING = JsonFraming()
 
 
-@pytest.fixture(scope="module")
-def shared(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-many") as server:
-        yield server
-
-
 @pytest.fixture
-async def client(shared):
-    config = ClientConfig(address=shared.address, file_root=shared.fragments)
-    async with AsyncClient(config) as client:
-        yield client
-
-
-@pytest.fixture
-def prefix(request):
-    return f"many/{request.node.name}"
+def prefix(names):
+    return names.prefix
 
 
 def spec(name, content_type="application/x-ndjson"):

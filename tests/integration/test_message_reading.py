@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gazette_platform.client import AsyncClient, Change, Client, ClientConfig, read_store
+from gazette_platform.client import Change, Client, ClientConfig, read_store
 from gazette_platform.errors import DataError, JournalNotFound, ValidationError
 from gazette_platform.message import (
     Flags,
@@ -21,23 +21,9 @@ from gazette_platform.message import (
 )
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
-from gazette_platform.testing.broker import BrokerServer
 
 pytestmark = pytest.mark.etcd
 OUT, CONT, ACK = Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN
-
-
-@pytest.fixture(scope="module")
-def shared(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-messages") as server:
-        yield server
-
-
-@pytest.fixture
-async def client(shared):
-    async with AsyncClient(ClientConfig(address=shared.address)) as client:
-        yield client
 
 
 class Publisher:
