@@ -23,7 +23,6 @@ from gazette_platform.errors import (
     NotAllowed,
     OutcomeUnknown,
     RegisterMismatch,
-    TransportError,
     WrongAppendOffset,
 )
 from gazette_platform.ops.durations import SECOND_NS
@@ -209,33 +208,6 @@ async def test_upkeep_calls(client, name):
     assert await client.reset_head(name) == 10
     assert (await client.store_health("file:///", check_delete_prefix="probe/")).is_healthy
     assert not (await client.store_health("s3://bucket/")).is_healthy
-
-
-async def test_calls_survive_a_restart_of_the_broker(broker):
-    client = AsyncClient(ClientConfig(address=broker.address))
-    await client.apply([Change(spec("a/one"))])
-    await client.append("a/one", b"before\n")
-    reader = client.read("a/one", block=True)
-    assert bytes(await anext(reader)) == b"before\n"
-    writer = client.append_writer("a/one")
-    assert await asyncio.to_thread(broker.stop) == 0
-    ticket = await writer.write(b"after\n")
-    restart = asyncio.get_running_loop().run_in_executor(None, broker.start)
-    async with asyncio.timeout(40):
-        assert await ticket == (7, 13)
-        assert bytes(await anext(reader)) == b"after\n"
-        await restart
-    await writer.close()
-    await reader.aclose()
-    await client.close()
-
-
-async def test_stopped_broker_is_named(broker):
-    broker.kill()
-    config = ClientConfig(address=broker.address, connect_timeout_s=1.0)
-    async with AsyncClient(config) as other:
-        with pytest.raises(TransportError, match=f"{broker.address} is not reachable"):
-            await other.list()
 
 
 def test_synchronous_client_of_many_threads(shared, name):

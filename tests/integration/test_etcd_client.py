@@ -209,28 +209,6 @@ async def test_dead_endpoint_is_passed_over(etcd_server, etcd_prefix):
         await client.delete(etcd_prefix, prefix=True)
 
 
-async def test_watch_ends_with_a_retriable_error_when_etcd_dies(etcd_binary, etcd_prefix):
-    with EtcdServer(etcd_binary) as server:
-        async with EtcdClient([server.endpoint]) as client:
-            await client.put(f"{etcd_prefix}/a", b"1")
-            async with client.watch(etcd_prefix, start_revision=1) as watch:
-                await next_events(watch)
-                server.kill()
-                with pytest.raises(EtcdError, match=server.endpoint) as caught:
-                    await next_events(watch)
-                assert caught.value.retriable
-
-
-async def test_calls_wait_out_a_restart_of_etcd(etcd_binary, etcd_prefix):
-    with EtcdServer(etcd_binary) as server:
-        async with EtcdClient([server.endpoint], request_timeout_s=8) as client:
-            await client.put(f"{etcd_prefix}/a", b"1")
-            server.kill()
-            restart = asyncio.to_thread(server.start)
-            _, found = await asyncio.gather(restart, client.get(f"{etcd_prefix}/a"))
-            assert found.value == b"1"
-
-
 @pytest.mark.parametrize("text", ["ftp://x:1", "http://", "http://x:99999", "http://x:1/path"])
 def test_bad_endpoints_are_refused(text):
     with pytest.raises(ValidationError, match="etcd address"):
