@@ -180,18 +180,20 @@ async def test_arrow_waits_for_more_of_one_journal(client, prefix):
         assert (await first).batch.to_pylist() == [{"n": 1}, {"n": 2}]
 
 
-def test_the_snippet_of_the_readme_reads_every_journal_of_a_prefix(shared):
-    """As it stands there, but for the address."""
+def test_the_snippet_of_the_readme_reads_every_journal_of_a_prefix(shared, prefix):
+    """As it stands there, with another address and prefix."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     [snippet] = [block for block in blocks if "read_arrow" in block]
     assert len(snippet.strip().replace("\n\n", "\n").splitlines()) == 3
     with Client(ClientConfig(address=shared.address)) as client:
-        names = ("orders/region=eu", "orders/region=us")
+        names = (f"{prefix}/region=eu", f"{prefix}/region=us")
         client.apply([Change(spec(name)) for name in names])
         for name in names:
             client.append(name, b'{"order":1}\n{"order":2}\n')
     found = {}
+    assert "name:prefix=orders/" in snippet
+    snippet = snippet.replace("name:prefix=orders/", f"name:prefix={prefix}/")
     exec(snippet.replace("http://localhost:8080", shared.address), found)
     assert found["table"].column("order").to_pylist() == [1, 2, 1, 2]
 

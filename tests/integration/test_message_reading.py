@@ -59,9 +59,9 @@ class Publisher:
 
 
 @pytest.fixture
-async def rides(client, request):
+async def rides(client, names):
     """A journal with one message that is committed, and a transaction of three that has its ACK."""
-    publisher = await Publisher(client, f"messages/{request.node.name}").create()
+    publisher = await Publisher(client, names.journal()).create()
     await publisher.publish({"n": 0}, OUT)
     for number in (1, 2, 3):
         await publisher.publish({"n": number}, CONT)
@@ -99,12 +99,12 @@ async def test_mr1_readers_of_a_journal_see_what_they_are_to(client, rides):
         assert await numbers(reader) == [4, "ack"]
 
 
-async def test_mr2_journals_without_messages_are_refused(client, rides):
+async def test_mr2_journals_without_messages_are_refused(client, rides, names):
     for read in (read_uncommitted, read_committed):
-        with pytest.raises(JournalNotFound, match="messages/missing"):
-            await read(client, "messages/missing")
+        with pytest.raises(JournalNotFound, match=names.journal("missing")):
+            await read(client, names.journal("missing"))
     bare = JournalSpec(
-        name="messages/bare",
+        name=names.journal("bare"),
         replication=1,
         fragment=FragmentSpec(
             length=1 << 20, codec=CompressionCodec.NONE, refresh_interval_ns=SECOND_NS
@@ -112,8 +112,10 @@ async def test_mr2_journals_without_messages_are_refused(client, rides):
     )
     await client.apply([Change(bare)])
     with pytest.raises(ValidationError, match="one label content-type"):
-        await read_uncommitted(client, "messages/bare")
-    async with await read_uncommitted(client, "messages/bare", framing=JsonFraming()) as reader:
+        await read_uncommitted(client, names.journal("bare"))
+    async with await read_uncommitted(
+        client, names.journal("bare"), framing=JsonFraming()
+    ) as reader:
         assert await numbers(reader) == []
 
 
@@ -159,23 +161,25 @@ async def test_messages_are_read_out_of_a_store_alone(shared, client, rides):
     assert found == [*zip([0, 1, 2, 3, "ack", 4], rides.ends[1:], strict=True)]
 
 
-async def test_csv_journals_hold_messages_too(client):
-    publisher = await Publisher(client, "messages/csv", "text/csv").create()
+async def test_csv_journals_hold_messages_too(client, names):
+    publisher = await Publisher(client, names.journal("csv"), "text/csv").create()
     await publisher.publish(["", "a", "b,c\nd"], CONT)
     await publisher.publish(publisher.framing.acknowledgement(["", "a", "b"]), ACK)
-    async with await read_committed(client, "messages/csv") as reader:
+    async with await read_committed(client, names.journal("csv")) as reader:
         found = [one.message[1:] async for batch in reader for one in batch]
     assert found == [["a", "b,c\nd"], ["", ""]]
 
 
-async def test_messages_are_read_from_a_savepoint(client, rides):
+async def test_messages_are_read_from_a_savepoint(client, rides, names):
     """A checkpoint that knows the journal is the better memory of the two."""
-    await client.create_savepoint("second", offsets={rides.journal: rides.ends[1]}, replace=True)
+    await client.create_savepoint(
+        names.journal("second"), offsets={rides.journal: rides.ends[1]}, replace=True
+    )
     begins = [
         [envelope.begin async for batch in reader for envelope in batch]
         for reader in (
-            await read_uncommitted(client, rides.journal, from_savepoint="second"),
-            await read_committed(client, rides.journal, from_savepoint="second"),
+            await read_uncommitted(client, rides.journal, from_savepoint=names.journal("second")),
+            await read_committed(client, rides.journal, from_savepoint=names.journal("second")),
         )
     ]
     assert [found[0] for found in begins] == [rides.ends[1]] * 2
@@ -183,6 +187,6 @@ async def test_messages_are_read_from_a_savepoint(client, rides):
     async for _ in done:
         pass
     again = await read_committed(
-        client, rides.journal, checkpoint=done.checkpoint(), from_savepoint="second"
+        client, rides.journal, checkpoint=done.checkpoint(), from_savepoint=names.journal("second")
     )
     assert [batch async for batch in again] == []

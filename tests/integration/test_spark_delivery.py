@@ -61,11 +61,13 @@ class Journals:
     """Some journals that are written to, and a staging journal."""
 
     numbers = itertools.count()
+    prefix = ""
+    """Of a test's own."""
 
     def __init__(self, client):
         self.client = client
         self.clock = ManualClock()
-        prefix = f"delivery/{next(self.numbers)}"
+        prefix = f"{self.prefix}/{next(self.numbers)}"
         self.targets = Targets(tuple(f"{prefix}/{name}" for name in "abc"), (JSON,) * 3)
         self.staging = f"{prefix}-staging"
         self.writer = Writer(f"query-{prefix.partition('/')[2]}")
@@ -115,6 +117,11 @@ class Journals:
 
     async def rows(self):
         return sorted(line["n"] for line in await self.lines())
+
+
+@pytest.fixture(autouse=True)
+def _prefix(names, monkeypatch):
+    monkeypatch.setattr(Journals, "prefix", names.prefix)
 
 
 async def content(client, journal):
