@@ -1,8 +1,9 @@
-"""The client of etcd, when its server dies and comes back."""
+"""The client of etcd, when its server dies and comes back, and a lease that lives long."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -11,6 +12,7 @@ from gazette_platform.etcd import (
     EtcdClient,
     WatchBatch,
 )
+from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.etcd import EtcdServer
 
 pytestmark = pytest.mark.etcd
@@ -45,3 +47,20 @@ async def test_calls_wait_out_a_restart_of_etcd(etcd_binary, etcd_prefix):
             restart = asyncio.to_thread(server.start)
             _, found = await asyncio.gather(restart, client.get(f"{etcd_prefix}/a"))
             assert found.value == b"1"
+
+
+async def test_lease_is_kept_alive_beyond_its_ttl(etcd, etcd_prefix):
+    tasks = TaskGroup("test")
+    lease = await etcd.grant_lease(2)
+    task = tasks.spawn(lease.keep_alive())
+    await etcd.put(f"{etcd_prefix}/a", b"", lease=lease.id)
+    async with asyncio.timeout(10):
+        deadline = time.monotonic() + lease.ttl_s + 1.5
+        while time.monotonic() < deadline:
+            assert lease.remaining_s > 0
+            await asyncio.sleep(0.1)
+    assert await etcd.get(f"{etcd_prefix}/a") is not None
+    await lease.revoke()
+    async with asyncio.timeout(1):
+        await task  # ends by itself, without an error
+    await tasks.close()

@@ -154,3 +154,12 @@ async def test_both_engines_have_each_flight_once(
     for query in (trino.query, in_spark):
         rows = await asyncio.to_thread(query, routes)
         assert {(origin, dest): count for origin, dest, count in rows} == expected
+
+
+def test_data_are_the_first_flights_of_the_year_and_their_planes():
+    data = dataset()
+    flights, planes = flights_of(data, 1000), planes_of(data)
+    assert (len(flights), len(planes)) == (1000, 3322)
+    first = flights[0]
+    assert (first.departs_at, first.carrier, first.flight) == ("2013-01-01T10:15:00Z", "UA", 1545)
+    assert {each.tailnum for each in flights} & {each.tailnum for each in planes}

@@ -21,7 +21,6 @@ from gazette_platform.etcd import (
     Put,
     WatchBatch,
 )
-from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.etcd import EtcdServer
 
 pytestmark = pytest.mark.etcd
@@ -136,23 +135,6 @@ async def test_compacted_revisions_have_their_own_error(etcd, etcd_prefix):
         async with etcd.watch(etcd_prefix, start_revision=old) as watch:
             await next_events(watch)
     assert caught.value.compact_revision == new
-
-
-async def test_lease_is_kept_alive_beyond_its_ttl(etcd, etcd_prefix):
-    tasks = TaskGroup("test")
-    lease = await etcd.grant_lease(2)
-    task = tasks.spawn(lease.keep_alive())
-    await etcd.put(f"{etcd_prefix}/a", b"", lease=lease.id)
-    async with asyncio.timeout(10):
-        deadline = time.monotonic() + lease.ttl_s + 1.5
-        while time.monotonic() < deadline:
-            assert lease.remaining_s > 0
-            await asyncio.sleep(0.1)
-    assert await etcd.get(f"{etcd_prefix}/a") is not None
-    await lease.revoke()
-    async with asyncio.timeout(1):
-        await task  # ends by itself, without an error
-    await tasks.close()
 
 
 async def test_lease_revoked_by_another_is_lost(etcd):
