@@ -33,9 +33,6 @@ MAY_SLEEP = {
     "tests/benches/": "not cleaned yet",
     "tests/e2e/": "not cleaned yet",
     "tests/extended/": "not cleaned yet",
-    "tests/integration/": "not cleaned yet",
-    "tests/unit/test_benchmarks_lake.py": "not cleaned yet",
-    "tests/unit/test_benchmarks_report.py": "not cleaned yet",
 }
 
 # Which modules each contract of import-linter is about. Contracts can name existing ones only, so
