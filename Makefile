@@ -13,6 +13,8 @@ SEED ?= 7
 MINUTES ?= 10
 REPLICATION ?= 3
 MODULES ?=
+SAMPLE ?=
+DEVICES ?=
 CASES ?=
 CASE ?=
 OUTAGE_S ?= 600
@@ -68,8 +70,8 @@ proof: $(STAMP) ## Check what typed tables rely on in Iceberg, Spark and Trino; 
 test-pythons: $(STAMP) ## Run the fast tests on each later Python that this machine has
 	tools/try_pythons
 
-mutants: $(STAMP) ## Break the modules that decide, and name changes that no test sees (MODULES)
-	$(PY) tools/mutants.py $(MODULES)
+mutants: $(STAMP) ## Break the modules that decide, and list changes that no test notices (MODULES; SAMPLE, SEED; DEVICES=1)
+	nice -n 10 $(PY) $(if $(DEVICES),tools/safety_devices.py,tools/mutants.py $(if $(SAMPLE),--sample $(SAMPLE) --seed $(SEED)) $(MODULES))
 
 coverage: $(STAMP) ## Branch coverage of test-fast
 	$(BIN)/coverage run -m pytest -q tests/unit tests/property tests/scenario $(ARGS)

@@ -42,7 +42,7 @@ settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "house")
 )
 
-pytest_plugins = ("gazette_platform.testing.plugin", "outcomes")
+pytest_plugins = ("gazette_platform.testing.plugin", "outcomes", "shared_servers")
 
 # A folder is a tier (tests/README.md). Tests with these marks start servers that only these tiers may start.
 _TIERS: Final = {

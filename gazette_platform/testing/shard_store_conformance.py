@@ -118,19 +118,22 @@ class Owners:
         output: a journal to publish to.
     """
 
-    def __init__(self, kind: StoreKind, address: str, folder: Path) -> None:
+    def __init__(
+        self, kind: StoreKind, address: str, folder: Path, *, prefix: str = "conformance"
+    ) -> None:
         """Begin with a shard that nobody has had.
 
         Args:
             address: of a broker.
             folder: for their files.
+            prefix: of the names of their journals, without a slash at its end.
         """
         self._kind = kind
         self._address = address
         self._folder = folder
         self.shard = f"shard-{next(_numbers):04d}"
-        self.output = f"conformance/{self.shard}/output"
-        self._log = f"conformance/{self.shard}/log"
+        self.output = f"{prefix}/{self.shard}/output"
+        self._log = f"{prefix}/{self.shard}/log"
         self._hints = FsmHints(self._log)
         self._living: dict[int, AsyncExitStack] = {}
         self._count = 0
@@ -202,12 +205,17 @@ class ShardStoreConformance:
         """What is tested. It has no state yet."""
         raise NotImplementedError("subclasses of ShardStoreConformance give the fixture `kind`")
 
+    @pytest.fixture
+    def journal_prefix(self) -> str:
+        """Begins the names of journals; override it where tests share brokers."""
+        return "conformance"
+
     @pytest_asyncio.fixture
     async def owners(
-        self, kind: StoreKind, broker: BrokerServer, tmp_path: Path
+        self, kind: StoreKind, broker: BrokerServer, journal_prefix: str, tmp_path: Path
     ) -> AsyncIterator[Owners]:
         """Owners of a new shard."""
-        owners = Owners(kind, broker.address, tmp_path / "owners")
+        owners = Owners(kind, broker.address, tmp_path / "owners", prefix=journal_prefix)
         await owners.apply_journals()
         yield owners
         await owners.close()

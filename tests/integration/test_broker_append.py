@@ -153,7 +153,8 @@ async def test_aa3_no_commit_no_append(cluster, stub):
     assert (await append(stub, "a/journal")).commit.end == 0
 
 
-async def test_aa4_a_stalled_client_is_refused(cluster, stub):
+async def test_aa4_a_stalled_client_is_refused(cluster, stub, monkeypatch):
+    monkeypatch.setattr("gazette_platform.broker.append.content._GATHER_CREDIT_S", 1.0)
     await cluster.apply(stub, spec())
     call = AppendCall(stub, "a/journal")
     await call.send(b"foo")
@@ -201,7 +202,8 @@ async def test_rs7_a_journal_without_brokers(cluster):
         assert response.status == pb.INSUFFICIENT_JOURNAL_BROKERS
 
 
-async def test_aa10_too_few_brokers(cluster, stub):
+async def test_aa10_too_few_brokers(cluster):
+    stub = cluster.stub(await cluster.start(append_wait_s=0.5))
     request = pb.ApplyRequest()
     request.changes.add().upsert.CopyFrom(spec(replication=2).to_pb())
     assert (await stub.Apply(request)).status == pb.OK

@@ -146,11 +146,15 @@ async def ended(reader):
 
 async def test_half_sent_headers_do_not_stay(broker, monkeypatch):
     monkeypatch.setattr(http_port, "_IDLE_S", 0.3)
-    for sent in (b"", b"GET / HT", f"GET /{JOURNAL} HTTP/1.1\r\nHost: lo".encode()):
+
+    async def send(part):
         reader, writer = await asyncio.open_connection("127.0.0.1", broker.http_port)
-        writer.write(sent)
+        writer.write(part)
         await ended(reader)
         writer.close()
+
+    parts = (b"", b"GET / HT", f"GET /{JOURNAL} HTTP/1.1\r\nHost: lo".encode())
+    await asyncio.gather(*map(send, parts))
 
 
 async def test_a_tail_is_not_idle(broker, cluster, monkeypatch):

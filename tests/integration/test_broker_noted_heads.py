@@ -17,10 +17,9 @@ from gazette_platform.broker.crash import noted_heads
 from gazette_platform.broker.crash.noted_heads import note_heads
 from gazette_platform.broker.epoch_store import read_record
 from gazette_platform.broker.journal.spec_writes import write_head, write_suspend
-from gazette_platform.broker.side_keys import own_members_prefix
 from gazette_platform.broker.spool.journal_spool import Draft
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.errors import EtcdError, GazetteError
+from gazette_platform.errors import GazetteError
 from gazette_platform.etcd import Delete, EtcdClient, Put
 from gazette_platform.keyspace import assignment_key, encode_broker_spec, item_key, member_key
 from gazette_platform.protocol import (
@@ -350,25 +349,6 @@ async def test_beside_a_broker_of_gazette_no_head_is_noted(cluster, etcd, etcd_p
     assert await noted_by_now(observer) == 0
     assert 'zone:"zone" suffix:"of-gazette" is a broker of Gazette' in caplog.text
     await lease.revoke()
-
-
-async def test_no_head_is_noted_while_etcd_does_not_tell_who_the_others_are(
-    cluster, etcd_prefix, monkeypatch
-):
-    broker, observer = await cluster.start(), await cluster.start(journal_limit=0)
-    stub = cluster.stub(broker)
-    await cluster.apply(stub, spec())
-    await append(stub, JOURNAL, b"content")
-    read = broker._context.etcd.range
-
-    async def read_all_but_members(prefix, **options):
-        if prefix == own_members_prefix(etcd_prefix):
-            raise EtcdError("etcd is away")
-        return await read(prefix, **options)
-
-    monkeypatch.setattr(broker._context.etcd, "range", read_all_but_members)
-    await broker.drain()
-    assert await noted_by_now(observer) == 0
 
 
 async def test_a_head_is_noted_all_the_same_if_the_spec_was_changed_at_that_moment(

@@ -178,7 +178,7 @@ async def test_a_replica_leaves_it_to_its_primary_whether_content_is_gone(cluste
     await cluster.apply(cluster.stub(first), spec())
     await append(cluster.stub(first), JOURNAL, b"before ")
     await first._resolver.replicas[JOURNAL].close_fragment()
-    second = await cluster.start(zone=ZONES[1])
+    second = await cluster.start(zone=ZONES[1], append_wait_s=2.0)
     request = pb.ApplyRequest()
     request.changes.add(expect_mod_revision=-1).upsert.CopyFrom(spec(2).to_pb())
     assert (await cluster.stub(first).Apply(request)).status == pb.OK
@@ -283,7 +283,7 @@ async def moved_on(cluster, etcd, etcd_prefix, journal_leaves):
     stub = cluster.stub(first)
     await cluster.apply(stub, spec())
     await append(stub, JOURNAL, b"before ")
-    second = await cluster.start()
+    second = await cluster.start(append_wait_s=2.0)
     journal_leaves(first)
     for broker in (first, second):
         broker._allocating.cancel()  # it would assign as it likes

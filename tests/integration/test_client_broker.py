@@ -32,7 +32,6 @@ from gazette_platform.protocol import (
     LabelSelector,
     LabelSet,
 )
-from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
@@ -50,25 +49,10 @@ def spec(name, *, codec=CompressionCodec.GZIP, length=1 << 20, **fields):
     )
 
 
-@pytest.fixture(scope="module")
-def shared(etcd_server, tmp_path_factory):
-    """One broker for all tests that neither stop it nor count its journals."""
-    folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-client") as server:
-        yield server
-
-
 @pytest.fixture
-async def client(shared):
-    config = ClientConfig(address=shared.address, file_root=shared.fragments)
-    async with AsyncClient(config) as client:
-        yield client
-
-
-@pytest.fixture
-def name(request):
+def name(names):
     """A journal of this test's own."""
-    return f"client/{request.node.name}"
+    return names.prefix
 
 
 async def persisted(client, journal, count):
@@ -200,25 +184,6 @@ async def test_upkeep_calls(client, name):
     assert await client.reset_head(name) == 10
     assert (await client.store_health("file:///", check_delete_prefix="probe/")).is_healthy
     assert not (await client.store_health("s3://bucket/")).is_healthy
-
-
-async def test_calls_survive_a_restart_of_the_broker(broker):
-    client = AsyncClient(ClientConfig(address=broker.address))
-    await client.apply([Change(spec("a/one"))])
-    await client.append("a/one", b"before\n")
-    reader = client.read("a/one", block=True)
-    assert bytes(await anext(reader)) == b"before\n"
-    writer = client.append_writer("a/one")
-    assert await asyncio.to_thread(broker.stop) == 0
-    ticket = await writer.write(b"after\n")
-    restart = asyncio.get_running_loop().run_in_executor(None, broker.start)
-    async with asyncio.timeout(patient(40)):
-        assert await ticket == (7, 13)
-        assert bytes(await anext(reader)) == b"after\n"
-        await restart
-    await writer.close()
-    await reader.aclose()
-    await client.close()
 
 
 def test_synchronous_client_of_many_threads(shared, name):

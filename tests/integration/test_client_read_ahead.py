@@ -17,19 +17,11 @@ from gazette_platform.errors import ChecksumMismatch, DataError, OffsetJump
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.waiting import eventually, patient, stays
 
 pytestmark = pytest.mark.etcd
 FRAGMENTS = 12
 SIZE = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def shared(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-read-ahead") as server:
-        yield server
 
 
 @asynccontextmanager
@@ -40,14 +32,8 @@ async def client_of(shared, **config):
 
 
 @pytest.fixture
-async def client(shared):
-    async with client_of(shared) as client:
-        yield client
-
-
-@pytest.fixture
-def name(request):
-    return f"ahead/{request.node.name}".replace("[", "/").rstrip("]")
+def name(names):
+    return names.prefix
 
 
 async def filled(client, name, codec=CompressionCodec.GZIP, fragments=FRAGMENTS):

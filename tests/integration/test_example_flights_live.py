@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from examples.flights_live.application import FlightsLive
-from examples.flights_live.data import dataset, flights_of, planes_of
 from examples.flights_live.messages import ENRICHED, FLIGHTS, PLANES, Enriched, Flight, Plane
 from examples.flights_live.player import play
 from gazette_platform.consumer.protocol import ReplicaCode, ShardChange
@@ -177,12 +176,3 @@ async def test_a_shard_without_a_log_is_refused(world):
     (first, _) = parse_shard_changes((FOLDER / "shards.yaml").read_text())
     spec = replace(first.spec, recovery_log_prefix="", hint_prefix="", hint_backups=0)
     assert "needs a recovery log" in await failure_of(world, spec)
-
-
-def test_data_are_the_first_flights_of_the_year_and_their_planes():
-    data = dataset()
-    flights, planes = flights_of(data, 1000), planes_of(data)
-    assert (len(flights), len(planes)) == (1000, 3322)
-    first = flights[0]
-    assert (first.departs_at, first.carrier, first.flight) == ("2013-01-01T10:15:00Z", "UA", 1545)
-    assert {each.tailnum for each in flights} & {each.tailnum for each in planes}

@@ -17,7 +17,6 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.message.uuid import Flags, build_uuid, clock_of
-from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.waiting import block_for, wait_until
 
 pytestmark = pytest.mark.etcd
@@ -49,32 +48,24 @@ PRODUCER = bytes.fromhex("070203040506")
 CLOCK = clock_of(1_760_000_000_000_000_000)
 
 
-@pytest.fixture(scope="module")
-def broker(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-gazctl-typed") as server:
-        yield server
-
-
 @pytest.fixture
-def root(request, gazctl):
+def root(names, gazctl):
     """Journals of this test's own."""
-    name = re.sub(r"\W+", "-", request.node.name).replace("_", "-").strip("-")
-    assert gazctl("apply", stdin=JOURNALS.format(root=name).encode()).code == 0
-    return name
+    assert gazctl("apply", stdin=JOURNALS.format(root=names.prefix).encode()).code == 0
+    return names.prefix
 
 
 @pytest.fixture
-def gazctl(broker, monkeypatch, tmp_path, capfdbinary):
+def gazctl(shared, monkeypatch, tmp_path, capfdbinary):
     for name in ("GAZETTE_ENDPOINTS", "GAZETTE_METASTORE_URI", "GAZETTE_ICEBERG_JAR"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "tables").mkdir()
     monkeypatch.setenv("GAZETTE_TABLES", str(tmp_path / "tables"))
     monkeypatch.setenv("GAZETTE_WAREHOUSE", f"file://{tmp_path}/warehouse")
     monkeypatch.setenv("GAZETTE_ICEBERG_CATALOG", f"sqlite:///{tmp_path}/catalog.db")
-    roots = {"file:///": f"file://{broker.fragments}/"}
+    roots = {"file:///": f"file://{shared.fragments}/"}
     monkeypatch.setenv("GAZETTE_LAKE_STORE_ROOTS", json.dumps(roots))
-    return gazctl_runner(broker.address, monkeypatch, tmp_path, capfdbinary)
+    return gazctl_runner(shared.address, monkeypatch, tmp_path, capfdbinary)
 
 
 @pytest.fixture

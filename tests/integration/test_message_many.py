@@ -9,7 +9,6 @@ import pytest
 
 from gazette_platform import (
     ArrowReader,
-    AsyncClient,
     Change,
     Client,
     ClientConfig,
@@ -25,7 +24,6 @@ from gazette_platform import (
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
-from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.waiting import patient, turns
 
 pytestmark = pytest.mark.etcd
@@ -33,23 +31,9 @@ OUT, CONT, ACK = Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN
 FRAMING = JsonFraming()
 
 
-@pytest.fixture(scope="module")
-def shared(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-many") as server:
-        yield server
-
-
 @pytest.fixture
-async def client(shared):
-    config = ClientConfig(address=shared.address, file_root=shared.fragments)
-    async with AsyncClient(config) as client:
-        yield client
-
-
-@pytest.fixture
-def prefix(request):
-    return f"many/{request.node.name}"
+def prefix(names):
+    return names.prefix
 
 
 def spec(name, content_type="application/x-ndjson"):
@@ -165,18 +149,20 @@ async def test_arrow_waits_for_more_of_one_journal(client, prefix):
         assert (await first).batch.to_pylist() == [{"n": 1}, {"n": 2}]
 
 
-def test_the_snippet_of_the_readme_reads_every_journal_of_a_prefix(shared):
-    """As it stands there, but for the address."""
+def test_the_snippet_of_the_readme_reads_every_journal_of_a_prefix(shared, prefix):
+    """As it stands there, with another address and prefix."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     [snippet] = [block for block in blocks if "read_arrow" in block]
     assert len(snippet.strip().replace("\n\n", "\n").splitlines()) == 3
     with Client(ClientConfig(address=shared.address)) as client:
-        names = ("orders/region=eu", "orders/region=us")
+        names = (f"{prefix}/region=eu", f"{prefix}/region=us")
         client.apply([Change(spec(name)) for name in names])
         for name in names:
             client.append(name, b'{"order":1}\n{"order":2}\n')
     found = {}
+    assert "name:prefix=orders/" in snippet
+    snippet = snippet.replace("name:prefix=orders/", f"name:prefix={prefix}/")
     exec(snippet.replace("http://localhost:8080", shared.address), found)
     assert found["table"].column("order").to_pylist() == [1, 2, 1, 2]
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from spark_journals import JSON, journal_spec
 
-from gazette_platform.client import AsyncClient, Change, ClientConfig
+from gazette_platform.client import Change
 from gazette_platform.errors import (
     DataError,
     OutcomeUnknown,
@@ -26,24 +26,10 @@ from gazette_platform.spark.delivery import Delivery, check_targets
 from gazette_platform.spark.marks import Mark, Writer
 from gazette_platform.spark.staging import Block, lay_down
 from gazette_platform.spark.targets import Targets
-from gazette_platform.testing.broker import BrokerServer
 
 pytestmark = pytest.mark.etcd
 
 ROWS = frozenset(range(12))
-
-
-@pytest.fixture(scope="module")
-def shared(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-delivery") as server:
-        yield server
-
-
-@pytest.fixture
-async def client(shared):
-    async with AsyncClient(ClientConfig(address=shared.address)) as client:
-        yield client
 
 
 class Killed(Exception):
@@ -75,11 +61,13 @@ class Journals:
     """Some journals that are written to, and a staging journal."""
 
     numbers = itertools.count()
+    prefix = ""
+    """Of a test's own."""
 
     def __init__(self, client):
         self.client = client
         self.clock = ManualClock()
-        prefix = f"delivery/{next(self.numbers)}"
+        prefix = f"{self.prefix}/{next(self.numbers)}"
         self.targets = Targets(tuple(f"{prefix}/{name}" for name in "abc"), (JSON,) * 3)
         self.staging = f"{prefix}-staging"
         self.writer = Writer(f"query-{prefix.partition('/')[2]}")
@@ -129,6 +117,11 @@ class Journals:
 
     async def rows(self):
         return sorted(line["n"] for line in await self.lines())
+
+
+@pytest.fixture(autouse=True)
+def _prefix(names, monkeypatch):
+    monkeypatch.setattr(Journals, "prefix", names.prefix)
 
 
 async def content(client, journal):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-
 import pyarrow as pa
 import pytest
 from msgspec import structs
@@ -26,29 +24,19 @@ from gazette_platform.lake.typed.tables.quarantined import quarantined_rows
 from gazette_platform.lake.typed.tables.table import typed_table
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.ops.clock import ManualClock
-from gazette_platform.testing.broker import BrokerServer
 
 pytestmark = pytest.mark.etcd
 
 
 @pytest.fixture(scope="module")
-def broker(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(
-        folder, etcd=etcd_server.endpoint, prefix="/test-typed-amending", lease_s=30.0
-    ) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(broker):
-    with Client(ClientConfig(address=broker.address, file_root=broker.fragments)) as client:
+def client(shared):
+    with Client(ClientConfig(address=shared.address, file_root=shared.fragments)) as client:
         yield client
 
 
 @pytest.fixture
-def world(client, tmp_path):
-    made = Journals(client, tmp_path, uuid.uuid4().hex[:8])
+def world(client, names, tmp_path):
+    made = Journals(client, tmp_path, names.prefix)
     yield filled(made)
     made.catalog.close()
 
@@ -158,12 +146,12 @@ def test_amendments_that_took_so_long_that_their_files_may_be_gone_are_given_up(
     assert world.check() == before
 
 
-def test_what_was_written_in_vain_is_removed(world, broker):
+def test_what_was_written_in_vain_is_removed(world, shared):
     world.run(spec(is_strict=True))
     before = world.files()
     world.roll()
     second = list(world.logs)[1]
-    for path in broker.fragments.glob(f"{second}/**/*.gz"):
+    for path in shared.fragments.glob(f"{second}/**/*.gz"):
         path.write_bytes(b"damaged")
     with pytest.raises(GazetteError):
         world.backfill(spec(), everything(world))
@@ -174,11 +162,11 @@ def test_what_was_written_in_vain_is_removed(world, broker):
 # ------------------------------------------------------------------ reprocessing
 
 
-def test_records_that_fit_by_now_become_rows_though_content_was_pruned(world, broker):
+def test_records_that_fit_by_now_become_rows_though_content_was_pruned(world, shared):
     world.run(spec(is_strict=True))
     strict = world.check()
     world.roll()
-    for path in broker.fragments.glob(f"{world.prefix}/**/*.gz"):
+    for path in shared.fragments.glob(f"{world.prefix}/**/*.gz"):
         path.unlink()
     report = world.reprocess(spec())
     left = world.check()

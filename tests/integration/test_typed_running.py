@@ -23,26 +23,14 @@ from gazette_platform.lake.typed.tables.quarantined import count_rows, quarantin
 from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.message import Flags, build_uuid
-from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.waiting import wait_until
 
 pytestmark = pytest.mark.etcd
 
 
 @pytest.fixture(scope="module")
-def server(etcd_server, tmp_path_factory):
-    with BrokerServer(
-        tmp_path_factory.mktemp("broker"),
-        etcd=etcd_server.endpoint,
-        prefix="/test-typed-running",
-        lease_s=30.0,
-    ) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with Client(ClientConfig(address=server.address, file_root=server.fragments)) as client:
+def client(shared):
+    with Client(ClientConfig(address=shared.address, file_root=shared.fragments)) as client:
         yield client
 
 
@@ -82,8 +70,8 @@ class Table:
 
 
 @pytest.fixture
-def prefix(request):
-    return f"running/{request.node.name.translate({91: 45, 93: None})}"
+def prefix(names):
+    return names.prefix
 
 
 @pytest.fixture
@@ -163,12 +151,12 @@ def test_a_journal_that_cannot_be_read_holds_up_no_other(client, table, prefix, 
     assert any(one in text and "no answer" in text for text in table.said)
 
 
-def test_damaged_content_holds_up_its_journal_alone(client, server, table, prefix):
+def test_damaged_content_holds_up_its_journal_alone(client, shared, table, prefix):
     one, two = create(client, prefix, "part=0", "part=1")
     client.append(one, lines(1))
     client.flush(f"name={one}")
     (stored,) = client.fragments(one)
-    (server.fragments / stored.fragment.content_path).write_bytes(b"no gzip")
+    (shared.fragments / stored.fragment.content_path).write_bytes(b"no gzip")
     client.append(two, lines(2))
     report = table.run()
     assert list(report.unreadable) == [one]
@@ -213,11 +201,11 @@ def of_transaction(n, flags):
 
 @pytest.mark.parametrize("is_read", [False, True])
 def test_an_open_transaction_of_which_a_part_is_gone_is_given_up_on_a_persons_word(
-    client, server, table, prefix, is_read
+    client, shared, table, prefix, is_read
 ):
     """Whether what is gone was read before or not: else its journal would stand still for ever, once it is committed."""
     (one,) = create(client, prefix, "part=0")
-    files = server.fragments / one
+    files = shared.fragments / one
     client.append(one, of_transaction(1, Flags.CONTINUE_TXN))
     table.run()
     lost = client.append(one, of_transaction(2, Flags.CONTINUE_TXN)).end

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-import pickle
 import random
-from dataclasses import replace
 
 import pytest
 from msgspec import structs
-from object_servers import s3_server
-from pyiceberg.io import load_file_io
 from spark_journals import json_lines
-from typed_world import World, spec
+from typed_orders import Typed
+from typed_world import spec
 
-from gazette_platform import Change, Client, ClientConfig
+from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import DataError, LakeError
-from gazette_platform.lake.table_spec import TableSpec
-from gazette_platform.lake.typed.catalog.catalogs import CatalogTables
-from gazette_platform.lake.typed.planning.ranges import Limits, Task
+from gazette_platform.lake.typed.planning.ranges import Task
 from gazette_platform.lake.typed.planning.rounds import Order
-from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers, carry_out, discard
 from gazette_platform.lake.typed.tables.quarantined import quarantined_rows
 from gazette_platform.lake.typed_spec.partitions import parse_partition
@@ -35,21 +29,10 @@ from gazette_platform.message import (
 from gazette_platform.message.arrow_committed import Frames
 from gazette_platform.message.json_framing import JsonFraming
 from gazette_platform.message.uuid import NO_UUID
-from gazette_platform.ops.durations import SECOND_NS
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
-from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.protocol import CompressionCodec
 
 pytestmark = pytest.mark.etcd
 OUT, CONT, ACK = Flags
-RAW = TableSpec(name="raw.flights", selector="", format="json", columns=())
-
-
-@pytest.fixture(scope="module")
-def shared(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    prefix = "/test-typed-working"
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix=prefix, lease_s=30.0) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -58,112 +41,9 @@ def client(shared):
         yield client
 
 
-class Typed:
-    """A typed table of the journals of one test, and what its runs do."""
-
-    def __init__(self, client, shared, name, folder):
-        self.client = client
-        self.root = shared.fragments
-        self.prefix = f"working/{name}"
-        self.world = World(folder)
-        self.wanted = spec()
-        self.raw = RAW.__class__(
-            name="raw.flights", selector=f"name:prefix={self.prefix}/", format="json", columns=()
-        )
-        self.producer, self.clock = new_producer_id(), MessageClock()
-
-    @property
-    def door(self):
-        return self.world.door()
-
-    def journal(self, part="a", codec=CompressionCodec.GZIP):
-        name = f"{self.prefix}/{part}"
-        fragment = FragmentSpec(
-            length=1 << 20, codec=codec, stores=("file:///",), refresh_interval_ns=SECOND_NS
-        )
-        labels = LabelSet.of(("content-type", "application/x-ndjson"))
-        self.client.apply(
-            [Change(JournalSpec(name=name, replication=1, labels=labels, fragment=fragment))]
-        )
-        return name
-
-    def message(self, n, flags=OUT, **more):
-        uuid = build_uuid(self.producer, self.clock.tick(), flags)
-        return json_lines({"_meta": {"uuid": str(uuid)}, "n": n, "k": f"k{n}", **more})
-
-    def messages(self, *ns, flags=OUT):
-        return b"".join(self.message(n, flags) for n in ns)
-
-    def store(self, name, content):
-        """As a fragment of its own. Returns: where it begins."""
-        begin = self.client.write_head(name)
-        self.client.append(name, content)
-        self.client.flush(f"name={name}")
-        return begin
-
-    def run(self, threads=2, **limits):
-        self.tables = CatalogTables(self.door._catalog, self.world.folder.as_uri())
-        runner = TypedRunner(self.tables, LocalWorkers(threads), self.client)
-        return runner.run(self.wanted, self.raw, limits=Limits(**limits))
-
-    def rows(self, name=None):
-        table = (
-            self.door.load()
-            .token.scan()
-            .to_arrow()
-            .sort_by([("_journal", "ascending"), ("_begin", "ascending")])
-        )
-        return [one for one in table.to_pylist() if name in {None, one["_journal"]}]
-
-    def numbers(self, name=None):
-        return [one["n"] for one in self.rows(name)]
-
-    def set_aside(self):
-        found = quarantined_rows(self.world.door("typed.flights_quarantine"))
-        return [(one["raw"], one["reason"]) for one in found.to_pylist()]
-
-    def job(self):
-        """Of a run, and its plan: as `TypedRunner` makes them."""
-        taken = []
-
-        class Taking:
-            def carry_out(self, job, orders):
-                taken.append((pickle.loads(pickle.dumps(job)), list(orders)))
-                raise LakeError("taken")
-
-        tables = CatalogTables(self.door._catalog, self.world.folder.as_uri())
-        with pytest.raises(LakeError, match="taken"):
-            TypedRunner(tables, Taking(), self.client).run(self.wanted, self.raw)
-        return taken[0]
-
-    def files(self):
-        """Data files on disk, published or not."""
-        return sorted(path.name for path in self.world.folder.rglob("*.parquet"))
-
-    def close(self):
-        for catalog in self.world.catalogs:
-            catalog.close()
-
-
-@pytest.fixture(scope="module")
-def bucket(tmp_path_factory):
-    """A server of S3 with a bucket, and PyIceberg's properties to reach it."""
-    with s3_server(tmp_path_factory.mktemp("s3")) as server:
-        server.make_bucket("typed")
-        yield (
-            server,
-            {
-                "s3.endpoint": server.endpoint,
-                "s3.access-key-id": server.access_key,
-                "s3.secret-access-key": server.secret_key,
-                "s3.region": "us-east-1",
-            },
-        )
-
-
 @pytest.fixture
-def typed(client, shared, request, tmp_path):
-    made = Typed(client, shared, request.node.name.replace("[", "-").rstrip("]"), tmp_path)
+def typed(client, shared, names, tmp_path):
+    made = Typed(client, shared.fragments, names.prefix, tmp_path)
     yield made
     made.close()
 
@@ -316,33 +196,3 @@ def test_order_that_cannot_be_written_ends_all_and_leaves_no_file(typed):
         LocalWorkers(1).carry_out(job, orders)
     assert typed.files() == []
     assert [one.typed for one in LocalWorkers(1).carry_out(job, orders[:2])] == [1, 1]
-
-
-@pytest.mark.s3
-def test_files_are_written_to_objects_and_removed_again(typed, bucket):
-    server, properties = bucket
-    typed.wanted = spec(partitions=(parse_partition("truncate(10, n)"),))
-    a = typed.journal("a")
-    typed.store(a, typed.messages(*range(200)) + b"bad\n")
-    job, [order] = typed.job()
-    job = replace(
-        job, location="s3://typed/a", quarantine_location="s3://typed/b", io_properties=properties
-    )
-    done = carry_out(job, order)
-    files = [*done.output.files, *done.output.quarantined]
-    assert len(files) == 21
-
-    def held():
-        return {
-            f"s3://{path.relative_to(server.folder)}" for path in server.folder.rglob("*.parquet")
-        }
-
-    assert held() == {file.path for file in files}
-    io = load_file_io(properties, "s3://typed/a")
-    assert sum(len(io.new_input(file.path)) for file in files) == sum(file.bytes for file in files)
-    discard(job, done.output)
-    assert held() == set()
-    elsewhere = replace(job, location="s3://nowhere/a")
-    with pytest.raises(LakeError, match="cannot write s3://nowhere/a/data/"):
-        carry_out(elsewhere, order)
-    assert held() == set()

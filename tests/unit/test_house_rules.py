@@ -381,3 +381,14 @@ def test_mutants_are_of_modules_tests_and_lines_that_exist():
         if one["line"] not in (package / one["module"]).read_text()
     ]
     assert gone == []
+
+
+def test_safety_devices_name_text_and_tests_that_exist():
+    """`make mutants DEVICES=1` fails otherwise, and takes minutes to do so."""
+    tiers = {"unit", "property", "scenario", "integration", "platform"}
+    for device in tomllib.loads((ROOT / "tests/safety_devices.toml").read_text())["device"]:
+        source = (ROOT / "gazette_platform" / device["module"]).read_text()
+        assert source.count(device["text"]) == 1, device["name"]
+        for path, _, name in (test.partition("::") for test in device["tests"]):
+            assert path.split("/")[1] in tiers, f"make test does not run {path}"
+            assert f"def {name}" in (ROOT / path).read_text()
