@@ -18,10 +18,12 @@ from sensor_platform import SPEC, SensorPlatform, line, numbers, parts_of, total
 from gazette_platform.assets import raw_checks
 from gazette_platform.errors import (
     JournalNotFound,
+    LakeError,
     NoJournalPrimaryBroker,
     TransportError,
     ValidationError,
 )
+from gazette_platform.hive import MetastoreSession
 from gazette_platform.lake import (
     Finding,
     JournalCursor,
@@ -138,6 +140,22 @@ def test_events_of_a_killed_tick_are_told_by_the_next_one(platform):
     assert sorted(platform.instance.get_dynamic_partitions("s.a")) == sorted(told)
     assert platform.instance.get_dynamic_partitions("journals.s.a") == ["a/part=0"]
     assert platform.tick().asset_events == []
+
+
+def test_tick_reports_no_rows_that_the_metastore_refused(platform, monkeypatch):
+    platform.write_spec("a")
+    platform.files.append("a/part=0", line(1), postfix="hour=05")
+
+    def refuse(*_):
+        raise LakeError("the metastore is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MetastoreSession, "alter_partitions", refuse)
+        result = platform.tick()
+    assert [event.partition for event in result.asset_events] == []
+    assert "the metastore is full" in platform.text
+    platform.tick()
+    assert numbers(platform.instance, "a") == {"05": [1]}
 
 
 def test_a_lost_dagster_home_is_told_everything_again(platform):
