@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.etcd import find_etcd
@@ -38,6 +38,10 @@ settings.register_profile("house", deadline=None)
 settings.register_profile("nightly", deadline=None, max_examples=10_000)
 # For another interpreter, where what is wrong is wrong of most examples.
 settings.register_profile("brief", settings.get_profile("ci"), max_examples=20)
+# For tools/broken_clone.py: a simpler example would take minutes, and nobody reads it.
+settings.register_profile(
+    "first_fault", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate)
+)
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "house")
 )
