@@ -31,9 +31,9 @@ BROKER_MODULES_MAX = 15  # of a folder
 MAY_SLEEP = {
     "tests/unit/test_mutants.py": "it makes a mutant that hangs",
     "tests/fuzz/pulse.py": "it needs only the standard library",
-    "tests/benches/": "not cleaned yet",
-    "tests/e2e/": "not cleaned yet",
-    "tests/extended/": "not cleaned yet",
+    "tests/benches/": "starters of servers poll until these serve or have ended",
+    "tests/e2e/test_fuzz_run.py": "a fault to be found",
+    "tests/extended/test_testing_slow_disk.py": "a program that tests start",
 }
 
 # Which modules each contract of import-linter is about. Contracts can name existing ones only, so
