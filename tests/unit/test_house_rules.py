@@ -25,10 +25,9 @@ BROKER_MODULES_MAX = 15  # of a folder
 # Files and folders of tests/ that may call `sleep`, with the reason.
 MAY_SLEEP = {
     "tests/fuzz/pulse.py": "it needs only the standard library",
-    "tests/benches/": "not cleaned yet",
-    "tests/e2e/": "not cleaned yet",
-    "tests/extended/": "not cleaned yet",
-    "tests/integration/": "not cleaned yet",
+    "tests/benches/": "starters of servers also watch whether the process has ended",
+    "tests/e2e/test_fuzz_run.py": "it plants a broker that blocks its event loop",
+    "tests/extended/test_testing_slow_disk.py": "its program needs only the standard library",
     "tests/unit/test_benchmarks_lake.py": "not cleaned yet",
     "tests/unit/test_benchmarks_report.py": "not cleaned yet",
 }
