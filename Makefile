@@ -13,7 +13,10 @@ SEED ?= 7
 MINUTES ?= 10
 REPLICATION ?= 3
 MODULES ?=
+SAMPLE ?=
+DEVICES ?=
 CASES ?=
+CASE ?=
 OUTAGE_S ?= 600
 
 .PHONY: help install dev demo fmt lint types test test-fast test-all proof test-pythons mutants coverage bench bench-cluster bench-failover bench-allocator bench-consume bench-consumers bench-lake chaos test-outage fuzz lake-crash typed-crash soak screenshots gen gen-check docs clean
@@ -67,8 +70,8 @@ proof: $(STAMP) ## Check what typed tables rely on in Iceberg, Spark and Trino; 
 test-pythons: $(STAMP) ## Run the fast tests on each later Python that this machine has
 	tools/try_pythons
 
-mutants: $(STAMP) ## Break the modules that decide, and name changes that no test sees (MODULES)
-	$(PY) tools/mutants.py $(MODULES)
+mutants: $(STAMP) ## Break the modules that decide, and list changes that no test notices (MODULES; SAMPLE, SEED; DEVICES=1)
+	nice -n 10 $(PY) $(if $(DEVICES),tools/safety_devices.py,tools/mutants.py $(if $(SAMPLE),--sample $(SAMPLE) --seed $(SEED)) $(MODULES))
 
 coverage: $(STAMP) ## Branch coverage of test-fast
 	$(BIN)/coverage run -m pytest -q tests/unit tests/property tests/scenario $(ARGS)
@@ -104,11 +107,11 @@ test-outage: $(STAMP) ## Cut the store of brokers under load for ten minutes (OU
 fuzz: $(STAMP) ## Send brokers what nobody should, and see that they live (SEED, MINUTES, or REPLAY=file)
 	$(PY) -m tests.fuzz --seed $(SEED) --minutes $(MINUTES) $(if $(REPLAY),--replay $(REPLAY))
 
-lake-crash: $(STAMP) ## Kill registration of raw tables at each of its calls, and ask all engines what is there then (SEED, CASES)
-	$(PY) -m tests.lake_crash --seed $(SEED) $(if $(CASES),--cases $(CASES))
+lake-crash: $(STAMP) ## Kill registration of raw tables at each of its calls, and ask all engines what is there then (SEED, CASES=3 or CASE=3,8-11)
+	$(PY) -m tests.lake_crash --seed $(SEED) $(if $(CASES),--cases $(CASES)) $(if $(CASE),--case $(CASE))
 
-typed-crash: $(STAMP) ## Kill runs of typed tables at each of their calls, and see that each message is there once (SEED, CASES)
-	$(PY) -m tests.typed_crash --seed $(SEED) $(if $(CASES),--cases $(CASES))
+typed-crash: $(STAMP) ## Kill runs of typed tables at each of their calls, and see that each message is there once (SEED, CASES=3 or CASE=3,8-11)
+	$(PY) -m tests.typed_crash --seed $(SEED) $(if $(CASES),--cases $(CASES)) $(if $(CASE),--case $(CASE))
 
 soak: $(STAMP) ## Sum streams by consumers while brokers, consumers and etcd are killed, stopped and cut off, and check each sum (SEED, MINUTES)
 	$(PY) -m tests.soak --seed $(SEED) --minutes $(MINUTES)

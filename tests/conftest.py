@@ -14,6 +14,7 @@ from hypothesis import settings
 
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.etcd import find_etcd
+from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -41,7 +42,7 @@ settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "house")
 )
 
-pytest_plugins = ("gazette_platform.testing.plugin", "outcomes")
+pytest_plugins = ("gazette_platform.testing.plugin", "outcomes", "shared_servers")
 
 # A folder is a tier (tests/README.md). Tests with these marks start servers that only these tiers may start.
 _TIERS: Final = {
@@ -75,11 +76,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         for mark, folders in _TIERS.items():
             if item.get_closest_marker(mark) is not None and item.path.parent.name not in folders:
                 raise pytest.UsageError(f"{item.nodeid}: marked {mark}, and not in {folders}")
+        _scale_timeout(config, item)
+
+
+def _scale_timeout(config: pytest.Config, item: pytest.Item) -> None:
+    """Let the timeout of a test follow GAZETTE_TEST_PATIENCE, except one of the command line."""
+    if patient(1.0) == 1.0 or config.getoption("timeout", None) is not None:
+        return
+    mark = item.get_closest_marker("timeout")
+    options = dict(mark.kwargs) if mark is not None else {}
+    if mark is not None and mark.args:
+        options["timeout"] = mark.args[0]
+    limit_s = float(options.get("timeout", config.getini("timeout") or 0))
+    item.add_marker(pytest.mark.timeout(**options | {"timeout": patient(limit_s)}), append=False)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -83,7 +83,7 @@ TIERS: Final[dict[str, tuple[Part, ...]]] = {
     "test": (
         Part(name="modules", folders=_MODULES, is_beside=True),
         Part(name="platform", folders=("tests/platform",)),
-        Part(name="integration", folders=("tests/integration",)),
+        Part(name="integration", folders=("tests/integration",), workers=2),
     ),
     "all": (
         Part(name="pythons", command=("tools/try_pythons",), is_beside=True),

@@ -29,13 +29,15 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import ListSnapshot
 
-__all__ = ["Chunker", "Published", "SumLate", "SumWrong", "run_chunker"]
+__all__ = ["ChunkLate", "Chunker", "Published", "SumLate", "SumWrong", "run_chunker"]
 
 CHUNK_BYTES: Final = 32
 WARN_S: Final = (0.1, 0.25, 0.5, 1, 2, 4, 6, 8, 10, 15, 20, 25, 30, 35)
 """Seconds after the last chunk of a stream at which its sum is asked for aloud."""
 FATAL_S: Final = 40.0
 """Seconds after which a sum is late: the chunker ends."""
+APPEND_S: Final = 90.0
+"""Seconds after which a chunk is late: longer than brokers take to replace one that has died."""
 _RING: Final = 16
 
 
@@ -45,6 +47,10 @@ class SumWrong(GazetteError):
 
 class SumLate(GazetteError):
     """The sum of a stream did not come in time."""
+
+
+class ChunkLate(GazetteError):
+    """Brokers did not append a chunk in time. They may still do so later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,11 @@ class Chunker:
         pause_s: seconds between two chunks of a worker.
         say: is told of sums that are late.
         expect: is told of a stream once its chunks are published, before it is known what comes of it.
+        append_s: seconds to wait for brokers that append no chunks.
+        fatal_s: seconds until a sum is late.
+
+    Attributes:
+        close_s: seconds that the exit waits for appends that are under way.
     """
 
     def __init__(
@@ -80,6 +91,8 @@ class Chunker:
         pause_s: float = 0.0,
         say: Callable[[str], None] = typer.echo,
         expect: Callable[[Sum], None] = lambda total: None,  # noqa: ARG005
+        append_s: float = APPEND_S,
+        fatal_s: float = FATAL_S,
     ) -> None:
         self._client = client
         self._chunks = chunks
@@ -87,6 +100,8 @@ class Chunker:
         self._pause_s = pause_s
         self._say = say
         self._expect = expect
+        self._append_s = self.close_s = append_s
+        self._fatal_s = fatal_s
         self._clock = SystemClock()
         self.begin = 0
         """Where sums of these streams begin, in their journal."""
@@ -103,8 +118,19 @@ class Chunker:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        if kind is None:  # else what is not appended yet is nobody's any more
-            await self._service.close()
+        """Wait for appends that are under way. Raises: ChunkLate: brokers do not answer."""
+        if kind is not None:
+            return  # nobody waits for what is not appended yet
+        # The client repeats appends for as long as it takes. Without a limit this would wait for ever for brokers
+        # that do not come back.
+        try:
+            async with asyncio.timeout(self.close_s):
+                await self._service.close()
+        except TimeoutError:
+            raise ChunkLate(
+                f"not all chunks are appended {self.close_s:g} s after the last one (do brokers run? see `gazctl "
+                "journals list`)"
+            ) from None
 
     async def work(self, streams: int) -> AsyncIterator[Published]:
         """Publish streams, one after another; each waits for the sum of the one before.
@@ -112,7 +138,7 @@ class Chunker:
         Args:
             streams: how many; -1: without end.
 
-        Raises: SumWrong, SumLate. GazetteError: brokers refuse.
+        Raises: SumWrong, SumLate, ChunkLate. GazetteError: brokers refuse.
         """
         framing = JsonFraming(message_type=Sum)
         async with await read_committed(
@@ -139,10 +165,21 @@ class Chunker:
             total.Value = crc64(data or b"", total.Value)
             if data is None:
                 self._expect(total)
-            _ = await self._publisher.publish_committed(Chunk(ID=stream, SeqNo=number, Data=data))
+            await self._publish(Chunk(ID=stream, SeqNo=number, Data=data))
             if data is not None:
                 await asyncio.sleep(self._pause_s)
         return total
+
+    async def _publish(self, chunk: Chunk) -> None:
+        try:
+            async with asyncio.timeout(self._append_s):
+                # It is accepted at once, unless brokers have not appended megabytes of earlier ones.
+                _ = await self._publisher.publish_committed(chunk)
+        except TimeoutError:
+            raise ChunkLate(
+                f"stream {bytes(chunk.ID).hex()}: chunk {chunk.SeqNo} is not accepted after {self._append_s:g} s "
+                "(do brokers run? see `gazctl journals list`)"
+            ) from None
 
     async def _checked(self, sums: AsyncIterator[Sum], expected: Sum) -> float:
         """Wait for the sum of a stream. Returns: seconds that it took."""
@@ -151,7 +188,7 @@ class Chunker:
         warning = TaskGroup("warnings")
         warning.spawn(self._warn(stream), name="warnings")
         try:
-            async with asyncio.timeout(FATAL_S):
+            async with asyncio.timeout(self._fatal_s):
                 async for found in sums:
                     if found.ID == expected.ID:
                         check(expected, found)
@@ -161,7 +198,7 @@ class Chunker:
         finally:
             await warning.close()
         raise SumLate(
-            f"stream {stream}: no sum {FATAL_S:g} s after its last chunk (do consumers run? see `gazctl shards list`)"
+            f"stream {stream}: no sum {self._fatal_s:g} s after its last chunk (do consumers run? see `gazctl shards list`)"
         )
 
     async def _warn(self, stream: str) -> None:
@@ -196,7 +233,7 @@ async def run_chunker(
     """Publish `streams` of each of `workers`, and check all sums.
 
     Returns: streams.
-    Raises: SumWrong, SumLate: of the first stream that was not right. GazetteError: as of `Chunker`.
+    Raises: SumWrong, SumLate, ChunkLate: of the first stream that was not right. GazetteError: as of `Chunker`.
     """
     done = 0
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Self, final
 
 from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.errors import SetupError
+from gazette_platform.testing.starvation import TooLate, core_wait
+from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -113,9 +115,9 @@ class EtcdServer:
         """Start, and wait until it serves.
 
         Args:
-            timeout_s: seconds until the start counts as failed.
+            timeout_s: seconds until the start counts as failed, before `patient` scales them.
 
-        Raises: SetupError: it exited or did not get ready in time; holds the end of its log.
+        Raises: SetupError: it exited, or (`TooLate`) did not get ready in time; holds the end of its log.
         """
         if self._process is not None:
             raise SetupError(f"this etcd runs already, as process {self.pid}")
@@ -194,17 +196,22 @@ class EtcdServer:
 
     def _wait_ready(self, timeout_s: float) -> None:
         assert self._process is not None
-        deadline = time.monotonic() + timeout_s
+        limit_s = patient(timeout_s)
+        deadline = time.monotonic() + limit_s
         pause = threading.Event()
         while True:
             code = self._process.poll()
             if code is not None:
-                raise SetupError(f"{self._binary} exited with {code}; its log:\n{self.log_tail()}")
+                raise SetupError(
+                    f"{self._binary} exited with {code}; its log ends:\n{self.log_tail()}"
+                )
             if self._is_healthy():
                 return
             if time.monotonic() >= deadline:
-                raise SetupError(
-                    f"{self._binary} was not ready after {timeout_s} s; its log:\n{self.log_tail()}"
+                _, waited_s = core_wait(self._process.pid)
+                raise TooLate(
+                    f"{self._binary} was not ready after {limit_s:g} s; its log ends:\n{self.log_tail()}",
+                    waited=waited_s / limit_s,
                 )
             pause.wait(_POLL_S)
 
@@ -251,10 +258,10 @@ class EtcdServer:
         process.send_signal(signal.SIGCONT)  # a paused process would not see SIGTERM
         process.send_signal(number)
         try:
-            process.wait(timeout=5.0)
+            process.wait(patient(5.0))
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(timeout=5.0)
+            process.wait(patient(5.0))
 
     def _remove_dir(self) -> None:
         if self._dir is not None:
@@ -314,12 +321,13 @@ class EtcdTrio:
             member.kill()
 
     def leader(self, *, timeout_s: float = 20.0) -> EtcdServer:
-        """The member that leads, once one does. Raises: SetupError: none does in time."""
-        deadline = time.monotonic() + timeout_s
+        """The member that leads, once one does. Raises: TooLate: none does in time."""
+        limit_s = patient(timeout_s)
+        deadline = time.monotonic() + limit_s
         pause = threading.Event()
         while time.monotonic() < deadline:
             for member in self.members:
                 if member.pid and member.is_leader:
                     return member
             pause.wait(_POLL_S)
-        raise SetupError(f"no member of etcd leads after {timeout_s} s")
+        raise TooLate(f"no member of etcd leads after {limit_s:g} s")

@@ -16,6 +16,7 @@ from gazette_platform.codecs import compressor
 from gazette_platform.protocol import CompressionCodec, Fragment, JournalSpec, Status
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 from gazette_platform.testing.expected_errors import ExpectedErrors
+from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -107,7 +108,7 @@ class LocalBrokers:
         request = pb.ApplyRequest()
         for spec in specs:
             request.changes.add().upsert.CopyFrom(spec.to_pb())
-        response = await stub.Apply(request, timeout=_DEADLINE_S)
+        response = await stub.Apply(request, timeout=patient(_DEADLINE_S))
         assert response.status == Status.OK, response
         for spec in specs:
             if spec.flags.may_write:
@@ -119,7 +120,7 @@ class AppendCall:
     """One Append that a test drives message by message."""
 
     def __init__(self, stub: Any, journal: str, **fields: Any) -> None:
-        self.call = stub.Append(timeout=_DEADLINE_S)
+        self.call = stub.Append(timeout=patient(_DEADLINE_S))
         self._first = pb.AppendRequest(journal=journal, **fields)
         self._is_begun = False
 
@@ -166,7 +167,7 @@ async def read_all(stub: Any, journal: str, offset: int = 0, **fields: Any) -> b
 def read(stub: Any, journal: str, offset: int = 0, **fields: Any) -> AsyncIterator[pb.ReadResponse]:
     """The responses of a read."""
     request = pb.ReadRequest(journal=journal, offset=offset, **fields)
-    responses: AsyncIterator[pb.ReadResponse] = stub.Read(request, timeout=_DEADLINE_S)
+    responses: AsyncIterator[pb.ReadResponse] = stub.Read(request, timeout=patient(_DEADLINE_S))
     return responses
 
 

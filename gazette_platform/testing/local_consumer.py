@@ -13,6 +13,7 @@ from gazette_platform.etcd import EtcdClient
 from gazette_platform.keyspace import member_key
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.expected_errors import ExpectedErrors
+from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,7 +102,7 @@ class LocalConsumers:
 
         Raises: TimeoutError: it does not within 30 seconds.
         """
-        async with asyncio.timeout(_DEADLINE_S):
+        async with asyncio.timeout(patient(_DEADLINE_S)):
             await process.drain()
         self.processes.remove(process)
 
@@ -133,7 +134,7 @@ class LocalConsumers:
 
         Raises: TimeoutError: it has none within 30 seconds. AssertionError: it has failed.
         """
-        async with self.shard_client() as client, asyncio.timeout(_DEADLINE_S):
+        async with self.shard_client() as client, asyncio.timeout(patient(_DEADLINE_S)):
             while True:
                 for listing in await client.list(f"id={shard}"):
                     status = listing.status
@@ -149,7 +150,7 @@ class LocalConsumers:
             AssertionError: one has failed, and is not started again within 5 seconds; with its error.
         """
         heads: dict[str, int] = {}
-        async with self.shard_client() as client, asyncio.timeout(_DEADLINE_S):
+        async with self.shard_client() as client, asyncio.timeout(patient(_DEADLINE_S)):
             listings = list(await client.list(selector))
             for listing in listings:
                 for source in listing.spec.sources:
@@ -166,7 +167,7 @@ class LocalConsumers:
         for process in self.processes:
             replica = process.replicas.get(shard)
             if replica is not None and replica.assignment.slot == 0:
-                async with asyncio.timeout(_DEADLINE_S):
+                async with asyncio.timeout(patient(_DEADLINE_S)):
                     return await replica.wait_through()
         raise LookupError(f"no process here has the primary of {shard}")
 
@@ -176,7 +177,7 @@ async def _read_through(client: ShardClient, shard: str, offsets: dict[str, int]
     loop = asyncio.get_running_loop()
     well_at = loop.time()
     tasks = TaskGroup(f"read through {shard}")
-    reading = tasks.spawn(client.stat(shard, offsets, timeout_s=_DEADLINE_S))
+    reading = tasks.spawn(client.stat(shard, offsets, timeout_s=patient(_DEADLINE_S)))
     try:
         while not reading.done():
             for listing in await client.list(f"id={shard}"):

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Self
 from gazette_platform.embedded.component import answer_of
 from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.errors import SetupError
+from gazette_platform.testing.starvation import TooLate, core_wait
+from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +81,11 @@ class ServerProcess(ABC):
     def run(self, command: Sequence[str], *, timeout_s: float) -> None:
         """Start a program, and wait until it is ready.
 
-        Raises: SetupError: it ended or was not ready in time; with the end of its log.
+        Args:
+            command: to run.
+            timeout_s: seconds until it counts as not ready, before `patient` scales them.
+
+        Raises: SetupError: it ended, or (`TooLate`) was not ready in time; with the end of its log.
         """
         with self.log.open("ab") as log:
             self._log_begin = log.tell()
@@ -90,13 +96,22 @@ class ServerProcess(ABC):
                 stdin=subprocess.DEVNULL,
                 env=os.environ | {"TMPDIR": str(self._temporary)},
             )
-        deadline = time.monotonic() + timeout_s
+        limit_s = patient(timeout_s)
+        deadline = time.monotonic() + limit_s
         while not self._is_ready():
             code = self._process.poll()
-            if code is not None or time.monotonic() > deadline:
+            if code is not None:
                 self.kill()
-                why = f"exited with {code}" if code is not None else f"not ready in {timeout_s} s"
-                raise SetupError(f"{self.what} {why}; its log ends:\n{self.log_tail()}")
+                raise SetupError(
+                    f"{self.what} exited with {code}; its log ends:\n{self.log_tail()}"
+                )
+            if time.monotonic() > deadline:
+                _, waited_s = core_wait(self._process.pid)
+                self.kill()
+                raise TooLate(
+                    f"{self.what} not ready in {limit_s:g} s; its log ends:\n{self.log_tail()}",
+                    waited=waited_s / limit_s,
+                )
             time.sleep(_POLL_S)
 
     def stop(self, *, timeout_s: float = 30.0) -> int:
@@ -163,8 +178,9 @@ class ServerProcess(ABC):
         if number is not None:
             process.send_signal(signal.SIGCONT)
             process.send_signal(number)
+        limit_s = patient(timeout_s)
         try:
-            return process.wait(timeout_s)
+            return process.wait(limit_s)
         except subprocess.TimeoutExpired as err:
             # Told twice, it ends, and logs what it hangs in.
             process.send_signal(signal.SIGTERM)
@@ -172,8 +188,8 @@ class ServerProcess(ABC):
                 process.wait(_HURRIED_S)
             process.kill()
             process.wait()
-            raise SetupError(
-                f"{self.what} did not end within {timeout_s} s; its log ends:\n{self.log_tail()}"
+            raise TooLate(
+                f"{self.what} did not end within {limit_s:g} s; its log ends:\n{self.log_tail()}"
             ) from err
 
     def _is_ready(self) -> bool:

@@ -37,6 +37,7 @@ from gazette_platform.message import AckIntent
 from gazette_platform.message.sequencer import ProducerState, SequencerCheckpoint
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -104,7 +105,7 @@ class Owner:
     async def commit(self, checkpoint: Checkpoint) -> None:
         """Commit as a shard does, and wait."""
         log = "" if self.recorder is None else self.recorder.log
-        async with asyncio.timeout(_WAIT_S):
+        async with asyncio.timeout(patient(_WAIT_S)):
             await self.store.start_commit(checkpoint, self.service.pending(but=log))
 
 
@@ -117,19 +118,22 @@ class Owners:
         output: a journal to publish to.
     """
 
-    def __init__(self, kind: StoreKind, address: str, folder: Path) -> None:
+    def __init__(
+        self, kind: StoreKind, address: str, folder: Path, *, prefix: str = "conformance"
+    ) -> None:
         """Begin with a shard that nobody has had.
 
         Args:
             address: of a broker.
             folder: for their files.
+            prefix: of the names of their journals, without a slash at its end.
         """
         self._kind = kind
         self._address = address
         self._folder = folder
         self.shard = f"shard-{next(_numbers):04d}"
-        self.output = f"conformance/{self.shard}/output"
-        self._log = f"conformance/{self.shard}/log"
+        self.output = f"{prefix}/{self.shard}/output"
+        self._log = f"{prefix}/{self.shard}/log"
         self._hints = FsmHints(self._log)
         self._living: dict[int, AsyncExitStack] = {}
         self._count = 0
@@ -156,7 +160,7 @@ class Owners:
             restores: whether it has restored the shard already.
         """
         self._count += 1
-        async with AsyncExitStack() as stack, asyncio.timeout(_WAIT_S):
+        async with AsyncExitStack() as stack, asyncio.timeout(patient(_WAIT_S)):
             config = ClientConfig(address=self._address)
             client = await stack.enter_async_context(AsyncClient(config))
             service = client.append_service()
@@ -181,7 +185,7 @@ class Owners:
 
     async def end(self, owner: Owner) -> None:
         """Destroy the store of an owner. Of what it has not committed nothing is left."""
-        async with asyncio.timeout(_WAIT_S):
+        async with asyncio.timeout(patient(_WAIT_S)):
             await self._living.pop(id(owner)).aclose()
 
     async def close(self) -> None:
@@ -201,12 +205,17 @@ class ShardStoreConformance:
         """What is tested. It has no state yet."""
         raise NotImplementedError("subclasses of ShardStoreConformance give the fixture `kind`")
 
+    @pytest.fixture
+    def journal_prefix(self) -> str:
+        """Begins the names of journals; override it where tests share brokers."""
+        return "conformance"
+
     @pytest_asyncio.fixture
     async def owners(
-        self, kind: StoreKind, broker: BrokerServer, tmp_path: Path
+        self, kind: StoreKind, broker: BrokerServer, journal_prefix: str, tmp_path: Path
     ) -> AsyncIterator[Owners]:
         """Owners of a new shard."""
-        owners = Owners(kind, broker.address, tmp_path / "owners")
+        owners = Owners(kind, broker.address, tmp_path / "owners", prefix=journal_prefix)
         await owners.apply_journals()
         yield owners
         await owners.close()
@@ -318,7 +327,7 @@ class ShardStoreConformance:
             await asyncio.wait([commit], timeout=_NOT_YET_S)
             assert not commit.done()
             need.set_result(None)
-        async with asyncio.timeout(_WAIT_S):
+        async with asyncio.timeout(patient(_WAIT_S)):
             await commit
         await owners.end(owner)
         second = await owners.next()
@@ -370,7 +379,7 @@ class ShardStoreConformance:
         elif how == "is cancelled":
             need.cancel()
         with pytest.raises(GazetteError):
-            async with asyncio.timeout(_WAIT_S):
+            async with asyncio.timeout(patient(_WAIT_S)):
                 await commit
         await self._assert_former(kind, owners, owner)
 
@@ -381,7 +390,7 @@ class ShardStoreConformance:
         owner = await owners.next()
         await kind.put(owner.store, "a", "one")
         need = asyncio.get_running_loop().create_future()
-        async with asyncio.timeout(_WAIT_S), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(patient(_WAIT_S)), asyncio.TaskGroup() as tasks:
             commit = owner.store.start_commit(checkpoint_of(1), [need])
             change = tasks.create_task(kind.put(owner.store, "a", "two"))
             await asyncio.wait([change], timeout=_NOT_YET_S)
@@ -403,7 +412,7 @@ class ShardStoreConformance:
         """The next transaction consumes as soon as `start_commit` has returned, before anything else runs."""
         owner = await owners.next()
         await kind.put(owner.store, "a", "one")
-        async with asyncio.timeout(_WAIT_S):
+        async with asyncio.timeout(patient(_WAIT_S)):
             commit = owner.store.start_commit(checkpoint_of(1), [])
             await kind.put(owner.store, "a", "two")
             await commit
@@ -447,7 +456,7 @@ class ShardStoreConformance:
         owner = await owners.next()
         need.set_result(None)
         with pytest.raises(Fenced):
-            async with asyncio.timeout(_WAIT_S):
+            async with asyncio.timeout(patient(_WAIT_S)):
                 await commit
         assert owner.checkpoint == checkpoint_of(1)
         await owner.commit(checkpoint_of(3))
@@ -477,7 +486,7 @@ class ShardStoreConformance:
         await asyncio.wait([commit], timeout=_NOT_YET_S)
         await owners.end(owner)
         with pytest.raises(GazetteError):
-            async with asyncio.timeout(_WAIT_S):
+            async with asyncio.timeout(patient(_WAIT_S)):
                 await commit
         assert not owner.directory.exists()
         successor = await owners.next()

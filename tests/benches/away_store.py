@@ -81,7 +81,7 @@ async def handed_over(cluster, tasks):
     await cluster.apply(cluster.stub(first), spec())
     for content in (b"before ", b"that is "):
         await append(cluster.stub(first), JOURNAL, content)
-    second = await cluster.start(http_port=0)
+    second = await cluster.start(http_port=0, append_wait_s=2.0)
     draining = tasks.spawn(first.drain(), name="drain")
     await eventually(lambda: first._persister._is_exiting)
     state = second._context.space.state

@@ -17,7 +17,7 @@ import aiohttp
 from palette import reduced
 
 from gazette_platform.errors import SetupError
-from gazette_platform.testing.waiting import eventually, pass_time
+from gazette_platform.testing.waiting import eventually, pass_time, patient
 
 __all__ = ["Browser", "find_chromium"]
 
@@ -106,7 +106,7 @@ class Browser:
             )
         # Chromium writes the port that it chose, and the path of its socket, to this file.
         chosen = self._profile / "DevToolsActivePort"
-        async with asyncio.timeout(_START_TIMEOUT_S):
+        async with asyncio.timeout(patient(_START_TIMEOUT_S)):
             while not chosen.exists() or len(chosen.read_text().splitlines()) < 2:
                 if self._process.returncode is not None:
                     raise SetupError(f"{self._binary} ended: {log.read_text()[-2000:]}")
@@ -123,7 +123,7 @@ class Browser:
         assert self._socket is not None
         number = next(self._ids)
         await self._socket.send_json({"id": number, "method": method, "params": params})
-        async with asyncio.timeout(_CALL_TIMEOUT_S):
+        async with asyncio.timeout(patient(_CALL_TIMEOUT_S)):
             while True:  # answers come among events, which nobody asked for
                 message = await self._socket.receive_json()
                 if message.get("id") == number:
@@ -222,7 +222,7 @@ class Browser:
         if self._process is not None:
             self._process.terminate()
             try:
-                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                async with asyncio.timeout(patient(_STOP_TIMEOUT_S)):
                     await self._process.wait()
             except TimeoutError:
                 self._process.kill()

@@ -24,6 +24,7 @@ from gazette_platform.embedded.maven import MavenArtifact, fetch_maven
 from gazette_platform.embedded.ports import HOST, choose_ports
 from gazette_platform.embedded.progress import show_step
 from gazette_platform.errors import SetupError
+from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -141,7 +142,7 @@ def postgres() -> Iterator[Postgres]:
             [str(binaries / "initdb"), "-D", f"{folder}/data", "-U", _USER, "--auth=scram-sha-256", "-E", "UTF8",
              f"--pwfile={folder}/password", "--locale=C", "--no-sync"], folder, who, folder / "initdb.log",
         )  # fmt: skip
-        if made.wait(_TIMEOUT_S) != 0:
+        if made.wait(patient(_TIMEOUT_S)) != 0:
             raise SetupError("initdb failed:\n" + _tail(folder / "initdb.log"))
         settings = {"listen_addresses": HOST, "port": port, "unix_socket_directories": "", "fsync": "off"}  # fmt: skip
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
@@ -212,7 +213,7 @@ def _ending(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes
 def _until(is_ready: Any, process: subprocess.Popen[bytes], log: Path) -> None:
     import psycopg
 
-    deadline = time.monotonic() + _TIMEOUT_S
+    deadline = time.monotonic() + patient(_TIMEOUT_S)
     while True:
         with suppress(psycopg.OperationalError):
             if is_ready():

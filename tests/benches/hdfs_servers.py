@@ -21,6 +21,7 @@ from gazette_platform.embedded.layout import pyspark_jars
 from gazette_platform.embedded.maven import MavenArtifact, fetch_maven
 from gazette_platform.embedded.ports import HOST, choose_ports
 from gazette_platform.embedded.progress import show_step
+from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,7 +105,7 @@ def hdfs_servers(folder: Path) -> Iterator[Hdfs]:
         [*java, _NAMENODE, "-format", "-force"],
         check=True,
         capture_output=True,
-        timeout=_FORMAT_TIMEOUT_S,
+        timeout=patient(_FORMAT_TIMEOUT_S),
         cwd=folder,
         env={**os.environ, **environment},
     )

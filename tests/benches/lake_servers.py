@@ -22,6 +22,8 @@ from gazette_platform.errors import SetupError
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.s3 import S3Access
 from gazette_platform.lake.spark import keeping_interrupt, open_session, start_session
+from gazette_platform.testing.starvation import TooLate
+from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,7 +47,7 @@ _LOG_LINES = 40
 def running(component: Component, log: Path) -> Iterator[None]:
     """Start a component and wait until it is ready; stop it, and its children, at the end.
 
-    Raises: SetupError: it ended early or was not ready in time; with the end of its log.
+    Raises: SetupError: it ended early, or (`TooLate`) was not ready in time; with the end of its log.
     """
     if component.folder is not None:
         component.folder.mkdir(parents=True, exist_ok=True)
@@ -60,18 +62,21 @@ def running(component: Component, log: Path) -> Iterator[None]:
             start_new_session=True,
         )
     try:
-        deadline = time.monotonic() + component.start_timeout_s
+        limit_s = patient(component.start_timeout_s)
+        deadline = time.monotonic() + limit_s
         while not component.ready():
-            if process.poll() is not None or time.monotonic() > deadline:
-                tail = log.read_text("utf-8", "replace").splitlines()[-_LOG_LINES:]
-                state = f"ended with {process.returncode}" if process.poll() else "is not ready"
-                raise SetupError(f"{component.name} {state}:\n" + "\n".join(tail))
+            is_late = time.monotonic() > deadline
+            if process.poll() is not None or is_late:
+                tail = "\n".join(log.read_text("utf-8", "replace").splitlines()[-_LOG_LINES:])
+                if process.poll() is not None:
+                    raise SetupError(f"{component.name} ended with {process.returncode}:\n{tail}")
+                raise TooLate(f"{component.name} not ready in {limit_s:g} s:\n{tail}")
             time.sleep(0.2)
         yield
     finally:
         process.terminate()
         try:
-            process.wait(component.stop_timeout_s)
+            process.wait(patient(component.stop_timeout_s))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

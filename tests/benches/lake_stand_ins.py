@@ -177,7 +177,7 @@ def stand_in_world(folder: Path) -> Iterator[World]:
             store_roots={"file:///": f"file://{fragments}/"},
         )
         brokers: Any = FolderBrokers(fragments)
-        yield World(folder, settings, brokers, False, make_home(folder / "home"), brokers.prune)
+        yield World(folder, settings, brokers, make_home(folder / "home"), brokers.prune)
 
 
 @contextmanager

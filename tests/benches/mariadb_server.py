@@ -17,6 +17,7 @@ from catalog_servers import _ending, _other_user, _started, _tail
 
 from gazette_platform.embedded.ports import HOST, choose_ports
 from gazette_platform.errors import SetupError
+from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,13 +93,13 @@ def mariadb() -> Iterator[MariaDB]:
         made = _started(
             [*common, "--bootstrap"], folder, who, folder / "bootstrap.log", "\n".join(first)
         )
-        if made.wait(_TIMEOUT_S) != 0:
+        if made.wait(patient(_TIMEOUT_S)) != 0:
             raise SetupError("mariadbd --bootstrap failed:\n" + _tail(folder / "bootstrap.log"))
         where = [f"--port={port}", f"--bind-address={HOST}", f"--socket={folder}/socket"]
         log = folder / "mariadb.log"
         with _ending(_started([*common, *where], folder, who, log)) as server:
             running = MariaDB(port, password, server.pid)
-            deadline = time.monotonic() + _TIMEOUT_S
+            deadline = time.monotonic() + patient(_TIMEOUT_S)
             while not _answers(running):
                 if server.poll() is not None or time.monotonic() > deadline:
                     raise SetupError(f"{server.args!r} does not serve:\n" + _tail(log))

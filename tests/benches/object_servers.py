@@ -19,6 +19,8 @@ import pytest
 from gazette_platform.embedded import tools
 from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.errors import SetupError
+from gazette_platform.testing.starvation import TooLate
+from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +70,7 @@ def serving(
     """Run a program until the scope ends; it is entered once the program listens.
 
     Gives: its process id.
-    Raises: SetupError: it ended early or did not listen in time; with the end of its log.
+    Raises: SetupError: it ended early, or (`TooLate`) did not listen in time; with the end of its log.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -80,17 +82,21 @@ def serving(
             start_new_session=True,
         )
     try:
-        deadline = time.monotonic() + _START_TIMEOUT_S
+        limit_s = patient(_START_TIMEOUT_S)
+        deadline = time.monotonic() + limit_s
         while not _listens(port):
-            if process.poll() is not None or time.monotonic() > deadline:
-                tail = log.read_text("utf-8", "replace").splitlines()[-_LOG_LINES:]
-                raise SetupError(f"{command[0]} does not serve:\n" + "\n".join(tail))
+            is_late = time.monotonic() > deadline
+            if process.poll() is not None or is_late:
+                tail = "\n".join(log.read_text("utf-8", "replace").splitlines()[-_LOG_LINES:])
+                if process.poll() is not None:
+                    raise SetupError(f"{command[0]} does not serve:\n{tail}")
+                raise TooLate(f"{command[0]} does not serve after {limit_s:g} s:\n{tail}")
             time.sleep(0.05)
         yield process.pid
     finally:
         process.terminate()
         try:
-            process.wait(_STOP_TIMEOUT_S)
+            process.wait(patient(_STOP_TIMEOUT_S))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -79,7 +79,7 @@ class Journals:
     def __init__(self, client, folder, name, seed=1, postfix=""):
         self.client = client
         self.folder = folder
-        self.prefix = f"amending/{name}"
+        self.prefix = name
         self.raw = TableSpec(
             name="raw.flights", selector=f"name:prefix={self.prefix}/", format="json", columns=()
         )

@@ -241,12 +241,6 @@ async def test_sigkill_loses_nothing_that_was_acknowledged(cluster, seed):
     await crash_rounds(cluster, random.Random(seed), rounds=4)
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [2, 3])
-async def test_sigkill_loses_nothing_that_was_acknowledged_many_times(cluster, seed):
-    await crash_rounds(cluster, random.Random(seed), rounds=12)
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [4])
 async def test_sigterm_loses_nothing_at_all(cluster, seed):

@@ -72,31 +72,6 @@ async def test_a_killed_broker_is_evicted_and_a_stopped_one_is_not(
     assert not (await etcd.range(f"/.gazette-platform/refused{etcd_prefix}/")).kvs
 
 
-async def test_no_broker_is_evicted_when_it_is_switched_off(broker_cluster, etcd, etcd_prefix):
-    cluster = await broker_cluster(zones="abc", lease_s=LEASE_S, flags=["--broker.evict-after=0s"])
-    await all_stay(etcd, etcd_prefix)
-    cluster.kill("broker-1")
-    await all_stay(etcd, etcd_prefix, for_s=LONG_S)
-
-
-async def test_survivors_of_one_zone_leave_it_to_the_lease(broker_cluster, etcd, etcd_prefix):
-    cluster = await broker_cluster(zones="abb", lease_s=LEASE_S)
-    await all_stay(etcd, etcd_prefix)
-    cluster.kill("broker-1")
-    await all_stay(etcd, etcd_prefix, for_s=LONG_S)
-
-
-async def test_brokers_that_leave_are_not_mistaken_for_crashed(broker_cluster, etcd, etcd_prefix):
-    cluster = await broker_cluster(zones="abc", lease_s=LEASE_S)
-    await all_stay(etcd, etcd_prefix)
-    await cluster.drain("broker-1")
-    await cluster.start("broker-1", timeout_s=15)
-    await all_stay(etcd, etcd_prefix)
-    await cluster.drain("broker-1", "broker-2")
-    assert await members(etcd, etcd_prefix) == {"broker-3"}
-    assert not tell_of_crashes(cluster)
-
-
 async def test_who_lost_its_lease_acknowledges_nothing(broker_cluster, etcd, etcd_prefix):
     """A live process that is evicted by force: no append of a client of its own succeeds."""
     cluster = await broker_cluster(zones="a", lease_s=LEASE_S)

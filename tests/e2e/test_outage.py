@@ -20,6 +20,7 @@ from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.fault_proxy import FaultProxy
+from gazette_platform.testing.harness import Harness
 from gazette_platform.testing.waiting import eventually, pass_time, patient
 
 pytestmark = [pytest.mark.e2e, pytest.mark.s3, pytest.mark.etcd]
@@ -94,6 +95,16 @@ async def top(broker):
     return {each["name"]: each["unpersisted_bytes"] for each in json.loads(output)["journals"]}
 
 
+@pytest.fixture(autouse=True)
+def hard_end():
+    """End the whole run if the timeout of the test, which asks it to stop by itself, does not."""
+    with Harness(
+        "outage", f"seconds={OUTAGE_S:.0f}", planned_s=OUTAGE_S + DRAIN_S + 660
+    ) as harness:
+        harness.note(f"cutting the store for {OUTAGE_S:.0f} s, and storing what waited")
+        yield
+
+
 @pytest.mark.timeout(OUTAGE_S + DRAIN_S + 600)
 async def test_a_store_that_is_cut_under_load_loses_nothing(
     etcd_server, etcd_prefix, tmp_path, monkeypatch, tasks
@@ -137,7 +148,7 @@ async def _cut(brokers, proxy, tasks):
     specs = [JournalSpec(name, 2, fragment=fragment) for name in JOURNALS]
     ledgers, is_over = [Ledger(name) for name in JOURNALS], False
     async with AsyncClient(
-        ClientConfig(address=f"http://127.0.0.1:{brokers[0].port}", retry_timeout_s=120)
+        ClientConfig(address=f"http://127.0.0.1:{brokers[0].port}", retry_timeout_s=patient(120))
     ) as client:
         await client.apply([Change(spec) for spec in specs])
         service = client.append_service()
@@ -181,7 +192,7 @@ async def _cut(brokers, proxy, tasks):
 
         await eventually(is_drained, timeout_s=DRAIN_S, poll_s=1.0)
         print(f"drained by itself {loop.time() - began:.0f} s after")
-        await client.flush("prefix=outage/", timeout_s=300.0)
+        await client.flush("prefix=outage/", timeout_s=patient(300.0))
         assert not any((await top(brokers[0])).values())
         for one in ledgers:
             await one.check(client)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import math
 import os
 import random
 import signal
@@ -29,11 +28,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.etcd, pytest.mark.timeout(300)]
 
-APPENDS = 10_000
 WRITERS = 16
-BACK_S = 10.0
 """Seconds from a kill until appends go on, on a machine with nothing else to do."""
-START_S = 1.5
 """Seconds that a process of the brokers' code takes to start there."""
 
 LINE_BYTES = 8
@@ -181,48 +177,6 @@ async def append_all(
     async with asyncio.TaskGroup() as group:
         for ledger in ledgers:
             group.create_task(ledger.append(platform, is_enough))
-
-
-def slowness() -> float:
-    """How many times longer than alone all takes now, since others use the machine, too."""
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import gazette_platform.broker.main"], check=True)
-    return max(1.0, (time.monotonic() - began) / START_S)
-
-
-def tell(platform: Platform, ledgers: list[Ledger], killed_at: float, when: str) -> None:
-    for ledger in ledgers:
-        seconds = ledger.back_after(killed_at)
-        print(f"{when}: {platform.brokers} killed, {ledger.journal}: back in {seconds:.2f} s")
-        assert seconds <= BACK_S * slowness()
-
-
-async def test_killed_brokers_are_back_with_all_that_they_acknowledged(platform: Platform) -> None:
-    ledgers = await journals(platform)
-    count = APPENDS // len(ledgers)
-    killed_at = math.inf
-    async with asyncio.TaskGroup() as group:
-        appending = append_all(
-            platform,
-            ledgers,
-            lambda one: len(one.begins) >= count and one.back_after(killed_at) is not None,
-        )
-        group.create_task(appending)
-        goal = random.randrange(count // 10, count)
-        await eventually(lambda: min(len(one.begins) for one in ledgers) >= goal, timeout_s=120)
-        killed_at = platform.kill_brokers()
-    tell(platform, ledgers, killed_at, "while they append")
-    for ledger in ledgers:
-        await ledger.check(platform)
-
-    async with platform.client() as client:  # one that was there before, and tries by itself
-        await client.list()
-        killed_at = platform.kill_brokers()
-        for ledger in ledgers:
-            await ledger.append_once(client)
-    tell(platform, ledgers, killed_at, "idle")
-    for ledger in ledgers:
-        await ledger.check(platform)
 
 
 async def test_a_platform_that_is_killed_whole_comes_up_with_all_that_it_acknowledged(

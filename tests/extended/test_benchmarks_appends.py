@@ -8,7 +8,7 @@ import os
 import pytest
 
 from benchmarks.acknowledged import check_content
-from benchmarks.append_service import measure_append_service, through_service
+from benchmarks.append_service import through_service
 from benchmarks.appends import measure_appends
 from benchmarks.bench import FULL, Bench, create, journal_spec, serving
 from benchmarks.content import Payloads
@@ -47,15 +47,6 @@ async def test_the_matrix_has_each_case_both_ways_and_appends_measure_the_rest(b
             assert 0 < figures[f"{name}_p50_ms"] <= figures[f"{name}_p99_ms"]
     rest = [label async for label, _ in measure_appends(bench, but=cases)]
     assert rest == ["append 100b x 16, raw"]
-
-
-async def test_the_append_service_is_measured_and_what_it_appended_is_read(bench):
-    figures = {}
-    async for _, found in measure_append_service(bench):
-        figures |= found
-    assert figures["append_service_writer_msgs_per_s"] > 0
-    assert figures["append_service_await_msgs_per_s"] > 0
-    assert figures["append_service_await_p50_ms"] <= figures["append_service_await_p99_ms"]
 
 
 async def test_a_caller_that_is_told_another_place_is_seen(bench, monkeypatch):

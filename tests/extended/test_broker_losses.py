@@ -16,7 +16,6 @@ from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import (
     IndexHasGreaterOffset,
     LeaseLost,
-    StoreUnavailable,
     TransportError,
 )
 from gazette_platform.fragment.spool import Spool
@@ -25,7 +24,6 @@ from gazette_platform.protocol import (
     CompressionCodec,
     FragmentSpec,
     JournalSpec,
-    LabelSet,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.etcd import EtcdServer
@@ -90,22 +88,6 @@ async def crash(brokers):
         await broker.abandon()
 
 
-async def test_all_replicas_die_and_go_on_where_they_were(cluster):
-    former = await start(cluster)
-    await apply(cluster, former[0])
-    async with client(former[0]) as one:
-        await one.append(JOURNAL, b"persisted ")
-        await one.append(JOURNAL, b"kept ", union_registers=LabelSet.of(held="there"))
-    await eventually(lambda: stored(cluster) == b"persisted ")
-    await crash(former)
-    brokers = await start(cluster)
-    async with client(brokers[1]) as one:
-        done = await one.append(JOURNAL, b"new")
-        assert (done.begin, done.registers) == (15, LabelSet.of(held="there"))
-    await is_everywhere(cluster, brokers, b"persisted kept new")
-    await eventually(lambda: stored(cluster) == b"persisted kept ")
-
-
 async def test_all_replicas_die_with_their_disks_and_the_head_is_reset(cluster):
     """What the store has is there; appends wait for somebody who knows that no more is anywhere."""
     former = await start(cluster)
@@ -130,39 +112,6 @@ async def test_all_replicas_die_with_their_disks_and_the_head_is_reset(cluster):
         assert (await one.append(JOURNAL, b"new")).begin == 10
     await is_everywhere(cluster, brokers, b"persisted new")
     assert [replica(broker).spool.spool.end for broker in brokers] == [13] * 3
-
-
-async def test_appends_go_on_while_the_store_is_away(cluster):
-    brokers = await start(cluster)
-    await apply(cluster, brokers[0], length=1024)
-    is_away = True
-
-    def gate(put):
-        async def put_unless_away(*args):
-            if is_away:
-                raise StoreUnavailable("the store is away")
-            await put(*args)
-
-        return put_unless_away
-
-    for broker in brokers:
-        broker._persister._put = gate(broker._persister._put)
-    content = b""
-    async with client(brokers[0]) as one:
-        for n in range(20):
-            content += b"append %02d " % n * 103
-            result = await one.append(JOURNAL, b"append %02d " % n * 103)
-            assert result.end == len(content)
-    assert stored(cluster) == b""
-    await is_everywhere(cluster, brokers, content)
-    # All three hold each closed fragment, until one of them is rid of it.
-    await eventually(lambda: all(len(broker._persister) == 19 for broker in brokers))
-    is_away = False
-    for _ in range(3):
-        for broker in brokers:
-            broker._persister.tick()
-    await eventually(lambda: not any(len(broker._persister) for broker in brokers))
-    assert stored(cluster) == content[: len(content) // 20 * 19]
 
 
 @pytest.mark.parametrize("is_primary", [True, False], ids=["of the primary", "of a replica"])
@@ -199,28 +148,6 @@ async def test_nothing_is_acknowledged_while_a_local_disk_is_full(
         is_full = False
         assert (await asyncio.wait_for(appending, patient(10))).begin == 12
     await is_everywhere(cluster, brokers, b"before that after")
-
-
-async def test_a_broker_whose_disk_is_full_leaves_with_what_it_acknowledged(
-    cluster, tasks, monkeypatch, caplog
-):
-    monkeypatch.setattr(journal_spool, "DISK_RETRY_S", 0.05)
-    monkeypatch.setattr(closing, "DISK_RETRY_S", 0.05)
-    broker = await cluster.start(drain_timeout_s=0.5)
-    await apply(cluster, broker, replication=1)
-    async with client(broker) as one:
-        await one.append(JOURNAL, b"before ")
-        await one.append(JOURNAL, b"that ")
-
-        def write(*_):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        monkeypatch.setattr(type(replica(broker).spool.spool), "write", write)
-        appending = tasks.spawn(one.append(JOURNAL, b"never"), name="append")
-        await eventually(lambda: "No space left on device; retrying" in caplog.text)
-        assert await asyncio.wait_for(broker.drain(), patient(25)) == []
-        appending.cancel()
-    assert stored(cluster) == b"before that "
 
 
 async def test_a_disk_that_cannot_be_read_holds_neither_readers_nor_the_process(
@@ -291,21 +218,6 @@ async def test_etcd_fails(etcd_binary, tmp_path, keeps_data):
                     assert await one.reset_head(JOURNAL) == 12
                 assert (await one.append(JOURNAL, b"after")).begin == 12
             await is_everywhere(cluster, brokers, b"before that after")
-
-
-async def test_all_brokers_leave_at_once_and_others_go_on(cluster):
-    """As when a platform is stopped, and started again: nobody has to reset heads."""
-    former = await start(cluster)
-    await apply(cluster, former[0])
-    async with client(former[0]) as one:
-        await one.append(JOURNAL, b"before ")
-    assert await asyncio.gather(*(broker.drain() for broker in former)) == [[], [], []]
-    brokers = await start(cluster)
-    async with client(brokers[1]) as one:
-        assert (await one.get(JOURNAL)).spec.suspend.offset == 7
-        assert (await one.append(JOURNAL, b"after")).begin == 7
-        assert (await one.get(JOURNAL)).spec.suspend is None
-    await is_everywhere(cluster, brokers, b"before after")
 
 
 @pytest.mark.parametrize("replication", [1, 3])

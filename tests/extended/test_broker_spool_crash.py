@@ -17,7 +17,6 @@ from gazette_platform.protocol import (
     LabelSet,
 )
 from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.chaos.spools import lose_spools, tear_spools
 from gazette_platform.testing.waiting import eventually, pass_time
 
 pytestmark = pytest.mark.etcd
@@ -78,24 +77,6 @@ async def test_a_lone_broker_goes_on_where_it_was_killed(server):
     assert len(content) == 7 * (APPENDS + 100)
     assert len(set(content.splitlines())) == len(begins)
     check(content, begins)
-
-
-async def test_it_may_be_killed_at_any_moment_again_and_again(server):
-    begins, at = {}, 0
-    async with client_of(server) as client:
-        await client.apply([Change(spec(length=20_000))])
-    for _ in range(5):
-        async with client_of(server, retry_timeout_s=0.1) as client:
-            appending = asyncio.ensure_future(append_many(client, range(at, at + 100_000)))  # noqa: TID251
-            await pass_time(random.uniform(0.3, 1.5))
-            server.kill()
-            begins |= await appending
-        at += 100_000
-        server.start()
-    async with client_of(server) as client:
-        assert len(await append_many(client, range(at, at + 10))) == 10
-        check(await read_all(client), begins)
-    assert len(begins) > 1000
 
 
 async def test_an_idle_journal_keeps_its_end_and_registers(server):
@@ -177,36 +158,6 @@ async def test_all_brokers_are_killed_at_once(servers, replication):
         done = await client.append(JOURNAL, line(at))
         content = await read_all(client)
         assert content[done.begin :] == line(at)
-        check(content, begins)
-
-
-@pytest.mark.parametrize("what", ["lost", "torn"])
-@pytest.mark.parametrize("replication", [2, 3])
-async def test_all_are_killed_and_the_spool_of_one_is_gone_or_torn(servers, replication, what):
-    """The others hold all of it, so nobody has to be asked, in whatever order they come back."""
-    by_id = {server.id: server for server in servers}
-    async with client_of(servers[0]) as client:
-        await client.apply([Change(spec(replication=replication, length=50_000))])
-        begins = await append_many(client, range(2000))
-        harmed = by_id[await primary_of(client)]
-        appending = asyncio.ensure_future(append_many(client, range(2000, 100_000)))  # noqa: TID251
-        await pass_time(random.uniform(0.1, 0.5))
-        for server in servers:
-            server.kill()
-        appending.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            begins |= await appending
-    if what == "lost":
-        lose_spools(harmed.spool)
-    else:
-        while not tear_spools(harmed.spool, random, is_deep=True):
-            pass
-    random.shuffle(servers)
-    await asyncio.gather(*(asyncio.to_thread(server.start) for server in servers))
-    async with client_of(servers[0]) as client:
-        done = await client.append(JOURNAL, line(100_000))
-        content = await read_all(client)
-        assert content[done.begin :] == line(100_000)
         check(content, begins)
 
 

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
-import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
 
-from gazette_platform.embedded import tools
 from gazette_platform.embedded.layout import PlatformDir
 from gazette_platform.embedded.process import ProcessId
 from gazette_platform.hive import MetastoreClient
@@ -25,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    import trino as trino_client
 
 pytestmark = [pytest.mark.hive, pytest.mark.timeout(300)]
 
@@ -113,78 +107,3 @@ def test_component_that_cannot_start_shows_the_end_of_its_log(root: Path):
     assert f"--- the end of {PlatformDir.at(root).logs / 'etcd.log'}" in said
     assert "not a directory" in said
     assert "Traceback" not in said
-
-
-@pytest.mark.trino
-@pytest.mark.timeout(600)
-def test_trino_reads_and_writes_through_the_metastore(root: Path):
-    import trino
-
-    endpoints = up(root, "broker,dagster")
-    port = int(str(endpoints["trino"]).rpartition(":")[2])
-    connection = trino.dbapi.connect(
-        host="127.0.0.1", port=port, user="test", request_timeout=120.0
-    )
-    try:
-        assert query(connection, "SELECT 1") == [[1]]
-        assert query(connection, "SHOW CATALOGS") == [["hive"], ["iceberg"], ["system"], ["tpch"]]
-        query(connection, "CREATE SCHEMA iceberg.test")
-        query(connection, "CREATE TABLE iceberg.test.t AS SELECT name FROM tpch.tiny.region")
-        assert query(connection, "SELECT count(*) FROM iceberg.test.t") == [[5]]
-        # One name serves both: Hive's catalog redirects to Iceberg's.
-        assert query(connection, "SELECT count(*) FROM hive.test.t") == [[5]]
-        location = query(connection, 'SELECT "$path" FROM iceberg.test.t LIMIT 1')[0][0]
-        assert str(root / "warehouse" / "test.db") in str(location)
-        see_new_files(connection, root)
-        only_the_guard_is_found(root, port)
-    finally:
-        connection.close()
-    assert tools.trino().is_dir()
-
-
-def only_the_guard_is_found(root: Path, port: int) -> None:
-    """Trino is not where its users look: the guard is, and refuses what foreign pages ask."""
-    config = (root / "trino" / "etc" / "config.properties").read_text()
-    hidden = {
-        key: re.search(rf"^{key}=(.*)$", config, re.MULTILINE)[1]
-        for key in ("node.bind-ip", "http-server.http.port")
-    }
-    host, hidden_port = hidden["node.bind-ip"], int(hidden["http-server.http.port"])
-    socket.create_connection((host, hidden_port), 10).close()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", hidden_port), 10)
-    commands = processes_of(root)
-    assert commands
-    assert not [line for line in commands if host in line]
-    for foreign in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/v1/statement",
-            data=b"SELECT 1",
-            headers={"X-Trino-User": "page", **foreign},
-        )
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(request, timeout=30)
-        assert refused.value.code == 403
-        refused.value.close()
-
-
-def see_new_files(connection: trino_client.dbapi.Connection, root: Path) -> None:
-    """A file added to a directory that was read before is in the next answer."""
-    folder = root / "fragments" / "j"
-    folder.mkdir(parents=True)
-    (folder / "a.raw").write_text("one\n")
-    query(connection, "CREATE SCHEMA hive.raw")
-    query(
-        connection,
-        "CREATE TABLE hive.raw.lines (line varchar) WITH (format = 'TEXTFILE', "
-        f"external_location = '{folder.as_uri()}')",
-    )
-    assert query(connection, "SELECT count(*) FROM hive.raw.lines") == [[1]]
-    (folder / "b.raw").write_text("two\nthree\n")
-    assert query(connection, "SELECT count(*) FROM hive.raw.lines") == [[3]]
-
-
-def query(connection: trino_client.dbapi.Connection, sql: str) -> list[list[object]]:
-    cursor = connection.cursor()
-    cursor.execute(sql)
-    return [list(row) for row in cursor.fetchall()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import random
 import subprocess
 import sys
 import uuid
@@ -15,18 +14,16 @@ from pathlib import Path
 import aiohttp
 import pytest
 from google.protobuf import text_format
-from sqlalchemy import text
 
 from examples.bike_share.application import BikeShare
 from examples.bike_share.data import HEADER, make
 from gazette_platform.consumer.protocol import ReplicaCode
 from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes
-from gazette_platform.consumer.store import SQLStore, sql_engine
-from gazette_platform.consumer.store.sqlite import SQLiteStore
+from gazette_platform.consumer.store import sql_engine
 from gazette_platform.errors import ApplicationFailed
 from gazette_platform.message import Flags, modulo, read_committed
 from gazette_platform.protocol.pb import protocol_pb2
-from gazette_platform.testing.waiting import eventually, pass_time
+from gazette_platform.testing.waiting import eventually
 from gazette_platform.yaml_specs import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
@@ -145,39 +142,6 @@ def test_the_data_set_has_loops_for_each_shard():
     starts = [(row[11], row[1]) for row in DATA.rows]
     assert len(set(starts)) == len(starts)
     assert all(len(stations) > 11 for stations in DATA.loops.values())
-
-
-async def test_loops_are_found_once_across_crashes(world):
-    await world.start()
-    await world.start()
-    await world.create()
-    stores = [await world.consumers.store(name) for name in SHARDS]
-    assert [type(store) for store in stores] == [SQLStore, SQLStore, SQLiteStore, SQLiteStore]
-
-    lines = (await world.keyed(DATA.rows)).splitlines(keepends=True)
-    assert len(lines) == 2 * len(DATA.rows)
-    dice, size, behind = random.Random(7), 2 * (len(DATA.rows) // 5 + 1), []
-    for at in range(0, len(lines), size):  # loops begin in one part, and end in another
-        part = b"".join(lines[at : at + size])
-        await world.append(part)
-        await pass_time(dice.random() * 0.1)  # the part is being consumed
-        process = world.consumers.processes[0]
-        behind += await world.behind(process)
-        await world.consumers.crash(process)
-        await world.append(part)  # once more, as by one who did not hear that it was done
-        await world.start()
-    for name in SHARDS:
-        await world.consumers.wait_primary(name)
-    await world.consumers.wait_through()
-    assert behind, "no process died amid rides: let them die sooner"
-
-    assert await world.cycles() == sorted(DATA.loops.items())
-    await world.check_running()
-    with world.engine.connect() as connection:
-        counts = "SELECT bike_id, count(*), count(DISTINCT start_time) FROM rides GROUP BY 1"
-        kept = {bike: (rides, starts) for bike, rides, starts in connection.execute(text(counts))}
-    of_database = {int(row[11]) for row in DATA.rows if shard_of(row[11]) in SHARDS[:2]}
-    assert kept == dict.fromkeys(of_database, (20, 20))
 
 
 async def get(process, query, **headers):

@@ -3,8 +3,6 @@
 import gzip
 import hashlib
 import json
-import re
-from dataclasses import replace
 
 import orjson
 import pytest
@@ -13,7 +11,6 @@ from gazctl_runner import gazctl_runner
 
 from gazette_platform.lake import parse_table_spec
 from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.waiting import wait_until
 
 pytestmark = pytest.mark.etcd
 
@@ -117,33 +114,6 @@ def test_a_mess_becomes_a_table_spec_that_is_applied(lake, root, tmp_path):
     assert (tmp_path / "tables" / "shop.others.yaml").is_file()
 
 
-def test_every_error_of_every_spec_is_told_and_nothing_applied(lake, root, tmp_path):
-    good = f"name: a.a\nselector: 'name:prefix={root}/'\nformat: json\ncolumns:\n"
-    (tmp_path / "one.yaml").write_text(good + "  - {name: x y, type: text}\n")
-    (tmp_path / "two.yaml").write_text(
-        good.replace(f"{root}/", "nowhere/") + "  - {name: x, type: string}\n"
-    )
-    (tmp_path / "three.yaml").write_text(good + "  - {name: tags, type: bigint}\n")
-    (tmp_path / "four.yaml").write_text(
-        good.replace("a.a", "b.b") + "  - {name: tags, type: array<string>}\n"
-    )
-    done = lake("apply", "one.yaml", "two.yaml", "three.yaml", "four.yaml")
-    assert done.code == 1
-    for told in (
-        "one.yaml: columns[0].name: 'x y' is not a column name",
-        "one.yaml: columns[0].type: unknown type 'text'",
-        "two.yaml: selector: 'name:prefix=nowhere/' matches no journal",
-        "three.yaml: name: table a.a is defined in two.yaml already",
-        "three.yaml: columns: a.a: column tags is bigint",
-        "5 error(s) in 4 spec(s)",
-    ):
-        assert told in done.err, told
-    assert "four.yaml" not in done.err
-    assert not (tmp_path / "tables").exists()
-    forced = lake("apply", "two.yaml", "--force")
-    assert forced.code == 0, forced.err
-
-
 def test_tables_are_listed_and_described_also_without_a_metastore(lake, root, tmp_path):
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "bad.yaml").write_text("name: 1")
@@ -180,69 +150,6 @@ def test_tables_are_listed_and_described_also_without_a_metastore(lake, root, tm
     lost = lake("describe", "s.nothing")
     assert lost.code == 1
     assert "is of table s.nothing; 1 files there are refused" in lost.err
-
-
-def test_a_table_whose_spec_is_refused_is_told_by_its_name_with_all_errors(lake, tmp_path):
-    (tmp_path / "tables").mkdir()
-    (tmp_path / "tables" / "mine.yaml").write_text(
-        "name: s.mine\nselector: ''\nformat: json\ncolumns: [{name: a, type: text}]\nmore: 1\n"
-    )
-    told = (
-        "mine.yaml: Object contains unknown field `more`",
-        "mine.yaml: selector: may not be empty",
-        "mine.yaml: columns[0].type: unknown type 'text'",
-    )
-    listed = lake("list")
-    assert listed.code == 0, listed.err
-    for text in told:
-        assert f"s.mine: refused: {text}" in listed.err
-    (refused,) = orjson.loads(lake("list", "s.mine", "-o", "json").out)
-    assert (refused["table"], refused["file"], len(refused["problems"])) == (
-        "s.mine",
-        "mine.yaml",
-        3,
-    )
-    for command in (("ddl", "s.mine", "--dialect", "duckdb"), ("flush", "s.mine")):
-        done = lake(*command)
-        assert done.code == 1
-        assert "no spec in" in done.err
-        assert told[1] in done.err
-
-
-@pytest.mark.parametrize("dialect", ["trino", "duckdb"])
-def test_ddl_is_told_before_the_table_exists(lake, root, tmp_path, dialect, broker):
-    text = f"name: s.t\nselector: 'name:prefix={root}/'\nformat: json\ncolumns:\n"
-    (tmp_path / "t.yaml").write_text(text + "  - {name: at, type: date}\n")
-    done = lake("ddl", "t.yaml", "--dialect", dialect)
-    assert done.code == 0, done.err
-    assert f"{broker.fragments}/{root}" in done.out.decode()
-    assert "'region'" in done.out.decode()
-    there = lake("ddl", "t.yaml", "--dialect", dialect, "--location", "s3://bucket/x/")
-    assert "s3://bucket/x'" in there.out.decode() or "s3://bucket/x/*" in there.out.decode()
-
-
-def test_the_option_that_an_error_of_infer_names_is_one(lake, root, append):
-    append(f"{root}/region=us", b"one,1\ntwo,2\n")
-    selected = ("infer", "-l", f"name={root}/region=us", "--name", "shop.us")
-    refused = lake(*selected, "--data", "json")
-    assert refused.code == 1
-    (option,) = re.findall(r"give `(--\w+ csv)`", refused.err)
-    given = lake(*selected, *option.split())
-    assert given.code == 0, given.err
-    assert parse_table_spec(given.out).format == "csv"
-
-
-def test_infer_says_how_much_of_the_journals_it_read(lake, root, append):
-    lines = b"".join(b'{"n": %d}\n' % n for n in range(1000))
-    append(f"{root}/region=us", lines)
-    selected = ("infer", "-l", f"name={root}/region=us", "--name", "shop.us")
-    whole = lake(*selected)
-    assert f"1000 records, {len(lines)} of {len(lines)} bytes, of 1 of 1 journal" in whole.err
-    assert "--bytes" not in whole.err
-    part = lake(*selected, "--bytes", "1024")
-    assert f" of {len(lines)} bytes, of 1 of 1 journal" in part.err
-    assert "note: what was not read may hold other keys" in part.err
-    assert "--bytes and --journals read more" in part.err
 
 
 def test_what_is_wrong_ends_with_one_line_and_no_traceback(lake, tmp_path):
@@ -339,131 +246,6 @@ def test_a_table_is_flushed_listed_checked_repaired_and_read(
 
 
 @pytest.mark.hive
-@pytest.mark.timeout(400)
-def test_what_was_deleted_whole_is_forgotten_at_a_word(
-    platform, lake, root, tmp_path, broker, append
-):
-    journal, table = f"{root}/region=us", f"{DATABASE}.pruned"
-    append(journal, b'{"x": 1}\n')
-    (tmp_path / "pruned.yaml").write_text(
-        f"name: {table}\nselector: name={journal}\nformat: json\ncolumns: [{{name: x, type: bigint}}]\n"
-    )
-    assert lake("apply", "pruned.yaml").code == 0
-    assert lake("flush", table).code == 0
-    repair = ("repair", "--pruned", table)
-    none = lake(*repair)
-    assert (none.code, none.err) == (0, "")
-    assert none.out.decode() == f"{table}: what was pruned of 0 Hive partition(s) is forgotten\n"
-
-    # As a rule of the store does it, without a word to brokers.
-    (stored,) = broker.fragments.glob(f"{journal}/*/*.gz")
-    stored.unlink()
-    wait_until(
-        lambda: b"of 1 Hive partition(s) would be" in lake(*repair, "--dry-run").out, timeout_s=60
-    )
-    (described,) = orjson.loads(lake("describe", table, "-o", "json").out)
-    assert [each["rows"] for each in described["hive_partitions"]] == [1]
-    done = lake(*repair)
-    assert done.code == 0, done.err
-    assert b"of 1 Hive partition(s) is forgotten; the sensor drops those" in done.out
-    (described,) = orjson.loads(lake("describe", table, "-o", "json").out)
-    assert [each["rows"] for each in described["hive_partitions"]] == [0]
-
-
-@pytest.mark.hive
-@pytest.mark.timeout(400)
-def test_a_mess_is_red_where_it_does_not_fit(platform, lake, root, tmp_path):
-    table = f"{DATABASE}.mess"
-    (tmp_path / "mess.yaml").write_text(
-        f"name: {table}\nselector: 'name:prefix={root}/'\nformat: json\ncolumns:\n"
-        "  - {name: order_id, from: order id, type: bigint}\n"
-    )
-    assert lake("apply", "mess.yaml").code == 0
-    assert b": 4 row(s) more" in lake("flush", table).out
-    checked = lake("check", table)
-    assert checked.code == 1
-    assert '"two"' in checked.out.decode()
-    assert lake("check", table, "--quick").code == 0
-
-
-def test_a_journal_that_cannot_be_looked_at_hides_no_other(
-    lake, gazctl, root, tmp_path, monkeypatch
-):
-    lost = f"name: {root}/region=lost\nreplication: 1\nflags: O_WRONLY\nfragment:\n  length: 1024\n"
-    lost += "  compression_codec: GZIP\n  stores: [file:///]\n  refresh_interval: 1s\n"
-    assert gazctl("apply", stdin=lost.encode()).code == 0
-    (tmp_path / "tables").mkdir()
-    for name, selector in (("all", f"name:prefix={root}/"), ("eu", f"name={root}/region=eu")):
-        (tmp_path / "tables" / f"{name}.yaml").write_text(
-            f"name: s.{name}\nselector: '{selector}'\nformat: json\n"
-            "columns: [{name: a, type: string}]\n"
-        )
-    rollups = tmp_path / "rollups"
-    (rollups / "trino").mkdir(parents=True)
-    (rollups / "trino" / "bad.sql").write_text("SELECT 1")
-    (rollups / "spark").mkdir()
-    (rollups / "spark" / "clash.sql").write_text(
-        "-- name: s.eu\n-- sources: [s.all]\n--\nSELECT * FROM all"
-    )
-    monkeypatch.setenv("GAZETTE_ROLLUPS", str(rollups))
-    listed = lake("list", "-o", "json")
-    assert listed.code == 1, listed.err
-    told = orjson.loads(listed.out)
-    tables = {each["table"]: each for each in told if "table" in each}
-    assert (tables["s.all"]["journals"], tables["s.eu"]["problems"]) == (3, [])
-    lost = f"{root}/region=lost cannot be looked at: "
-    assert any(lost in text for text in tables["s.all"]["problems"])
-    refused = {each["file"]: each["problems"] for each in told if each.get("rollup")}
-    assert "has no header" in refused["trino/bad.sql"][0]
-    assert "there is a raw or typed table s.eu" in refused["s.eu"][0]
-    text = lake("list")
-    assert text.code == 1
-    assert "rollup refused: trino/bad.sql: has no header" in text.err
-    assert "rollup refused: s.eu: there is a raw or typed table s.eu" in text.err
-    assert {line.split()[0] for line in text.out.decode().splitlines()} == {
-        "Table",
-        "s.all",
-        "s.eu",
-    }
-    assert lake("list", "s.eu").code == 0
-
-
-@pytest.mark.hive
-@pytest.mark.timeout(400)
-def test_a_table_that_cannot_be_looked_at_hides_no_other(
-    platform, lake, root, tmp_path, append, metastore, monkeypatch
-):
-    for name, region, column in (("a_bad", "eu", "at"), ("b_good", "us", "x")):
-        if region == "us":
-            append(f"{root}/region=us", b'{"x": 1}\n')
-        (tmp_path / f"{name}.yaml").write_text(
-            f"name: {DATABASE}.{name}\nselector: name={root}/region={region}\nformat: json\n"
-            f"columns: [{{name: {column}, type: string}}, {{name: never, type: string}}]\n"
-            "partitions: [{name: region, as: fragment_region}]\n"
-        )
-        assert lake("apply", f"{name}.yaml").code == 0
-        assert lake("flush", f"{DATABASE}.{name}").code == 0
-    with metastore.connect() as session:
-        table = session.table(DATABASE, "a_bad")
-        broken = [
-            replace(each, parameters={**each.parameters, "gazette.state": "mine"})
-            for each in session.partitions(table)
-        ]
-        session.alter_partitions(table, broken)
-    rollups = tmp_path / "rollups" / "trino"
-    rollups.mkdir(parents=True)
-    (rollups / "bad.sql").write_text("SELECT 1")
-    monkeypatch.setenv("GAZETTE_ROLLUPS", str(rollups.parent))
-    done = lake("check", "-o", "json")
-    assert done.code == 1, done.err
-    told = {(each["table"], each["check"]): each for each in orjson.loads(done.out)}
-    assert "was changed by others" in told[f"{DATABASE}.a_bad", "not checked"]["text"]
-    assert "no record so far has" in told[f"{DATABASE}.b_good", "fit"]["text"]
-    assert told["trino/bad.sql", "rollup"]["severity"] == "error"
-    assert f"{DATABASE}.a_bad: red: not checked" in lake("check").out.decode()
-
-
-@pytest.mark.hive
 @pytest.mark.trino
 @pytest.mark.timeout(400)
 def test_a_typed_table_is_flushed_with_its_raw_one(
@@ -552,15 +334,3 @@ def test_a_file_is_set_aside_and_taken_back(
     again = lake(*quarantine, name, "--why", "a reason")
     assert (again.code, again.err) == (0, "")
     assert "a reason" in lake(*quarantine, "--list").out.decode()
-
-
-def test_what_quarantine_cannot_mean_is_refused(lake):
-    for args, told in (
-        ((), "names the table"),
-        (("s.t",), "`gazctl lake apply` makes it"),  # no table is there to have files
-        (("s.t", "x", "--list"), "goes with no FILE"),
-        (("s.t", "--unfit", "--restore"), "does not go with --restore"),
-    ):
-        done = lake("quarantine", *args)
-        assert (done.code, done.out) == (1, b"")
-        assert told in done.err

@@ -1,11 +1,7 @@
 """`gazctl journals prune` against real brokers: what goes, and what readers and appends make of it."""
 
 import asyncio
-import fcntl
 import os
-import subprocess
-import sys
-import threading
 import types
 
 import pytest
@@ -26,7 +22,6 @@ pytestmark = pytest.mark.etcd
 
 HOUR_S = 3600
 LINE = b"x" * 99 + b"\n"
-PIPE_BYTES = 4096
 
 
 @pytest.fixture(scope="module")
@@ -152,29 +147,6 @@ async def test_old_content_goes_and_reads_jump_to_the_rest(client, prune, shared
     assert (await client.append(name, LINE)).begin == 400
 
 
-async def test_retention_of_zero_keeps_everything(client, prune, shared):
-    name = "prune/ever"
-    await made(client, shared, name, [9000, 8000], retention_h=0)
-    done = await prune(f"name={name}")
-    assert (done.code, done.out) == (0, "")
-    assert f"{name}: keeps everything, it has no retention" in done.err
-    assert begins(shared, name) == [0, 100]
-
-
-async def test_the_end_stays_and_what_only_brokers_hold(client, prune, shared):
-    name = "prune/end"
-    await made(client, shared, name, [30, 20, 10])
-    await client.append(name, b"%098d\n\n" % 3)
-    done = await prune(f"name={name}")
-    assert begins(shared, name) == [200]
-    assert "kept: 1 at the end of the journal" in done.err
-    await known(client, shared, name)
-    assert await read(client, name) == [2, 3]
-    done = await prune(f"name={name}", "--before-offset", 10**6)
-    assert begins(shared, name) == [200]
-    assert await client.write_head(name) == 400
-
-
 async def test_a_broker_that_lost_its_disk_still_knows_where_a_pruned_journal_ends(
     etcd_server, tmp_path, prune
 ):
@@ -210,42 +182,6 @@ async def test_a_suspended_journal_may_be_pruned_whole_and_goes_on_where_it_ende
     await client.flush(f"name={name}")
     await known(client, shared, name)
     assert await read(client, name) == [3]
-
-
-async def test_the_middle_is_trimmed_where_reads_jump(client, prune, shared):
-    name = "prune/middle"
-    await made(client, shared, name, [4, 4, 4, 5, 4])
-    trim = (f"name={name}", "--from-offset", 100, "--before-offset", 350)
-    early = await prune(*trim)
-    assert early.code == 0
-    assert f"{name}: keeps 2 fragments in its middle: reads would wait" in early.err
-    assert begins(shared, name) == [0, 100, 200, 300, 400]
-    age(files(shared, name)[3], 7)
-    await known(client, shared, name)
-    dry = await prune(*trim, "--dry-run")
-    assert dry.out.count("would remove") == 2
-    done = await prune(*trim)
-    assert (done.code, begins(shared, name)) == (0, [0, 300, 400])
-    await known(client, shared, name)
-    async with client.read(name) as reader:
-        assert numbers(await anext(reader)) == [0]
-        with pytest.raises(OffsetJump, match="300"):
-            await anext(reader)
-        assert numbers(await reader.read()) == [3, 4]
-    assert await read(client, name, 120) == [3, 4]
-
-
-async def test_fragments_within_others_go_too(client, prune, shared):
-    name = "prune/covered"
-    await made(client, shared, name, [30, 0.2], count=4)
-    whole = files(shared, name)[0].read_bytes()
-    then = SystemClock().now().timestamp() - 20 * HOUR_S
-    store_fragment(shared.fragments, name, 100, whole[100:300], stored_at=then)
-    assert begins(shared, name) == [0, 100, 400]
-    done = await prune(f"name={name}")
-    assert (done.code, done.out.count("removed ")) == (0, 2)
-    await known(client, shared, name)
-    assert await read(client, name) == [4, 5, 6, 7]
 
 
 async def test_a_savepoint_protects_what_it_names(client, prune, shared):
@@ -317,48 +253,6 @@ async def test_a_reader_in_the_middle_of_a_fragment_reads_it_to_its_end(shared, 
             assert numbers(bytes(rest[-200:])) == [lines - 2, lines - 1]
             assert len(rest) == lines * 100
             assert numbers((await reader.read())[:100]) == [lines]
-
-
-async def test_a_prune_that_is_killed_is_completed_by_another(client, prune, shared):
-    name, count = "prune/killed", 300
-    await client.apply([Change(spec(name))])
-    then = SystemClock().now().timestamp() - 30 * HOUR_S
-    for number in range(count):
-        line = b"%098d\n\n" % number
-        store_fragment(shared.fragments, name, number * 100, line, stored_at=then + number)
-    await known(client, shared, name)
-    # It tells of each fragment, and waits while nobody reads that. So it is in the middle for sure.
-    reading, writing = os.pipe()
-    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    command = [sys.executable, "-m", "gazette_platform.cli.gazctl", "journals", "prune"]
-    command += ["-l", f"name={name}", "--file-root", str(shared.fragments)]
-    process = subprocess.Popen(  # noqa: ASYNC220  nothing else runs here
-        [*command, "--broker.address", shared.address], stdout=writing, stderr=subprocess.PIPE
-    )
-    watchdog = threading.Timer(60, process.kill)
-    watchdog.start()
-    try:
-        os.close(writing)
-        await eventually(
-            lambda: len(files(shared, name)) <= count - PIPE_BYTES // 200, timeout_s=40
-        )
-        process.kill()
-        process.wait()
-    finally:
-        watchdog.cancel()
-        process.kill()
-        process.wait()
-        process.stderr.close()
-        os.close(reading)
-    left = len(files(shared, name))
-    assert 1 < left < count
-    await known(client, shared, name)
-    assert (await read(client, name))[-1] == count - 1
-    done = await prune(f"name={name}")
-    assert (done.code, done.out.count("removed ")) == (0, left - 1)
-    assert begins(shared, name) == [(count - 1) * 100]
-    await known(client, shared, name)
-    assert await read(client, name) == [count - 1]
 
 
 async def test_two_prunes_at_once_do_no_harm(client, prune, shared):

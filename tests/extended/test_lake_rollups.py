@@ -9,14 +9,12 @@ import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import msgspec
 import pytest
 from dagster import DagsterInstance, ResourceDefinition, RunConfig, materialize
 from lake_bench import FragmentFiles
 from trino import dbapi
 
 from gazette_platform.assets import RollupConfig, rollup_asset
-from gazette_platform.errors import LakeError, RollupFenced
 from gazette_platform.lake import (
     Auditor,
     Registrar,
@@ -150,10 +148,6 @@ def in_spark(spark, sql):
     return [tuple(row) for row in spark.sql(sql).collect()]
 
 
-ROUTES = (
-    "SELECT origin, dest, month, flights, cancelled, dep_delay_avg "
-    "FROM iceberg.rollups.route_by_month ORDER BY 1, 2, 3"
-)
 DELAYS = (
     "SELECT month, flights, cancelled, delayed, dep_delay_avg "
     "FROM iceberg.rollups.delays_by_month ORDER BY 1"
@@ -171,57 +165,6 @@ def origins(metadata):
 def snapshots(trino, name):
     sql = f'SELECT count(*) FROM iceberg.rollups."{name}$snapshots"'
     return trino.query(sql)[0][0]
-
-
-def test_rollup_in_trino_makes_only_what_changed(flights, run, specs, trino, spark):
-    flights("JFK", (1, "LAX", 10), (1, "LAX", 20), (1, "LAX", None), (2, "SFO", -5))
-    flights("EWR", (1, "IAH", 0))
-    first = run(specs["route_by_month"])
-    assert (first["slices_made"], first["slices"], first["rows_made"]) == (2, 2, 3)
-    assert (first["dagster/row_count"], first["complete"]) == (3, True)
-    assert first["table"] == "http://sql/iceberg.rollups.route_by_month"
-    types = {c.name: c.type for c in first["dagster/column_schema"].columns}
-    assert list(types)[:2] == ["origin", "dest"]
-    assert (types["origin"], types["flights"]) == ("string", "bigint")
-    assert origins(first) == {
-        **{column: [f"flights/flights.{column}"] for column in ("origin", "dest", "year", "month")},
-        "flights": [],
-        "cancelled": ["flights/flights.dep_time"],
-        "dep_delay_avg": ["flights/flights.dep_delay"],
-        "arr_delay_avg": ["flights/flights.arr_delay"],
-    }
-    assert set(first["covers"]) == {"flights/origin=EWR/part=000", "flights/origin=JFK/part=000"}
-    expected = [
-        ("EWR", "IAH", 1, 1, 0, 0.0),
-        ("JFK", "LAX", 1, 3, 1, 15.0),
-        ("JFK", "SFO", 2, 1, 0, -5.0),
-    ]
-    assert trino.query(ROUTES) == expected
-    assert in_spark(spark, ROUTES) == expected
-
-    again = run(specs["route_by_month"])
-    assert (again["slices_made"], again["version"]) == (0, first["version"])
-    assert snapshots(trino, "route_by_month") == 1
-
-    flights("JFK", (1, "LAX", 30), (3, "BOS", 1), hour="06")
-    kept = trino.query(
-        'SELECT file_path FROM iceberg.rollups."route_by_month$files" '
-        "WHERE partition.origin = 'EWR'"
-    )
-    third = run(specs["route_by_month"])
-    assert (third["slices_made"], third["dagster/row_count"]) == (1, 4)
-    assert third["version"] != first["version"]
-    expected = [
-        ("EWR", "IAH", 1, 1, 0, 0.0),
-        ("JFK", "BOS", 3, 1, 0, 1.0),
-        ("JFK", "LAX", 1, 4, 1, 20.0),
-        ("JFK", "SFO", 2, 1, 0, -5.0),
-    ]
-    assert trino.query(ROUTES) == expected
-    spark.catalog.refreshTable("iceberg.rollups.route_by_month")
-    assert in_spark(spark, ROUTES) == expected
-    now = trino.query('SELECT file_path FROM iceberg.rollups."route_by_month$files"')
-    assert set(kept) <= set(now)
 
 
 def test_rollup_in_spark_and_one_of_it_in_trino(flights, run, specs, trino, spark):
@@ -250,97 +193,6 @@ def test_rollup_in_spark_and_one_of_it_in_trino(flights, run, specs, trino, spar
     assert in_spark(spark, DELAYS) == expected
 
 
-@pytest.mark.parametrize("name", ["route_by_month", "delays_by_arrival"])
-def test_what_did_not_change_is_not_read_again(flights, files, run, specs, trino, name):
-    """A file that would fail any query which reads it stands for all that has not changed."""
-    flights("EWR", (1, "IAH", 0))
-    run(specs[name])
-    (path,) = (files.root / "flights/origin=EWR").rglob("*.gz")
-    path.write_bytes(b"\x1f\x8b\x08\x00 not gzip at all")
-    flights("JFK", (1, "LAX", 10), hour="06")
-    assert run(specs[name])["slices_made"] == 1
-    assert trino.query(f"SELECT sum(flights) FROM iceberg.rollups.{name}") == [(2,)]
-    # The other way round it would have been noticed.
-    with pytest.raises(Exception, match=r"(?i)gzip|zlib|fail"):
-        run(specs[name], force=True)
-    assert trino.query(f"SELECT sum(flights) FROM iceberg.rollups.{name}") == [(2,)]
-
-
-@pytest.mark.parametrize("name", ["route_by_month", "delays_by_arrival"])
-def test_rows_of_overlapping_files_are_read_once(flights, files, run, specs, trino, name):
-    flights("JFK", (1, "LAX", 10), (1, "LAX", 20))
-    run(specs[name])
-    count = f"SELECT sum(flights) FROM iceberg.rollups.{name}"
-    assert trino.query(count) == [(2,)]
-    content = flight(1, "JFK", "LAX", 10)
-    postfix = "append_date=2026-01-02/append_hour=05"
-    files.forget(files.append("flights/origin=JFK/part=000", content, postfix=postfix, begin=0))
-    flights("JFK", (2, "SFO", 5), hour="07")
-    assert trino.query("SELECT count(*) FROM hive.flights.flights") == [(4,)]
-    run(specs[name])
-    assert trino.query(count) == [(3,)]
-
-
-def test_pruned_content_stays_unless_the_spec_follows(flights, run, specs, trino, metastore):
-    report = flights("JFK", (1, "LAX", 10))
-    flights("JFK", (2, "SFO", 5), hour="06")
-    flights("EWR", (2, "SFO", 5), hour="06")
-    run(specs["route_by_month"])
-    before = trino.query(ROUTES)
-    with metastore.connect() as session:
-        table = session.table("flights", "flights")
-        session.drop_partition(table, report.updates[0].values)
-    idle = run(specs["route_by_month"])
-    assert (idle["slices_made"], idle["complete"]) == (0, True)
-    # A slice that lost content cannot take new content without shrinking: told, and left.
-    with metastore.connect() as session:
-        for values in (p.values for p in session.partitions(table)):
-            if values[0] == "JFK":
-                session.drop_partition(table, values)
-    left = run(specs["route_by_month"])
-    assert (left["slices_made"], trino.query(ROUTES)) == (0, before)
-    follows = msgspec.structs.replace(specs["route_by_month"], retention="follow")
-    gone = run(follows)
-    assert (gone["slices_dropped"], gone["slices"]) == (1, 1)
-    assert trino.query(ROUTES) == [("EWR", "SFO", 2, 1, 0, 5.0)]
-
-
-@pytest.mark.parametrize("name", ["route_by_month", "delays_by_arrival"])
-@pytest.mark.parametrize("retention", ["keep", "follow"])
-def test_a_store_that_is_away_is_waited_for(flights, files, run, specs, trino, name, retention):
-    """Engines read absent directories as empty: what was made of them would never be made again."""
-    spec = msgspec.structs.replace(specs[name], retention=retention)
-    flights("JFK", (1, "LAX", 10))
-    flights("EWR", (1, "IAH", 0))
-    folder = files.root / "flights/origin=EWR"
-    away = folder.rename(files.root / "away")
-    assert trino.query("SELECT count(*) FROM hive.flights.flights") == [(1,)]
-    first = run(spec)
-    assert not first["complete"]
-    away.rename(folder)
-    assert run(spec)["complete"]
-    assert trino.query(f"SELECT sum(flights) FROM iceberg.rollups.{name}") == [(2,)]
-
-
-def test_other_code_and_columns_replace_the_table_in_one_commit(flights, run, specs, trino, spark):
-    flights("JFK", (1, "LAX", 10), (2, "SFO", -5))
-    flights("EWR", (1, "IAH", 0))
-    for name in ("route_by_month", "delays_by_arrival"):
-        run(specs[name])
-        spec = specs[name]
-        other = msgspec.structs.replace(
-            spec, sql=spec.sql.replace("count(*) AS flights", "'x' AS note, count(*) AS flights")
-        )
-        found = run(other)
-        assert found["slices_made"] == found["slices"]
-        sql = f"SELECT DISTINCT note, flights FROM iceberg.rollups.{name} WHERE flights = 1"
-        assert trino.query(sql) == [("x", 1)]
-        spark.catalog.refreshTable(f"iceberg.rollups.{name}")
-        assert in_spark(spark, sql) == [("x", 1)]
-        assert run(other)["slices_made"] == 0
-        assert snapshots(trino, name) == 1
-
-
 def test_function_of_data_frames(flights, run, spark, trino):
     @rollup(name="rollups.by_dest", sources=["flights.flights"], slices=["origin"])
     def by_dest(flights):
@@ -359,37 +211,6 @@ def test_function_of_data_frames(flights, run, spark, trino):
 
 
 # ------------------------------------------------------------------ the fence
-
-
-class Held:
-    """An engine whose run is held up, after it made its slices, until others are through."""
-
-    def __init__(self, engine, others):
-        self.engine = engine
-        self.others = others
-
-    def stage(self, *arguments, **options):
-        self.engine.stage(*arguments, **options)
-        others, self.others = self.others, lambda: None
-        others()
-
-
-@pytest.mark.parametrize("name", ["route_by_month", "delays_by_arrival"])
-def test_zombie_cannot_put_a_table_back(flights, specs, trino, spark, tables, metastore, name):
-    engine = TrinoEngine(trino) if name == "route_by_month" else SparkEngine(spark)
-    spec = specs[name]
-    flights("JFK", (1, "LAX", 10))
-    RollupRunner(metastore, tables, engine).run(spec)
-    flights("JFK", (1, "LAX", 20))
-
-    def others():
-        flights("JFK", (1, "LAX", 30))
-        RollupRunner(metastore, tables, engine).run(spec)
-
-    with pytest.raises(RollupFenced):
-        RollupRunner(metastore, tables, Held(engine, others)).run(spec)
-    assert trino.query(f"SELECT sum(flights) FROM iceberg.rollups.{name}") == [(3,)]
-    assert RollupRunner(metastore, tables, engine).run(spec).made == []
 
 
 def test_of_many_who_swap_at_once_exactly_one_does(flights, specs, trino, tables, metastore):
@@ -433,20 +254,6 @@ def test_metastore_refuses_who_has_looked_too_early(flights, specs, trino, table
         client.get_table = looked_early
         assert not session._swap("rollups", "route_by_month", table.metadata_location, second)
     assert tables.load("rollups", "route_by_month").metadata_location == first
-
-
-def test_query_that_the_engine_refuses_is_told_and_changes_nothing(
-    flights, specs, trino, spark, tables, metastore
-):
-    flights("JFK", (1, "LAX", 10))
-    for name, engine in (
-        ("route_by_month", TrinoEngine(trino)),
-        ("delays_by_arrival", SparkEngine(spark)),
-    ):
-        spec = msgspec.structs.replace(specs[name], sql="SELECT no_such FROM flights")
-        with pytest.raises(LakeError, match="no_such"):
-            RollupRunner(metastore, tables, engine).run(spec)
-        assert tables.load("rollups", name) is None
 
 
 # ------------------------------------------------------------------ maintenance

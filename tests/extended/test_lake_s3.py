@@ -11,8 +11,7 @@ from bucket_files import BucketFiles, put
 from lake_bench import MemoryMetastore
 from object_servers import need_go, s3_server
 
-from gazette_platform.codecs import compressor
-from gazette_platform.errors import LakeError, ObjectNotFound
+from gazette_platform.errors import ObjectNotFound
 from gazette_platform.lake import (
     Auditor,
     JournalCursor,
@@ -23,7 +22,6 @@ from gazette_platform.lake import (
     excluded_files,
     parse_table_spec,
 )
-from gazette_platform.lake.content import FragmentContent
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.quarantine import Quarantine
 from gazette_platform.lake.storage import Storage, StoreFiles, object_files
@@ -236,47 +234,6 @@ def test_overlaps_are_found_from_accounts_and_only_their_folders_are_listed(lake
     assert small.content_name in excluded[JOURNAL.partition("=")[2], "5"]
 
 
-def test_overlaps_within_a_folder_of_which_accounts_say_nothing(lake):
-    """The bytes of the last fragment were counted before, by those that it takes the place of."""
-    lake.append(0, 4, hour=6)
-    small = lake.append(4, 7, hour=6)
-    lake.append(7, 9, hour=7)
-    inner = lake.append(9, 10, hour=7)
-    lake.register()
-    across = lake.append(2, 7, hour=6)
-    lake.append(7, 10, hour=7)
-    lake.files.forget(small)
-    lake.files.forget(inner)
-    lake.register()
-    states = lake.states()
-    assert [states[hour][1].overlap_bytes for hour in ("6", "7")] == [0, 0]
-    excluded = excluded_files(lake.audit().findings)
-    part = JOURNAL.partition("=")[2]
-    # Those that lie end to end stay in the view.
-    assert excluded[part, "6"] == [across.content_name]
-    assert inner.content_name in excluded[part, "7"]
-
-
-def test_many_overlaps_are_named_a_few_a_tick(lake, monkeypatch):
-    monkeypatch.setattr("gazette_platform.lake.audit._SUSPECTS_MAX", 4)
-    small = [lake.append(n, n + 1, hour=n) for n in range(10)]
-    lake.register()
-    lake.append(0, 10, hour=10)
-    lake.register()
-    for fragment in small:
-        lake.files.forget(fragment)
-    findings, counts = [], []
-    for _ in range(5):
-        audit = lake.audit(known={f.directory for f in findings if f.excluded})
-        findings = [f for f in findings if not audit.replaces(f)] + list(audit.findings)
-        counts.append(len({f.path for f in findings if f.excluded}))
-        twice = [f for f in findings if "the files could not be listed" in f.text]
-        assert len(twice) + counts[-1] in {10, 11}
-    assert counts[0] >= 3
-    assert counts == sorted(counts)
-    assert {f.excluded for f in findings if f.excluded} == {f.content_name for f in small}
-
-
 def test_covered_objects_are_moved_by_copy_and_accounts_follow(lake):
     small = lake.append(0, 2)
     lake.append(2, 3)
@@ -382,19 +339,6 @@ def test_a_file_of_a_codec_that_engines_take_for_text_is_found_without_a_listing
     assert list(excluded.values()) == [[bad.content_name]]
 
 
-def test_objects_with_other_bytes_and_without_cover_stay(lake):
-    cover = lake.append(0, 4)
-    other = lake.plant(1, 2, content=b'{"id":7}\n')
-    inside = lake.plant(2, 3)
-    lake.register()
-    findings = lake.audit(lists_objects=True).findings
-    repair = lake.repair([f for f in findings if f.excluded == other.content_name])
-    assert "holds other bytes" in repair.refused[other.content_path]
-    object_files(lake.store).remove(cover.content_path)
-    assert lake.repair([f for f in findings if f.excluded == inside.content_name]).moved == []
-    assert lake.object(inside.content_path).exists()
-
-
 def test_a_store_that_refuses_us_is_read_through_brokers_and_says_so(lake, server, monkeypatch):
     lake.append(0, 3)
     server.add_user("nobody", "nobody-secret")
@@ -409,20 +353,6 @@ def test_a_store_that_refuses_us_is_read_through_brokers_and_says_so(lake, serve
     assert sorted((f.kind, f.is_error, f.is_checked) for f in audit.findings) == UNCHECKED
     assert "allow it to the credentials" in audit.findings[0].text
     object_files.cache_clear()
-
-
-def test_a_fragment_that_is_gone_is_named(lake):
-    fragment = lake.append(0, 3)
-    object_files(lake.store).remove(fragment.content_path)
-    content = FragmentContent(lake.files)
-    location = f"s3://{lake.bucket.name}/lake/{JOURNAL}/hour=05"
-    for call in (
-        lambda: content.count(fragment, location),
-        lambda: content.require_stored(fragment, location),
-        lambda: content.head(fragment, location, 10),
-    ):
-        with pytest.raises(LakeError, match=f"no file {location.replace('+', '.')}/0000"):
-            call()
 
 
 def test_what_a_store_does(lake, store):
@@ -445,38 +375,6 @@ def test_what_a_store_does(lake, store):
         files.size("k/y")
     with pytest.raises(ObjectNotFound):
         list(files.read("k/y"))
-
-
-def test_a_count_of_an_object_goes_on_where_it_ended(lake, monkeypatch):
-    monkeypatch.setattr("gazette_platform.lake.content.COUNTED_BYTES_MIN", 1 << 20)
-    count = 3_000_000
-    lake.files.create(JOURNAL, codec=CompressionCodec.NONE)
-    fragment = lake.files.append(
-        JOURNAL, lines(0, 10) * (count // 10), postfix="hour=05", codec=CompressionCodec.NONE
-    )
-    content = FragmentContent(lake.files)
-    location = f"s3://{lake.bucket.name}/lake/{JOURNAL}/hour=05"
-    found = []
-    while not found or found[-1].rows is None:
-        found.append(content.count(fragment, location, is_over=lambda: True, owner="test"))
-        assert len(found) < 20
-    assert (found[-1].rows, found[-1].stored_bytes) == (count, 9 * count)
-    assert [each.is_resumed for each in found] == [False] + [True] * (len(found) - 1)
-    assert len(found) > 2
-    assert lake.files.read_through_brokers == 0
-
-
-def test_head_of_an_object_is_read_by_ranges(lake):
-    content = FragmentContent(lake.files)
-    location = f"s3://{lake.bucket.name}/lake/{JOURNAL}/hour=05"
-    fragment = lake.append(0, 40_000)
-    assert content.head(fragment, location, 100) == lines(0, 40_000)[:100]
-    noise = os.urandom(1 << 20).hex().encode() + b"\n"
-    fragment = lake.append(0, 0, content=noise)
-    assert content.head(fragment, location, len(noise)) == noise
-    codec = compressor(fragment.codec)
-    assert len(codec.compress(noise) + codec.finish()) > 1 << 20
-    assert lake.files.read_through_brokers == 0
 
 
 def test_an_object_is_set_aside_and_taken_back(lake):

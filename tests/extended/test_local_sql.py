@@ -12,8 +12,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from datetime import date
-from decimal import Decimal
 from types import SimpleNamespace
 
 import pyarrow.parquet as pq
@@ -22,7 +20,6 @@ from object_servers import need_go, s3_server
 
 from gazette_platform import Change, Client, ClientConfig
 from gazette_platform.cli.gazctl import main
-from gazette_platform.errors import DataError, LakeError, ValidationError
 from gazette_platform.lake.local_sql import connect
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.table_spec import parse_table_spec
@@ -132,25 +129,6 @@ def sql(shop, settings, client):
         yield sql
 
 
-def test_each_record_is_there_once_with_its_partition(sql, shop):
-    found = sql.execute("SELECT id, item, region FROM orders ORDER BY id").fetchall()
-    expected = [(r["id"], r["item"], region) for region in shop for r in shop[region]]
-    assert found == sorted(expected)
-    by_hour = dict(
-        sql.execute(
-            "SELECT hour, count(*) FROM shop.orders WHERE region = 'eu' AND id < 600 GROUP BY 1"
-        ).fetchall()
-    )
-    assert sum(by_hour.values()) == 600
-    # Where fragments overlap, the one that reaches farthest goes on, and the next is cut.
-    assert by_hour == {0: 100, 1: 100, 2: 100, 3: 100, 4: 150, 5: 50}
-    described = sql.execute("DESCRIBE orders").fetchall()
-    assert [row[:2] for row in described] == [
-        ("id", "BIGINT"), ("item", "VARCHAR"), ("region", "VARCHAR"), ("hour", "INTEGER"),
-    ]  # fmt: skip
-    assert ("orders",) in sql.execute("SHOW TABLES").fetchall()
-
-
 def test_a_query_opens_only_fragments_that_it_needs(sql):
     def opened(query):
         found = sql.execute(query).fetchall()
@@ -176,18 +154,6 @@ def test_a_query_opens_only_fragments_that_it_needs(sql):
     where = f"_journal = 'shop/region=eu' AND _offset BETWEEN {first} AND {last}"
     found, fragments, _ = opened(f'SELECT id FROM "orders$offsets" WHERE {where} ORDER BY 1')
     assert (found, fragments) == ([(n,) for n in range(250, 261)], 1)
-
-
-def test_rows_tell_where_they_come_from(sql, shop, client):
-    rows = sql.execute('SELECT _journal, _offset, id, _fragment FROM "orders$offsets"').fetchall()
-    assert len(rows) == 1300
-    for journal, offset, number, fragment in rows[:: len(rows) // 20]:
-        with client.read(journal, offset) as reader:
-            assert json.loads(reader.readline())["id"] == number
-        if fragment is not None:
-            begin, end = (int(part, 16) for part in fragment.split("-")[:2])
-            assert begin <= offset < end
-    assert {fragment is None for *_, fragment in rows} == {True, False}
 
 
 def test_a_query_sees_one_snapshot_and_the_next_what_was_appended(client, settings):
@@ -246,67 +212,6 @@ def test_no_record_is_missed_or_doubled_while_fragments_are_persisted(server, cl
         assert sql.execute('SELECT count(*), sum(id) FROM "all"').fetchall() == [(400, 79800)]
 
 
-def test_values_that_do_not_fit_are_null(client, settings):
-    name = "odd/all"
-    create(client, name, postfix="")
-    clean = {
-        "n": 1,
-        "d": "2020-01-31",
-        "p": 12.345,
-        "b": True,
-        "s": "é",
-        "a": [1, 2],
-        "m": {"k": 1},
-    }
-    content = lines(clean, {"n": {"value": 6}, "s": {"a": 1.50}}, {"n": "7", "d": "2020-13-45"}, {})
-    content += b'null\n\nnot json\n{"n": 5.0, "p": 12345678901234567890.125, "s": 1e3, "b": 0}\n'
-    content += b'{"n": 1}{"n": 2}\n[1]\n{"s": "\xff"}\n{"n": 8'
-    client.append(name, content)
-    columns = {
-        "n": "bigint",
-        "d": "date",
-        "p": "decimal(30,3)",
-        "b": "boolean",
-        "s": "string",
-        "a": "array<int>",
-        "m": "map<string,int>",
-    }
-    expected = [
-        (1, date(2020, 1, 31), Decimal("12.345"), True, "é", [1, 2], {"k": 1}),
-        (None, None, None, None, '{"a":1.5}', None, None),
-        (7, None, None, None, None, None, None),
-        *[(None,) * 7] * 4,
-        (None, None, Decimal("12345678901234567890.125"), None, "1e3", None, None),
-        (1, *(None,) * 6),
-        (None,) * 7,
-        (None, None, None, None, "�", None, None),
-        (None,) * 7,
-    ]
-    with connect([table("odd.values", "odd", columns)], client=client, settings=settings) as sql:
-        for state in ("live", "persisted"):
-            found = sql.execute("SELECT * FROM odd.values").fetchall()
-            assert found == expected, state
-            assert sql.execute("SELECT count(*) FROM odd.values").fetchone() == (len(expected),)
-            client.flush(f"name={name}")
-        assert sql.scans()["odd.values"][0].bytes_served == 0
-
-
-def test_csv_is_read_by_its_rules(client, settings):
-    name = "csv/all"
-    create(client, name)
-    client.append(name, b'1,plain\n2,"with, comma"\n3,"two\nlines"\n4,"a ""quote"""\n5\n6,x,y\n')
-    spec = table("csv.rows", "csv", {"a": "string", "b": "string"}, format="csv")
-    expected = [
-        ("1", "plain"), ("2", "with, comma"), ("3", None), (None, None), ("4", 'a "quote"'), ("5", None),
-        ("6", "x"),
-    ]  # fmt: skip
-    with connect([spec], client=client, settings=settings) as sql:
-        assert sql.execute("SELECT a, b FROM csv.rows").fetchall() == expected
-        assert sql.execute("SELECT b FROM csv.rows WHERE a = '2'").fetchall() == [("with, comma",)]
-        offsets = sql.execute('SELECT _offset FROM "rows$offsets"').fetchall()
-        assert offsets == [(0,), (8,), (24,), (31,), (38,), (54,), (56,)]
-
-
 def test_a_store_out_of_reach_is_read_through_brokers(shop, client):
     spec = table("shop.orders", "shop", ORDERS, partitions=BY_HOUR)
     elsewhere = LakeSettings(store_roots={"file:///": "file:///nowhere/at/all/"})
@@ -353,33 +258,6 @@ def test_fragments_in_a_bucket_are_fetched_past_the_brokers(etcd_server, tmp_pat
                     (scan,) = sql.scans()[spec.name]
                     assert scan.fragments_opened == 2
                     assert scan.bytes_served == len(lines(*orders(2000, 10)))
-
-
-def test_errors_are_ours_and_say_what_to_do(sql, server, client, settings):
-    with pytest.raises(LakeError, match=r"no table nobody \(known: shop.nothing, shop.orders"):
-        sql.execute("SELECT * FROM nobody")
-    with pytest.raises(LakeError, match='Referenced column "nope" not found'):
-        sql.execute("SELECT nope FROM orders")
-    with pytest.raises(
-        ValidationError, match=r"no journal matches the selector 'name:prefix=nowhere/'"
-    ):
-        sql.execute("SELECT * FROM nothing")
-    with pytest.raises(ValidationError, match=r"no journal matches the selector"):
-        sql.execute("SET threads = 2; SELECT * FROM shop.nothing")
-    with pytest.raises(LakeError, match="syntax error"):
-        sql.execute("SELECT FROM FROM")
-    assert sql.execute("SELECT 1").fetchall() == [(1,)]
-    name = "broken/all"
-    content = lines(*orders(0, 100))
-    fragment = store(server, name, 0, content, "")
-    create(client, name, postfix="")
-    path = server.fragments / fragment.content_path
-    path.write_bytes(gzip.compress(content.replace(b"item 7", b"item 8")))
-    with (
-        connect([table("broken.all", "broken", ORDERS)], client=client, settings=settings) as sql,
-        pytest.raises(DataError, match=r"content has SHA-1 .* expected"),
-    ):
-        sql.execute('SELECT count(*) FROM broken."all"').fetchall()
 
 
 def test_a_long_scan_is_streamed_and_may_be_left(server, client, settings):
@@ -450,24 +328,6 @@ def test_gazctl_writes_each_format(gazctl, tmp_path):
     ran = gazctl("SELECT 1 AS one")
     assert (ran.code, ran.out.split()) == (0, ["one", "1"])
     assert "note: no table of this spec: bad.yaml: " in ran.err
-
-
-def test_gazctl_tells_what_is_wrong_in_one_line(gazctl, tmp_path):
-    for args, told in (
-        (("FROM nobody",), "no table nobody (known: shop.nothing, shop.orders"),
-        (("SELECT nope FROM orders",), 'Referenced column "nope" not found'),
-        (("FROM nothing",), "no journal matches the selector 'name=none'"),
-        (("",), "query: is empty"),
-        (("SELECT 1; SELECT 2",), "statement 1 gives rows, too"),
-        (("SELECT count(*) FROM web.orders",), "did you mean shop.orders?"),
-        (("FROM orders", "-o", "parquet"), "--to: names the file that parquet goes to"),
-        (("FROM orders", "--tables", "absent"), "there is no folder absent of table specs"),
-        (("FROM orders", "-o", "csv", "--to", "absent/x.csv"), "cannot write"),
-    ):
-        ran = gazctl(*args)
-        assert (ran.code, ran.out) == (1, ""), args
-        assert told in ran.err, args
-        assert len(ran.err.splitlines()) == 1, ran.err
 
 
 def test_a_list_without_a_metastore_says_why_it_knows_so_little(gazctl, capfdbinary):

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 from lake_servers import plain_spark_session
 from pyspark.sql import Row
-from spark_journals import CSV, bulk, create
+from spark_journals import create
 
 from gazette_platform import Client, ClientConfig
 from gazette_platform.spark import register
@@ -109,21 +109,6 @@ def test_rows_come_back_from_json_as_they_were(session, client, write, read, pre
     assert read(a, SCHEMA).collect() == rows.collect()
 
 
-def test_rows_come_back_from_csv_as_they_were(session, client, write, read, prefix):
-    [a] = create(client, prefix, "a", content_type=CSV)
-    names = [name for name in SCHEMA.split(", ") if "<" not in name and not name.startswith("name")]
-    schema = ", ".join(names)
-    rows = session.createDataFrame(ROWS, SCHEMA).selectExpr(
-        *(name.partition(" ")[0] for name in names)
-    )
-    rows = rows.replace({'a "quote", é\nline': 'a "quote", é'}).coalesce(1)
-    write(rows, journal=a, uuid="any")
-    # Its first field is the UUID, which readers of committed messages look at.
-    found = read(a, f"id string, {schema}", committed="true")
-    assert found.drop("id").collect() == rows.collect()
-    assert len({row.id for row in found.collect()}) == 3
-
-
 def test_tasks_that_are_done_again_write_nothing_twice(session, client, write, read, prefix):
     names = create(client, prefix, "a", "b", "c")
     [staging] = create(client, f"{prefix}-staging", "x", content_type="")
@@ -161,96 +146,3 @@ def test_batch_that_has_a_name_is_there_once_however_often_it_is_written(
     assert content(client, a) == b'{"id":0}\n{"id":1}\n{"id":2}\n{"id":3}\n'
     with pytest.raises(Exception, match="writer nightly is at epoch 20260103, and epoch 20260102"):
         write(session.range(3), journal=a, writer="nightly", epoch="20260102")
-
-
-class Copying:
-    """A query that copies numbers of a journal into others."""
-
-    def __init__(self, session, shared, source, folder, **options):
-        self._folder = folder
-        rows = session.readStream.format("gazette").option("broker", shared.address)
-        self._rows = rows.schema("n bigint, text string").load(source)
-        self._options = {"broker": shared.address, **options}
-
-    def run(self, *, mode="append"):
-        query = (
-            self._rows.writeStream.format("gazette")
-            .options(**self._options)
-            .option("checkpointLocation", str(self._folder))
-            .queryName("copying")
-            .outputMode(mode)
-            .trigger(availableNow=True)
-            .start()
-        )
-        try:
-            query.awaitTermination(120)
-        finally:
-            query.stop()
-
-    def forget_last_commit(self):
-        """As if the driver had died between the sink's commit and the query's own."""
-        commits = self._folder / "commits"
-        last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
-        for name in (f"{last}", f".{last}.crc"):
-            (commits / name).unlink(missing_ok=True)
-
-
-def test_batch_of_a_stream_that_is_done_again_is_there_once(
-    session, shared, client, prefix, tmp_path
-):
-    [source] = create(client, f"{prefix}-from", "x")
-    names = create(client, prefix, "a", "b")
-    [staging] = create(client, f"{prefix}-staging", "x", content_type="")
-    options = {
-        "selector": f"name:prefix={prefix}/",
-        "mapping": "random",  # the second time rows go elsewhere
-        "stagingJournal": staging,
-        "uuid": "_meta.uuid",
-    }
-    copying = Copying(session, shared, f"name={source}", tmp_path, **options)
-
-    def numbers():
-        lines = b"".join(content(client, name) for name in names).splitlines()
-        found = session.read.json(session.sparkContext.parallelize([x.decode() for x in lines]))
-        return sorted(row.n for row in found.select("n").collect())
-
-    client.append(source, bulk(0, 100))
-    copying.run()
-    assert numbers() == [*range(100)]
-    copying.forget_last_commit()
-    client.append(source, bulk(100, 100))
-    copying.run()
-    copying.run()
-    assert numbers() == [*range(200)]
-    copying.run()
-    assert numbers() == [*range(200)]
-
-
-def test_what_cannot_be_written_is_told_before_tasks_begin(
-    session, shared, client, write, prefix, tmp_path
-):
-    a, b = create(client, prefix, "a", "b")
-    [odd] = create(client, f"{prefix}-odd", "x", content_type="application/x-protobuf-fixed")
-    both = f"name in ({a}, {b})"
-    rows = session.range(1)
-    for options, told in (
-        ({"journal": a, "stagingJournals": a}, "(?i)unknown option stagingJournals: did you mean"),
-        ({"journal": odd}, "records of application/x-protobuf-fixed are not written"),
-        (
-            {"selector": both, "mapping": "random", "writer": "w", "epoch": "1"},
-            "stagingJournal: 2 journals may be written to",
-        ),
-    ):
-        with pytest.raises(Exception, match=told):
-            write(rows, **options)
-    with pytest.raises(Exception, match="journals are appended to only"):
-        rows.write.format("gazette").options(broker=shared.address, journal=a).mode(
-            "overwrite"
-        ).save()
-    for options, told in (
-        ({"selector": both, "mapping": "random"}, "stagingJournal: 2 journals may be written to"),
-        ({"journal": a, "writer": "me", "epoch": "1"}, "writer: is of batches only"),
-    ):
-        with pytest.raises(Exception, match=told):
-            Copying(session, shared, f"name={a}", tmp_path, **options).run()
-    assert content(client, a) == b""

@@ -17,7 +17,6 @@ from gazette_platform.testing.chaos.scene import Scene
 from gazette_platform.testing.chaos.workload import Workload
 from gazette_platform.testing.etcd import EtcdServer
 from gazette_platform.testing.history import Recorder
-from gazette_platform.testing.waiting import stays
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,11 +57,6 @@ def cut(fragments: Path) -> None:
     fragments.touch()
 
 
-def restore(fragments: Path) -> None:
-    fragments.unlink()
-    fragments.with_name("fragments.cut").rename(fragments)
-
-
 async def journals_of_a_cut_store(broker: BrokerServer) -> None:
     """Create the journals of the run, which refuse appends, as their stores cannot be listed."""
     cut(broker.fragments)
@@ -81,17 +75,6 @@ async def journals_of_a_cut_store(broker: BrokerServer) -> None:
             await client.apply([Change(spec)])
             with pytest.raises(FragmentStoreUnhealthy):
                 await client.append(name, b"content\n")
-
-
-async def test_a_store_that_is_back_is_waited_for(broker, workload, tasks):
-    await journals_of_a_cut_store(broker)
-    settling = tasks.spawn(workload.settle(90, is_stored=True), name="settle")
-    await stays(lambda: not settling.done(), for_s=1)
-    restore(broker.fragments)
-    await settling
-    async with AsyncClient(ClientConfig(address=broker.address)) as client:
-        for name in CONFIG.journal_names:
-            await client.append(name, b"content\n")
 
 
 async def test_a_store_that_stays_away_is_told(broker, workload):

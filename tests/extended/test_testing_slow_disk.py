@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import sys
 import time
 from pathlib import Path
 
-import pytest
-
-from gazette_platform.errors import SetupError
-from gazette_platform.testing.slow_disk import SlowDisk, slow_disk_problem
+from gazette_platform.testing.slow_disk import SlowDisk
 from gazette_platform.testing.waiting import patient
 
 # Says of each turn, in two threads, when it began, and how long it took to write, to sync, and to
@@ -80,54 +76,3 @@ async def test_calls_to_files_take_longer_in_every_thread_and_others_do_not(tmp_
                 assert write_s >= 0.03
                 assert sync_s >= 0.1
             assert min(pipe_s for _, _, pipe_s in spans) < 0.03
-
-
-async def test_process_goes_on_as_before_once_its_disk_is_fast(tmp_path):
-    async with writer(tmp_path) as process:
-        for _ in range(3):
-            async with SlowDisk(process.pid, data_s=0.05, sync_s=0.2):
-                await turns(process, 1)
-            assert tracer_of(process) == 0
-            found = await turns(process, 20)
-            for spans in found.values():
-                assert min(write_s for write_s, _, _ in spans) < 0.05
-                assert min(sync_s for _, sync_s, _ in spans) < 0.2
-        assert process.returncode is None
-
-
-async def test_cancelled_fault_lets_go_of_the_process(tmp_path):
-    async with writer(tmp_path) as process:
-        with pytest.raises(TimeoutError):
-            async with (
-                asyncio.timeout(1.0),
-                SlowDisk(process.pid, data_s=0.05, sync_s=0.2),
-            ):
-                await asyncio.Event().wait()
-        assert tracer_of(process) == 0
-        await turns(process, 5)
-
-
-async def test_process_may_end_while_its_disk_is_slow(tmp_path):
-    async with (
-        asyncio.timeout(patient(20)),
-        writer(tmp_path) as process,
-        SlowDisk(process.pid, data_s=0.05, sync_s=0.2),
-    ):
-        process.kill()
-        await process.wait()
-
-
-async def test_without_strace_it_says_what_to_install(tmp_path, monkeypatch):
-    assert await slow_disk_problem() == ""
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(SetupError, match="apt-get install strace"):
-        await slow_disk_problem()
-
-
-async def test_process_that_may_not_be_traced_is_named(tmp_path):
-    """It has a tracer already, and there is never a second one."""
-    async with writer(tmp_path) as process, SlowDisk(process.pid, data_s=0, sync_s=0):
-        with pytest.raises(SetupError, match=f"strace cannot slow process {process.pid}: "):
-            async with SlowDisk(process.pid, data_s=0, sync_s=0):
-                pass
-        assert tracer_of(process)

@@ -3,26 +3,19 @@
 import uuid
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from urllib.parse import urlsplit
 
 import pytest
-from cut_wire import cut_wire
 from msgspec import structs
 from typed_commits import SparkTable
 from typed_files import write_rows
-from typed_world import JOURNAL, publish, row, spec
+from typed_world import JOURNAL, row, spec
 
-from gazette_platform.errors import LakeError, TypedFenced
-from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake.rollups.iceberg import IcebergTables
 from gazette_platform.lake.typed.catalog.doors import HiveDoor
-from gazette_platform.lake.typed.catalog.publishing import progress_of, publish_files
+from gazette_platform.lake.typed.catalog.publishing import publish_files
 from gazette_platform.lake.typed.files.written import data_file_of
-from gazette_platform.lake.typed.planning.row_ranges import RowRanges
-from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.schema.mounting import mount_statement
-from gazette_platform.lake.typed.tables.replacing import publish_replacing
-from gazette_platform.lake.typed.tables.table import open_table, state_properties, write_state
+from gazette_platform.lake.typed.tables.table import open_table
 from gazette_platform.lake.typed_spec.partitions import parse_partition
 
 pytestmark = [
@@ -138,78 +131,3 @@ def test_trino_reads_values_of_all_types_and_prunes(parted, trino):
     assert set(found) == {(date(2026, 1, 2), 1), (date(2026, 1, 3), 1), (None, 1)}
     wanted = trino.query(f"SELECT n FROM {name} WHERE _uuid = UUID '{uuid.UUID(int=2)}'")
     assert wanted == [(2,)]
-
-
-@pytest.mark.parametrize("passes_on", [False, True])
-def test_lost_answer_is_found_out_by_asking_again(engines, lake_settings, passes_on):
-    """The connection to the metastore breaks at the commit, before or after it was carried out."""
-    table = engines.open()
-    with cut_wire(urlsplit(lake_settings.metastore).port) as wire:
-        cut = engines.door(MetastoreClient(f"thrift://127.0.0.1:{wire.port}"))
-        wire.word, wire.passes_on = b"alter_table_with_environment_context", passes_on
-        with pytest.raises(LakeError):
-            publish(cut, table, [1, 2], run="one")
-        assert wire.cuts == 1
-        assert (engines.open().run == "one") == passes_on
-        wire.word = b""
-        publish(cut, table, [1, 2], run="one")
-    assert engines.numbers() == [1, 2]
-    assert engines.open().state.journals[JOURNAL].offset == 20
-
-
-def test_progress_outlives_maintenance_and_zombies_are_fenced(engines):
-    table = engines.open()
-    publish(engines.door(), table, [1, 2], run="one")
-    late = engines.open()
-    publish(engines.door(), late, [3], run="two")
-    engines.spark.optimize()
-    engines.spark.expire()
-    for zombie in (table, late):
-        with pytest.raises(TypedFenced):
-            publish(engines.door(), zombie, [9])
-    wider = spec(("n bigint", "k string", "more double"))
-    again = engines.open(wider)
-    assert (again.run, again.state.journals[JOURNAL].offset) == ("two", 30)
-    # A run that began before maintenance came between is published on top of that.
-    engines.spark.optimize()
-    publish(engines.door(), again, [4])
-    assert engines.numbers() == [1, 2, 3, 4]
-    assert engines.open(wider).state.journals[JOURNAL].offset == 40
-
-
-def test_rows_are_replaced_in_files_that_spark_wrote_and_beside_rows_that_it_deleted(engines):
-    wanted = spec(COLUMNS, partitions=(parse_partition("bucket(1, n)"),))
-    for ns in ([1, 2, 3], [4, 5, 6]):
-        table = engines.open(wanted)
-        written = write_rows(table.metadata, [row(n, **ROW) for n in ns], [0])
-        files = [data_file_of(written, table.metadata)]
-        state = TypedState()
-        path = write_state(table.location, state, table.io)
-        run = f"run {ns}"
-        publish_files(
-            engines.door(), table.start, files, run, state_properties(state, path=path, run=run)
-        )
-    sql, name = engines.spark.sql, engines.spark.full_name
-    sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')")
-    sql(f"DELETE FROM {name} WHERE n IN (2, 6)")
-
-    def replace(removed, new):
-        now = engines.door().load()
-        files = [
-            data_file_of(write_rows(now.metadata, [row(n, **ROW) for n in new], [0]), now.metadata)
-        ]
-        ranges = RowRanges({JOURNAL: [(10 * n, 10 * n + 10) for n in removed]})
-        start, run = progress_of(now.metadata), f"anew {new}"
-        publish_replacing(engines.door(), start, ranges, files, run=run, properties={})
-
-    replace([5], [7])
-    assert engines.numbers() == [1, 3, 4, 7]
-    values = "price, at, day, id, ok, raw, tags, extra, place, _journal, _begin, _end"
-    before = sql(f"SELECT n, {values} FROM {name} WHERE n IN (1, 4, 7) ORDER BY n")
-    # Deletes of Spark's are applied by it, and its files hold what ours did.
-    engines.spark.optimize()
-    replace([3], [8])
-    assert engines.numbers() == [1, 4, 7, 8]
-    assert sql(f"SELECT n, {values} FROM {name} WHERE n IN (1, 4, 7) ORDER BY n") == before
-    engines.spark.optimize()
-    assert engines.numbers() == [1, 4, 7, 8]

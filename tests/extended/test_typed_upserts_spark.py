@@ -9,19 +9,14 @@ import pytest
 from msgspec import structs
 from typed_commits import SparkTable
 from typed_merges import keyed, merged, said, upsert
-from typed_shop import Shop, record, typed_spec
 
-from gazette_platform import Client, ClientConfig
-from gazette_platform.errors import LakeError, TypedFenced
+from gazette_platform.errors import LakeError
 from gazette_platform.lake.rollups.iceberg import IcebergTables
 from gazette_platform.lake.typed.catalog.doors import HiveDoor
-from gazette_platform.lake.typed.catalog.publishing import RUN, summary_of
 from gazette_platform.lake.typed.tables.table import open_table
 from gazette_platform.lake.typed_spec.partitions import parse_partition
 from gazette_platform.message.uuid import build_uuid
-from gazette_platform.spark import typed_view
 from gazette_platform.spark.typed_workers import SparkWorkers
-from gazette_platform.testing.broker import BrokerServer
 
 pytestmark = [
     pytest.mark.hive,
@@ -168,57 +163,6 @@ def test_values_of_all_types_are_merged_in_whatever_partition_and_shape(upserts)
 # ------------------------------------------------------------------ who comes between
 
 
-class Between:
-    """Spark, and what happens behind its merges, each time once."""
-
-    def __init__(self, merger, *steps):
-        self._merger = merger
-        self._steps = list(steps)
-        self.merges = 0
-
-    def merge(self, merge):
-        self.merges += 1
-        self._merger.merge(merge)
-        if self._steps:
-            self._steps.pop(0)()
-
-
-def test_behind_maintenance_it_is_merged_anew_and_zombies_are_fenced(upserts):
-    spec = keyed()
-    table = upserts.open(spec)
-    upserts.upsert(table, [said(1, "a", 10), said(2, "a", 20)])
-    second = upserts.open(spec)
-    between = Between(upserts.merger, upserts.spark.optimize)
-    published = upserts.upsert(
-        second, [said(1, "b", 30), said(3, "b", 40)], merger=between, run="two"
-    )
-    assert between.merges == 2
-    assert summary_of(published.metadata, published.snapshot_id)[RUN] == "two"
-    upserts.spark.optimize()
-    upserts.spark.expire()
-    for zombie in (table, second):
-        with pytest.raises(TypedFenced):
-            upserts.upsert(zombie, [said(1, "zombie", 99)])
-    late = Between(upserts.merger, lambda: upserts.upsert(upserts.open(spec), [said(2, "c", 50)]))
-    with pytest.raises(TypedFenced):
-        upserts.upsert(upserts.open(spec), [said(2, "late", 99)], merger=late)
-    # Nothing is newer: progress is published all the same.
-    upserts.upsert(upserts.open(spec), [said(1, "old", 5)], run="older")
-    assert upserts.open(spec).run == "older"
-    upserts.spark.expire()
-    assert {(one["n"], one["k"]) for one in upserts.rows()} == {(1, "b"), (2, "c"), (3, "b")}
-
-
-def test_what_expires_before_it_is_published_is_told_and_the_next_run_goes_on(upserts):
-    table = upserts.open(keyed())
-    with pytest.raises(LakeError, match="has expired, so nothing was changed"):
-        upserts.upsert(
-            table, [said(1, "a", 10)], merger=Between(upserts.merger, upserts.spark.expire)
-        )
-    upserts.upsert(upserts.open(keyed()), [said(1, "a", 10)])
-    assert [(one["n"], one["k"]) for one in upserts.rows()] == [(1, "a")]
-
-
 def test_session_is_left_as_it_was_and_what_spark_refuses_is_told(upserts):
     table = upserts.open(keyed())
     session = upserts.spark.session
@@ -237,60 +181,3 @@ def test_session_is_left_as_it_was_and_what_spark_refuses_is_told(upserts):
 
 
 # ------------------------------------------------------------------ with the tail
-
-
-@pytest.fixture(scope="module")
-def client(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    with (
-        BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/typed-view-spark") as server,
-        Client(ClientConfig(address=server.address, file_root=server.fragments)) as client,
-    ):
-        yield client
-
-
-VALUES = {
-    "id": str(uuid.UUID(int=5)), "at": "2026-01-02T03:04:05Z", "local": "2026-01-02 03:04:05", "price": "12.50",
-    "ids": [str(uuid.UUID(int=6)), None], "places": {"home": {"id": str(uuid.UUID(int=7)), "lines": [1, None]}},
-}  # fmt: skip
-TYPES = (
-    "n bigint", "k string", "id uuid", "at timestamptz", "local timestamp", "price decimal(10,2)", "ids array<uuid>",
-    "places map<string,struct<id:uuid,lines:array<int>>>",
-)  # fmt: skip
-
-
-@pytest.mark.etcd
-@pytest.mark.parametrize("key", ["", "  key: [n]\n"])
-def test_view_with_the_tail_is_what_the_next_run_makes(spark, client, lake_settings, tmp_path, key):
-    kind = "keyed" if key else "plain"
-    spec = typed_spec(TYPES, f"{key}  name: typed.view_{kind}\n")
-    shop = Shop(client, f"view/{kind}", tmp_path, spec, lake_settings)
-    draw = Random(4)
-    clocks = [iter(sorted(draw.sample(range(1, 400), 60))) for _ in shop.journals]
-    names = [each.split()[0] for each in TYPES]
-
-    def rows():
-        view = typed_view(
-            spark, f"typed.view_{kind}", tables=[shop.spec], client=client, settings=lake_settings
-        )
-        assert view.columns[: len(names)] == names
-        found = view.select(*names, "_journal", "_begin", "_uuid")
-        return sorted(found.collect(), key=lambda row: (row["_journal"], row["_begin"]))
-
-    for turn in (0, 1):
-        for at in (0, 1):
-            values = [
-                record(draw.randrange(9), at + 1, next(clocks[at]), k=f"{turn}{at}{i}", **VALUES)
-                for i in range(6)
-            ]
-            shop.append(at, *values, {"n": "none"}, values[0])  # which comes again
-        if turn == 1:
-            shop.flush()
-        seen = rows()
-        assert len(seen) == (len({row["n"] for row in seen}) if key else 12 * turn + 12)
-        assert seen[0]["id"] == VALUES["id"]
-        assert seen[0]["ids"] == VALUES["ids"]
-        assert seen[0]["places"]["home"].asDict() == VALUES["places"]["home"]
-        shop.run(SparkWorkers(spark))
-    assert rows() == seen
-    spark.sql(f"DROP TABLE iceberg.typed.view_{kind} PURGE")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +14,18 @@ from rich.markup import escape
 
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.testing.etcd import find_etcd
+from gazette_platform.testing.harness import Harness
 from tests.fuzz.cases import load_cases
 from tests.fuzz.generators import KINDS
 from tests.fuzz.runner import FuzzConfig, FuzzResult, run_fuzz
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
+
+# The hard end of a run: its start, all cases of the corpus and the search for the one that shows a finding; and how
+# much longer the rest of it may take.
+_START_AND_END_S = 900.0
+_SLOWER = 2.0
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -69,37 +74,38 @@ def _config(options: argparse.Namespace) -> FuzzConfig:
     )
 
 
-async def _run(
-    config: FuzzConfig, say: Callable[[str], None], show: Callable[[str], None]
-) -> FuzzResult:
-    # gRPC raises errors in tasks of its own if it refuses to send something for us.
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    loop.set_exception_handler(lambda *_: None)
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)  # so that all processes end
-    return await run_fuzz(config, say=say, show=show)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the fuzzer. Returns: 0 if nothing was found, 1 if something was, 2 if it could not start."""
+    """Run the fuzzer. Returns: 0 if nothing was found, 1 if something was, 2 if it was starved or could not start."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # calls break here on purpose
     console = Console()
     try:
         config = _config(_parse(arguments))
-        with console.status("starting brokers") as status:
-
-            def say(text: str) -> None:
-                console.print(escape(text), highlight=False, soft_wrap=True)
-
-            def show(text: str) -> None:
-                status.update(escape(text))
-
-            result = asyncio.run(_run(config, say, show))
+        harness = Harness(
+            "fuzz", f"seed={config.seed}", planned_s=_START_AND_END_S + _SLOWER * config.duration_s
+        )
     except (GazetteError, OSError) as err:
         sys.stderr.write(f"fuzz: error: {err}\n")
         return 2
-    sys.stdout.write(result.summary + "\n")
-    return 0 if result.is_ok else 1
+
+    def say(text: str) -> None:
+        console.print(escape(text), highlight=False, soft_wrap=True)
+
+    def play() -> FuzzResult:
+        with console.status("starting brokers") as status:
+
+            def show(text: str) -> None:
+                harness.note(text)
+                status.update(escape(text))
+
+            async def run() -> FuzzResult:
+                harness.attach()
+                # gRPC raises errors in tasks of its own if it refuses to send something for us.
+                asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+                return await run_fuzz(config, say=say, show=show, starved_by=harness.machine.cause)
+
+            return asyncio.run(run())
+
+    return harness.run(play)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from gazette_platform.etcd import EtcdClient
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.etcd import EtcdServer
-from gazette_platform.testing.waiting import pass_time
+from gazette_platform.testing.waiting import pass_time, patient
 from gazette_platform.yaml_specs import parse_journal_tree
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Arena:
         rpc = self.channels[broker].unary_unary(f"/{method}")
         raw = await rpc(
             request.SerializeToString(),
-            timeout=timeout_s,
+            timeout=patient(timeout_s),
             metadata=[("authorization", f"Bearer {self.token('all')}")],
             wait_for_ready=True,
         )
@@ -205,7 +205,7 @@ class Arena:
             messages.append(pb.AppendRequest(content=content))
         raw = await self.channels[0].stream_unary("/protocol.Journal/Append")(
             iter([*(m.SerializeToString() for m in messages), b""]),
-            timeout=20.0,
+            timeout=patient(20.0),
             metadata=[("authorization", f"Bearer {self.token('all')}")],
         )
         return pb.AppendResponse.FromString(raw)
@@ -217,7 +217,7 @@ class Arena:
         request = pb.ReadRequest(journal=journal).SerializeToString()
         answers = [
             pb.ReadResponse.FromString(raw)
-            async for raw in rpc(request, timeout=20.0, metadata=metadata)
+            async for raw in rpc(request, timeout=patient(20.0), metadata=metadata)
         ]
         return b"".join(answer.content for answer in answers)
 
@@ -239,7 +239,7 @@ class Arena:
 
     async def _calm(self, *, timeout_s: float = 30.0) -> None:
         """Wait until brokers have begun all earlier calls: gRPC drops some if there are many."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + patient(timeout_s)
         for broker in range(len(self.brokers)):
             while True:
                 try:
@@ -267,7 +267,9 @@ class Arena:
         found[f"head of {HIDDEN}"] = response.commit.end
         rpc = self.channels[0].unary_stream("/protocol.Journal/List")
         metadata = [("authorization", f"Bearer {self.token('all')}")]
-        async for raw in rpc(pb.ListRequest().SerializeToString(), timeout=20.0, metadata=metadata):
+        async for raw in rpc(
+            pb.ListRequest().SerializeToString(), timeout=patient(20.0), metadata=metadata
+        ):
             for entry in pb.ListResponse.FromString(raw).journals:
                 if entry.spec.name in (*PROBES, HIDDEN):
                     spec = entry.spec.SerializeToString(deterministic=True)
@@ -293,7 +295,9 @@ class Arena:
         rpc = self.channels[0].unary_stream("/protocol.Journal/List")
         metadata = [("authorization", f"Bearer {self.token('all')}")]
         found: dict[str, tuple[int, pb.Route]] = {}
-        async for raw in rpc(pb.ListRequest().SerializeToString(), timeout=20.0, metadata=metadata):
+        async for raw in rpc(
+            pb.ListRequest().SerializeToString(), timeout=patient(20.0), metadata=metadata
+        ):
             for entry in pb.ListResponse.FromString(raw).journals:
                 found[entry.spec.name] = entry.mod_revision, entry.route
         return found
@@ -342,7 +346,7 @@ class Arena:
 
     async def _settled(self, journal: str, *, timeout_s: float = 30.0) -> None:
         """Wait until the journal takes appends."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + patient(timeout_s)
         while True:
             response = await self.append(journal, b"ready\n" if journal != HIDDEN else b"")
             if response.status == pb.OK or time.monotonic() > deadline:

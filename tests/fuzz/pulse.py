@@ -66,14 +66,16 @@ def watch_loop(number: int, port: int, pid: int) -> None:
             response = connection.getresponse()
             response.read()
             problem = "" if response.status == 200 else f"readiness answers {response.status}"
+            is_late = False
         except (OSError, http.client.HTTPException) as err:
             connection.close()
+            is_late = isinstance(err, TimeoutError)
             problem = f"readiness does not answer: {err!r}"
         late_s = beat.late_s()
         if late_s > LOOP_LATE_S:
-            problem = f"its event loop was blocked for {late_s:.1f} s"
+            problem, is_late = f"its event loop was blocked for {late_s:.1f} s", True
         if problem:
-            tell(broker=number, problem=problem)
+            tell(broker=number, problem=problem, late=is_late)
         beats += 1
         if beats % 10 == 0:
             tell(beats=10)
@@ -94,17 +96,18 @@ def use(journal: str, ports: list[int], pids: list[int], token: str) -> None:
                 at = began.headers["X-Commit-Begin"]
                 path = f"/{journal}?offset={at}"
                 exchange(ports[(turn + 1) % 2], "GET", path, headers, None, 206, line)
-                problem = ""
+                problem, is_late = "", False
             except (OSError, http.client.HTTPException) as err:
-                problem = f"{err!r}"
+                problem, is_late = f"{err!r}", isinstance(err, TimeoutError)
             # A broker for which thousands of calls wait says so, and clients ask again at once.
             if _DROPPED not in problem or beat.late_s() > PROBE_LATE_S:
                 break
         late_s = beat.late_s()
         if not problem and late_s > PROBE_LATE_S:
-            problem = "it was slow"
+            problem, is_late = "it was slow", True
         if problem:
-            tell(journal=journal, problem=f"append and read took {late_s:.1f} s: {problem}")
+            text = f"append and read took {late_s:.1f} s: {problem}"
+            tell(journal=journal, problem=text, late=is_late)
         time.sleep(0.3)
 
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, final
 import grpc
 
 from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.testing.waiting import pass_time
+from gazette_platform.testing.starvation import Late, State, judge as judge_reasons, reason_of
+from gazette_platform.testing.waiting import pass_time, patient
 from tests.fuzz.arena import PROBES, Arena
 from tests.fuzz.cases import Case, save_cases
 from tests.fuzz.corpus import append, corpus, get, rpc
@@ -95,6 +96,16 @@ class FuzzResult:
     rss_peak_mb: float = 0.0
     findings: list[Finding] = field(default_factory=list)
     case_files: list[Path] = field(default_factory=list)
+    starved_by: str = ""
+    """What starved the run, see `starvation.starved_by`; empty: nothing did."""
+
+    @property
+    def state(self) -> State:
+        """Whether it was ok, failed or was starved."""
+        found = [finding.problem for finding in self.findings]
+        return judge_reasons(
+            found or ([] if self.inputs else [Late("no case was run")]), self.starved_by
+        )
 
     @property
     def is_ok(self) -> bool:
@@ -105,10 +116,13 @@ class FuzzResult:
     def summary(self) -> str:
         """The last line of the run."""
         line = (
-            f"fuzz: {'ok' if self.is_ok else 'FAILED'} seed={self.seed} inputs={self.inputs} "
+            f"fuzz: {self.state} seed={self.seed} inputs={self.inputs} "
             f"deaths={self.deaths} tracebacks={self.tracebacks} "
             f"rss_growth_mb={max(0.0, self.rss_growth_mb):.1f}"
         )
+        if self.state is State.STARVED:
+            first_line = self.findings[0].problem.splitlines()[0][:200] if self.findings else ""
+            return f"{line}: {first_line or 'no case was run'}; {self.starved_by}"
         if self.findings:
             first = self.findings[0]
             name = first.suspects[-1].name if first.suspects else "no input"
@@ -129,6 +143,7 @@ async def run_fuzz(
     *,
     say: Callable[[str], None],
     show: Callable[[str], None] = lambda _: None,
+    starved_by: Callable[[], str] = lambda: "",
 ) -> FuzzResult:
     """Run the fuzzer once.
 
@@ -136,6 +151,7 @@ async def run_fuzz(
         config: what to do.
         say: told what happens, one line at a time.
         show: told about progress, several times a second.
+        starved_by: says what starved the run so far, see `MachineWatch.cause`.
 
     Cancellation: stops every process; the folder stays.
     """
@@ -154,6 +170,7 @@ async def run_fuzz(
         _keep(result, finding, folder, say)
         if not config.keeps_going or time.monotonic() - began > config.duration_s + 300.0:
             break
+    result.starved_by = starved_by()
     if result.is_ok and config.folder is None:
         shutil.rmtree(folder)
     return result
@@ -213,7 +230,7 @@ async def _isolated(
     say: Callable[[str], None],
 ) -> Finding:
     """The same finding from a single case, if one suffices. Each is tried on brokers of its own."""
-    deadline = time.monotonic() + _ISOLATE_S
+    deadline = time.monotonic() + patient(_ISOLATE_S)
     for case in reversed(finding.suspects):
         if time.monotonic() > deadline:
             break
@@ -395,14 +412,14 @@ class _Run:
             await self._round(again, until=time.monotonic() + 60.0)
         await self._driver.release()
         if not is_quick and self._beats < 10:
-            raise _Found("the pulse did not beat: brokers were not watched")
+            raise _Found(Late("the pulse did not beat: brokers were not watched"))
         problem = await self._arena.touched()
         if problem:
             raise _Found(problem)
         if not is_quick:
             await self._renew()
         for broker, memory in zip(self._arena.brokers, self._memory, strict=True):
-            growth = await asyncio.to_thread(memory.settle, timeout_s=_SETTLE_S)
+            growth = await asyncio.to_thread(memory.settle, timeout_s=patient(_SETTLE_S))
             self._result.rss_growth_mb = max(self._result.rss_growth_mb, growth)
             if growth >= self._config.growth_mb_max:
                 raise _Found(f"{broker.id} keeps {growth:.0f} MB more than once warm")
@@ -411,12 +428,13 @@ class _Run:
     async def _renew(self) -> None:
         await self._driver.release()
         try:
-            async with asyncio.timeout(60.0):
+            async with asyncio.timeout(patient(60.0)):
                 problem = await self._arena.touched()
                 await self._arena.renew()
         except (AssertionError, TimeoutError, grpc.RpcError) as err:
             self._check()
-            raise _Found(f"journals cannot be made anew: {type(err).__name__} {err}") from err
+            text = f"journals cannot be made anew: {type(err).__name__} {err}"
+            raise _Found(reason_of(err, text)) from err
         if problem:
             raise _Found(problem)
         self._check()
@@ -462,7 +480,8 @@ class _Run:
             self._beats += event.get("beats", 0)
             if "problem" in event:
                 who = event.get("journal") or self._arena.brokers[event["broker"]].id
-                loop.call_later(_DEATH_S, self._take_note, f"{who}: {event['problem']}")
+                text = f"{who}: {event['problem']}"
+                loop.call_later(_DEATH_S, self._take_note, Late(text) if event["late"] else text)
 
     def _take_note(self, problem: str) -> None:
         with contextlib.suppress(asyncio.QueueFull):

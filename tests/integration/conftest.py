@@ -1,5 +1,74 @@
-"""Brokers in the test's own process on the etcd of the session, and broker processes that tests share."""
+"""One etcd and three brokers for the whole run; names of its own for each test, and a look at what it left."""
 
-from server_fixtures import cluster, module_broker, start_servers
+from __future__ import annotations
 
-__all__ = ["cluster", "module_broker", "start_servers"]
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+from server_fixtures import cluster, start_servers
+from shared_servers import Leftovers, Names, SharedBrokers, SharedEtcd, shared_servers
+
+from gazette_platform.client import AsyncClient, ClientConfig
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+__all__ = ["cluster", "start_servers"]
+
+
+@pytest.fixture(scope="session")
+def shared(
+    request: pytest.FixtureRequest, etcd_binary: Path, tmp_path_factory: pytest.TempPathFactory
+) -> SharedBrokers:
+    """Three brokers, in zones a, b and c, that all tests of the run share."""
+    folder = tmp_path_factory.mktemp("shared")
+    return shared_servers(request.config, etcd_binary, folder)
+
+
+@pytest.fixture(scope="session")
+def etcd_server(shared: SharedBrokers) -> SharedEtcd:
+    """The etcd of the run: its `endpoint`. Tests use it under their own `etcd_prefix`."""
+    return shared.etcd
+
+
+@pytest.fixture(scope="session")
+def leftovers(shared: SharedBrokers) -> Iterator[Leftovers]:
+    """Looks at the end of each test for what it left."""
+    with contextlib.closing(Leftovers(shared)) as leftovers:
+        yield leftovers
+
+
+@pytest.fixture(autouse=True)
+def names(request: pytest.FixtureRequest, leftovers: Leftovers) -> Iterator[Names]:
+    """Names of this test's own. At its end what has them is removed; the test fails if it left anything else."""
+    yield from _names_of(request.node.name, leftovers)
+
+
+@pytest.fixture(scope="module")
+def module_names(request: pytest.FixtureRequest, leftovers: Leftovers) -> Iterator[Names]:
+    """Names for what all tests of a module share."""
+    yield from _names_of(request.node.name, leftovers)
+
+
+def _names_of(test: str, leftovers: Leftovers) -> Iterator[Names]:
+    names = Names(test)
+    leftovers.claim(names)
+    yield names
+    wrong = leftovers.clear(names)
+    assert not wrong, f"this test, or one beside it, does not use its own names: {wrong}"
+
+
+@pytest.fixture
+def etcd_prefix(names: Names) -> str:
+    """A key prefix of this test's own, without a slash at its end."""
+    return names.etcd
+
+
+@pytest.fixture
+async def client(shared: SharedBrokers) -> AsyncIterator[AsyncClient]:
+    """A client of the shared brokers; direct reads find their store."""
+    config = ClientConfig(address=shared.address, file_root=shared.fragments)
+    async with AsyncClient(config) as client:
+        yield client

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from functools import partial
 
 import pytest
 
@@ -28,13 +26,12 @@ from gazette_platform.protocol import (
     JournalSpec,
     ProcessId,
 )
-from gazette_platform.testing.waiting import eventually, patient, stays
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
 
 A = ProcessId("zone-a", "broker-a")
 B = ProcessId("zone-b", "broker-b")
-C = ProcessId("zone-b", "broker-c")
 
 
 def broker(process_id: ProcessId, limit: int = 100) -> BrokerSpec:
@@ -208,58 +205,6 @@ async def test_n3_same_lease_is_idempotent(etcd, etcd_prefix):
 # ------------------------------------------------------------------- one broker
 
 
-async def test_lone_broker_is_assigned_fresh_journals_at_once(cluster):
-    a = await cluster.join(A)
-    took_s = []
-    for n in range(5):
-        name = f"item/{n}"
-        await cluster.apply(name)
-        applied_at = time.monotonic()
-        await eventually(partial(a.space.state.assignment_of, name, A), poll_s=0.001)
-        took_s.append(time.monotonic() - applied_at)
-    assert min(took_s) < 0.5  # usually 10 ms; a busy machine may be late with most of them
-    key = a.space.state.assignment_of("item/0", A)
-    assert key.slot == 0
-    assert key.lease == a.lease.id
-
-
-async def test_lone_broker_takes_all_of_many_journals_and_lets_go_of_deleted_ones(cluster):
-    names = [f"item/{n:04}" for n in range(700)]
-    for n in range(0, len(names), 100):
-        await cluster.apply(*names[n : n + 100])
-    await cluster.join(A, limit=690)
-    await cluster.until({name: [("broker-a", 0)] for name in names[:690]})
-    await cluster.delete(names[0])
-    # Its place goes to one for which there was no room.
-    await cluster.until({name: [("broker-a", 0)] for name in names[1:691]})
-
-
-async def test_items_that_cannot_be_served_cost_nothing(cluster):
-    a = await cluster.join(A, limit=1000)
-    a.is_syncing = False
-    await cluster.join(B, limit=1)
-    names = [f"item/{n:04}" for n in range(600)]
-    for n in range(0, len(names), 100):
-        await cluster.apply(*names[n : n + 100], replication=2)
-    lacking = {name: [("broker-a", 0)] for name in names[1:]}
-    await cluster.until({names[0]: [("broker-a", 0), ("broker-b", 1)], **lacking})
-    rounds: list[int] = []
-    act = a.allocator._act
-    a.allocator._act = lambda revision: rounds.append(revision) or act(revision)
-    # A change without effect: its round comes after those for what was assigned.
-    await a.announcement.update(broker(A, limit=1000))
-    await eventually(lambda: a.announcement.revision + 1 in rounds)
-    await stays(lambda: len(rounds) <= 3, for_s=0.2)
-
-
-async def test_replication_beyond_members_is_capped(cluster):
-    await cluster.join(A)
-    await cluster.apply("item/one", replication=3)
-    await cluster.until({"item/one": [("broker-a", 0)]})
-    await cluster.join(B)
-    await cluster.until({"item/one": [("broker-a", 0), ("broker-b", 1)]})
-
-
 async def test_bad_item_does_not_hold_up_the_others(cluster):
     a = await cluster.join(A)
     await cluster.apply("item/bad", "item/good")
@@ -303,42 +248,7 @@ async def test_lost_member_key_ends_the_loop(cluster):
         await asyncio.wait_for(a.run, patient(20))
 
 
-async def test_lone_broker_drains_only_without_journals(cluster):
-    a = await cluster.join(A)
-    await cluster.apply("item/one")
-    await cluster.until({"item/one": [("broker-a", 0)]})
-    await a.announcement.set_exiting()
-    await a.space.wait_for_revision(a.announcement.revision, timeout_s=patient(20))
-    status = a.allocator.drain_status()
-    assert (status.is_exiting, status.assigned, status.can_complete) == (True, 1, False)
-    await cluster.delete("item/one")
-    await a.relieved()
-    status = a.allocator.drain_status()
-    assert (status.assigned, status.can_complete) == (0, True)
-
-
 # ------------------------------------------------------------------- several
-
-
-async def test_z1_journals_are_spread_over_members_and_zones(cluster):
-    await cluster.join(A)
-    await cluster.join(B)
-    await cluster.join(C)
-    await cluster.apply("item/1", "item/2", "item/3", replication=2)
-
-    async def all_assigned():
-        found = await cluster.assigned()
-        return found if sum(map(len, found.values())) == 6 else None
-
-    found = await eventually(all_assigned)
-    assert sorted(found) == ["item/1", "item/2", "item/3"]
-    for slots in found.values():
-        assert [slot for _, slot in slots] == [0, 1]
-        assert "broker-a" in {suffix for suffix, _ in slots}  # the only one of its zone
-    held = [
-        sum((s, n) in v for v in found.values() for n in (0, 1)) for s in ("broker-b", "broker-c")
-    ]
-    assert sorted(held) == [1, 2]
 
 
 async def test_z3_hand_over_waits_for_consistency(cluster):
@@ -358,53 +268,6 @@ async def test_z3_hand_over_waits_for_consistency(cluster):
     await cluster.apply("item/one")  # wakes the primary up
     await cluster.until({"item/one": [("broker-b", 0)], **two})
     await a.relieved()
-
-
-async def test_z16_exiting_members_drain_and_the_last_one_stays(cluster):
-    a, b, c = [await cluster.join(m) for m in (A, B, C)]
-    names = [f"item/{n}" for n in range(9)]
-    await cluster.apply(*names)
-
-    async def all_assigned():
-        return len(await cluster.assigned()) == len(names)
-
-    await eventually(all_assigned)
-    await a.announcement.set_exiting()
-    await b.announcement.set_exiting()
-
-    async def leave(process: Process) -> None:
-        await process.relieved()
-        assert process.allocator.drain_status().can_complete
-        await process.stop()  # its key goes, and with it the lead
-
-    await asyncio.gather(leave(a), leave(b))
-    await cluster.until({name: [("broker-c", 0)] for name in names})
-    assert not c.run.done()
-
-
-async def test_z6_replication_up_and_down(cluster):
-    for m in (A, B, C):
-        await cluster.join(m)
-    await cluster.apply("item/one")
-    await cluster.until({"item/one": [("broker-a", 0)]})
-    await cluster.apply("item/one", replication=3)
-    await cluster.until({"item/one": [("broker-a", 0), ("broker-b", 1), ("broker-c", 2)]})
-    await cluster.apply("item/one", replication=1)
-    await cluster.until({"item/one": [("broker-a", 0)]})
-
-
-async def test_z19_dead_leader_is_replaced(cluster):
-    a = await cluster.join(A)
-    b = await cluster.join(B)
-    await cluster.apply("item/one", replication=2)
-    await cluster.until({"item/one": [("broker-a", 0), ("broker-b", 1)]})
-    assert b.allocator.leader == A
-    await a.stop()
-    # B leads now, and promotes itself.
-    await cluster.until({"item/one": [("broker-b", 0)]})
-    assert b.allocator.leader == B
-    await cluster.join(C)
-    await cluster.until({"item/one": [("broker-b", 0), ("broker-c", 1)]})
 
 
 async def test_a2_two_leaders_cannot_both_write(cluster):

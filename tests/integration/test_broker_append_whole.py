@@ -17,7 +17,6 @@ from gazette_platform.protocol import (
     LabelSelector,
     LabelSet,
 )
-from gazette_platform.protocol.content import encode_append_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, read_all
 from gazette_platform.testing.waiting import patient
@@ -107,18 +106,6 @@ async def test_conditions_and_effects(stub, whole):
     assert await read_all(stub, JOURNAL) == b"acd"
 
 
-async def test_fields_come_in_any_order(stub, whole):
-    """Whoever encodes by the number of fields has some behind the content."""
-    behind = pb.AppendRequest(journal=JOURNAL, offset=0, suspend=1).SerializeToString()
-    assert (await whole(encode_append_content(b"one") + behind)).status == pb.OK
-    assert await read_all(stub, JOURNAL) == b"one"
-
-
-async def test_an_unknown_journal(whole):
-    other = pb.AppendRequest(journal="other/journal", content=b"x")
-    assert (await whole(other.SerializeToString())).status == pb.JOURNAL_NOT_FOUND
-
-
 @pytest.mark.parametrize(
     ("raw", "code", "text"),
     [
@@ -136,21 +123,6 @@ async def test_what_is_no_append(whole, raw, code, text):
         await whole(raw)
     assert caught.value.code() is code
     assert text in caught.value.details()
-
-
-async def test_content_of_any_size(stub, whole):
-    """Beyond what is gathered, too; our clients stream that."""
-    content = bytes(range(256)) * (3 * MIB // 256)
-    assert (await whole(content=content)).commit.end == len(content)
-    assert await read_all(stub, JOURNAL) == content
-
-
-async def test_many_at_once_are_each_whole(stub, whole):
-    pieces = [b"%d," % number * 50 for number in range(100)]
-    answers = await asyncio.gather(*(whole(content=each) for each in pieces))
-    content = await read_all(stub, JOURNAL)
-    for piece, answer in zip(pieces, answers, strict=True):
-        assert content[answer.commit.begin : answer.commit.end] == piece
 
 
 async def test_another_broker_forwards_it(cluster, stub, whole_at):

@@ -339,16 +339,6 @@ async def test_large_appends_fit_its_limit_and_roll_with_ours(foreign, call, stu
     assert await read_all(stub, NAME) == content * 3
 
 
-async def test_a_foreign_broker_that_is_ahead_decides(foreign, ours, call):
-    foreign.spool = Spool(begin=1000, content=b"x" * 1048, registers=registers(held="there"))
-    await make_ours_primary(foreign, ours)
-    response = await append(call, b"behind", fields=blob(7, registers(new="too")))
-    assert only(decode(only(response, 3)), 2) == 2048
-    assert only(response, 4) == registers(held="there", new="too")
-    assert foreign.spool.closed == [b"x" * 1048]
-    assert foreign.spool.content == b"behind"
-
-
 async def test_codecs_of_its_fragments_are_those_of_the_spec(foreign, call, as_primary):
     more_than_a_fragment = bytes(2 << 10)
     await append(call, more_than_a_fragment)
@@ -359,17 +349,6 @@ async def test_codecs_of_its_fragments_are_those_of_the_spec(foreign, call, as_p
         return foreign.spool.codec == GZIP
 
     await eventually(is_told, timeout_s=DEADLINE_S)
-
-
-async def test_a_route_that_it_knows_better_is_waited_for(foreign, ours, call):
-    foreign.refuse_route_once = True
-    await make_ours_primary(foreign, ours)
-    response = await append(call, b"after all")
-    assert 1 not in response
-    assert foreign.spool.content == b"after all"
-    refused, *later = foreign.streams  # ours may publish its route by a barrier in between
-    assert len(refused) == 1
-    assert later
 
 
 # ------------------------------------------------------------------------ the foreigner is primary
@@ -427,31 +406,6 @@ async def test_a_foreign_primary_replicates_to_ours(foreign, ours, call, stub, a
     await stream.done_writing()
     assert await stream.read() is aio.EOF
     assert await stream.code() is grpc.StatusCode.OK
-
-
-async def test_a_mismatch_says_what_ours_has(foreign, call, as_replica):
-    stream, first = await opened(foreign, call, fragment(100, b"unknown here"))
-    assert only(first, 1) == PROPOSAL_MISMATCH
-    assert only(first, 3) == fragment(112)  # moved on nevertheless, and empty
-    assert only(first, 4) == b""
-    assert 2 in first
-    await stream.write(proposed(fragment(112)))
-    assert await stream.read() == b""
-    await stream.write(proposed(fragment(112), registers(other="one")))
-    second = decode(await stream.read())
-    assert set(second) == {1, 3, 4}, "no header any more, and empty registers are present"
-    stream.cancel()
-
-
-async def test_a_stale_route_is_refused(foreign, call, as_replica):
-    stream = call.stream_stream("/protocol.Journal/Replicate")(timeout=DEADLINE_S)
-    header = await foreign.header(OURS, OURS)
-    await stream.write(greeting(header, fragment(0)))
-    answer = decode(await stream.read())
-    assert set(answer) == {1, 2}
-    assert only(answer, 1) == WRONG_ROUTE
-    assert decode(only(decode(only(answer, 2)), 2))[1] == [member(FOREIGN), member(OURS)]
-    assert await stream.read() is aio.EOF
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 
 import grpc
 import pytest
 
-from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import (
     ZERO_SUM,
     CompressionCodec,
@@ -259,18 +257,3 @@ async def test_fh2_a_delete_probe_that_is_denied(cluster, broker, stub, monkeypa
     assert "delete-probe DELETE failed" in response.store_health_error
     assert "denied" in response.store_health_error
     assert (await health(stub)).status == pb.OK, "without the probe nothing is wrong"
-
-
-@pytest.mark.timeout(180)
-async def test_an_idle_fragment_is_persisted_at_the_end_of_its_window(cluster, stub):
-    """Within seconds of it, and without another append."""
-    flushed = dataclasses.replace(spec().fragment, flush_interval_ns=60 * 10**9)
-    await cluster.apply(stub, dataclasses.replace(spec(), fragment=flushed))
-    await append(stub, JOURNAL, b"one ")
-    await append(stub, JOURNAL, b"two ")
-    folder = cluster.fragments / JOURNAL
-    began = SystemClock().now().timestamp()
-    await eventually(lambda: folder.is_dir() and len(list(folder.iterdir())) == 2, timeout_s=66)
-    ended = SystemClock().now().timestamp()
-    assert ended // 60 > began // 60, "not before the end of the window"
-    assert ended % 60 < 5

@@ -121,13 +121,6 @@ async def test_h6_put_takes_a_chunked_body(client, http):
     assert (await client.read(JOURNAL).read()).split() == [b"%d" % n for n in range(100)]
 
 
-async def test_h6_put_without_a_body_is_a_barrier(client, http):
-    await client.append(JOURNAL, b"content")
-    async with http.put(f"/{JOURNAL}") as response:
-        assert response.status == 204
-        assert response.headers["X-Write-Head"] == "7"
-
-
 async def test_h6_a_put_that_breaks_off_is_rolled_back(client, broker):
     _, writer = await asyncio.open_connection("127.0.0.1", broker.http_port)
     writer.write(
@@ -184,21 +177,6 @@ async def test_h5_a_broker_that_leaves_says_so_behind_the_content(client, broker
     await broker.drain()
     _, rest = await reading
     assert rest == b"c\r\nsome content\r\n0\r\nX-Close-Error: broker terminated RPC\r\n\r\n"
-
-
-async def test_a_client_of_http_1_0_gets_plain_content(client, broker):
-    await client.append(JOURNAL, b"some content")
-    head, rest = await raw_request(broker, f"GET /{JOURNAL} HTTP/1.0")
-    assert "Transfer-Encoding" not in head
-    assert rest == b"some content"
-
-
-async def test_one_connection_serves_several_reads(client, broker, http):
-    await client.append(JOURNAL, b"some content")
-    for _ in range(3):
-        async with http.get(f"/{JOURNAL}") as response:
-            assert await response.read() == b"some content"
-    assert len(http.connector._conns) == 1
 
 
 @pytest.mark.parametrize("error", [None, RpcFailed(Code.UNAVAILABLE, "a peer left")])
@@ -261,13 +239,6 @@ async def test_416_says_where_the_head_is(client, http):
         assert response.headers["Content-Range"] == "bytes */12"
 
 
-@pytest.mark.parametrize("method", ["POST", "DELETE", "PATCH", "OPTIONS"])
-async def test_other_methods_are_refused(client, http, method):
-    async with http.request(method, f"/{JOURNAL}") as response:
-        assert response.status == 400
-        assert "expected GET, HEAD, PUT" in await response.text()
-
-
 # ------------------------------------------------------------------------------- live tails
 async def test_a_blocking_get_answers_at_once_and_streams_what_comes(client, http):
     await client.append(JOURNAL, b"before")
@@ -277,17 +248,6 @@ async def test_a_blocking_get_answers_at_once_and_streams_what_comes(client, htt
         for piece in (b"first", b"second"):
             await client.append(JOURNAL, piece)
             assert await response.content.readexactly(len(piece)) == piece
-
-
-async def test_a_blocking_get_waits_for_an_offset_ahead(client, http):
-    async with http.get(f"/{JOURNAL}?offset=4&block=true") as response:
-        await client.append(JOURNAL, b"one two")
-        assert await response.content.readexactly(3) == b"two"
-
-
-async def test_a_blocking_get_of_an_unknown_journal_does_not_wait(client, http):
-    async with http.get("/no/such/journal?block=true") as response:
-        assert response.status == 404
 
 
 async def test_a_tail_ends_in_order_with_its_broker(client, broker, http):
@@ -327,14 +287,6 @@ async def test_a_quiet_event_stream_is_kept_alive(client, http, monkeypatch):
     async with http.get(f"/{JOURNAL}?block=true", headers=headers) as response:
         expected = b"retry: 1000\n\n:\n\n:\n\n"
         assert await response.content.readexactly(len(expected)) == expected
-
-
-async def test_a_reader_that_leaves_ends_its_read(client, broker, http):
-    cancelled = broker._context.metrics.completed.labels("Read", "cancelled")
-    async with http.get(f"/{JOURNAL}?block=true") as response:
-        assert response.status == 206
-        assert cancelled._value.get() == 0
-    await eventually(lambda: cancelled._value.get() == 1)
 
 
 # ------------------------------------------------------------------------------ who may call

@@ -9,17 +9,13 @@ import dataclasses
 import pytest
 from grpc import StatusCode, aio
 
-from gazette_platform.allocator import loop as allocator_loop
 from gazette_platform.broker import context as broker_context, serve
 from gazette_platform.broker.api.listing import ListApi
 from gazette_platform.broker.append import batch as append_batch, content as append_content
-from gazette_platform.broker.crash.evictor import Evictor
 from gazette_platform.broker.journal.resolver import Resolver
 from gazette_platform.broker.spool import closing, journal_spool
 from gazette_platform.broker.spool.digester import Digester
 from gazette_platform.etcd import EtcdClient
-from gazette_platform.fragment import persister
-from gazette_platform.fragment.persister import Persister
 from gazette_platform.keyspace import item_key
 from gazette_platform.protocol import (
     CompressionCodec,
@@ -149,58 +145,10 @@ async def test_an_observer_that_fails_costs_neither_others_nor_the_mirror(cluste
     await goes_on(broker, stub)
 
 
-async def test_an_allocator_that_fails_begins_again(cluster, broker, stub, monkeypatch):
-    failing = failing_first(allocator_loop.Allocator._tell, 2)
-    monkeypatch.setattr(allocator_loop.Allocator, "_tell", failing)
-    await cluster.apply(stub, spec("another/journal"))
-    assert unforeseen(broker, "loop") == 2
-    await goes_on(broker, stub)
-
-
 async def test_the_loop_of_the_lease_begins_again(cluster, broker, stub, monkeypatch):
     monkeypatch.setattr(broker._lease, "_renew", failing_first(broker._lease._renew))
     await eventually(lambda: unforeseen(broker, "loop") == 1)
     await cluster.apply(stub, spec("another/journal"))
-    await goes_on(broker, stub)
-
-
-async def test_the_loop_of_the_mirror_begins_again(cluster, broker, stub, monkeypatch):
-    """And misses nothing: what it had when it failed is read again."""
-    space = broker._context.space
-    monkeypatch.setattr(space, "apply_batches", failing_first(space.apply_batches))
-    await cluster.apply(stub, spec("another/journal"))
-    assert unforeseen(broker, "loop") == 1
-    await goes_on(broker, stub)
-
-
-async def test_the_loop_of_the_persister_begins_again(cluster, monkeypatch):
-    monkeypatch.setattr(persister, "_TICK_S", 0.01)
-    monkeypatch.setattr(Persister, "tick", failing_first(Persister.tick, 2))
-    broker = await cluster.start()
-    stub = cluster.stub(broker)
-    await eventually(lambda: unforeseen(broker, "loop") == 2)
-    ticked = asyncio.Event()
-    monkeypatch.setattr(Persister, "tick", lambda _: ticked.set())
-    await asyncio.wait_for(ticked.wait(), patient(20))
-    await cluster.apply(stub, spec("another/journal"))
-    await goes_on(broker, stub)
-
-
-async def test_the_loop_of_the_crash_watch_begins_again(cluster, broker, monkeypatch):
-    """And knows the members whose coming it failed at."""
-    monkeypatch.setattr(Evictor, "_peers", failing_first(Evictor._peers))
-    other = await cluster.start(evict_after_s=0.0)
-    await eventually(lambda: unforeseen(broker, "loop") == 1)
-    evictor = broker._context.peers._observer.__self__
-    await eventually(lambda: other._context.process_id in evictor._watch._members)
-    assert not broker.failed.is_set()
-
-
-async def test_a_listing_that_fails_is_tried_again(cluster, broker, stub, monkeypatch):
-    lister = type(broker._context.lister)
-    monkeypatch.setattr(lister, "list", failing_first(lister.list, 2))
-    await cluster.apply(stub, spec("another/journal"))
-    assert unforeseen(broker, "journal") == 2
     await goes_on(broker, stub)
 
 

@@ -17,10 +17,9 @@ from gazette_platform.broker.crash import noted_heads
 from gazette_platform.broker.crash.noted_heads import note_heads
 from gazette_platform.broker.epoch_store import read_record
 from gazette_platform.broker.journal.spec_writes import write_head, write_suspend
-from gazette_platform.broker.side_keys import own_member_key, own_members_prefix
 from gazette_platform.broker.spool.journal_spool import Draft
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.errors import EtcdError, GazetteError
+from gazette_platform.errors import GazetteError
 from gazette_platform.etcd import Delete, EtcdClient, Put
 from gazette_platform.keyspace import assignment_key, encode_broker_spec, item_key, member_key
 from gazette_platform.protocol import (
@@ -152,26 +151,6 @@ async def test_who_becomes_primary_while_it_leaves_notes_the_head(cluster, etcd,
     assert await noted_by_now(observer) == 7
 
 
-async def test_a_head_is_noted_although_the_spec_changes_meanwhile(
-    cluster, etcd, etcd_prefix, monkeypatch
-):
-    """As it does when several replicas note theirs at once."""
-    first = await cluster.start()
-    stub = cluster.stub(first)
-    await cluster.apply(stub, spec())
-    await append(stub, JOURNAL, b"content")
-    observer = await cluster.start(journal_limit=0)
-
-    async def change():
-        changed = spec(length=1 << 21).to_pb().SerializeToString()
-        await etcd.txn([], [Put(item_key(etcd_prefix, JOURNAL), changed)])
-
-    before_noting(change, monkeypatch)
-    await first.drain()
-    await eventually(lambda: noted(observer) == 7)
-    assert observer._context.space.state.items[JOURNAL].spec.fragment.length == 1 << 21
-
-
 async def test_a_head_is_not_noted_once_the_journal_has_gone_to_another(
     cluster, etcd, monkeypatch, caplog
 ):
@@ -218,33 +197,6 @@ async def test_a_head_that_is_noted_already_is_not_taken_back(cluster):
     await write_suspend(context, JOURNAL, SuspendSpec(SuspendLevel.NONE, 3))
     await note_heads(context, [replica], broker._lease, timeout_s=10)
     await eventually(lambda: noted(broker) == 7)
-
-
-async def test_heads_are_noted_though_etcd_fails_for_a_moment(cluster, monkeypatch):
-    """Of an etcd that elects a leader anew some requests time out."""
-    broker = await cluster.start()
-    context, stub = broker._context, cluster.stub(broker)
-    await cluster.apply(stub, spec())
-    await append(stub, JOURNAL, b"content")
-    left = {"range": 2, "txn": 2}
-    for name in left:
-        monkeypatch.setattr(context.etcd, name, failing(getattr(context.etcd, name), name, left))
-    replica = broker._resolver.replicas[JOURNAL]
-    await note_heads(context, [replica], broker._lease, timeout_s=10)
-    await eventually(lambda: noted(broker) == 7)
-    assert left == {"range": 0, "txn": 0}
-
-
-def failing(call, name, left):
-    """A call that fails for as many times as are left."""
-
-    async def fails(*args, **options):
-        if left[name]:
-            left[name] -= 1
-            raise EtcdError("etcdserver: request timed out")
-        return await call(*args, **options)
-
-    return fails
 
 
 async def test_a_replica_that_has_just_been_made_keeps_no_head(cluster, etcd, etcd_prefix):
@@ -397,62 +349,6 @@ async def test_beside_a_broker_of_gazette_no_head_is_noted(cluster, etcd, etcd_p
     assert await noted_by_now(observer) == 0
     assert 'zone:"zone" suffix:"of-gazette" is a broker of Gazette' in caplog.text
     await lease.revoke()
-
-
-async def test_a_broker_that_has_just_left_is_not_taken_for_one_of_gazette(
-    cluster, etcd, etcd_prefix, monkeypatch
-):
-    """Of brokers that leave at once, one sees the other in its mirror, and not in etcd."""
-    broker, other = await cluster.start(), await cluster.start(journal_limit=0)
-    observer = await cluster.start(journal_limit=0)
-    stub = cluster.stub(broker)
-    await cluster.apply(stub, spec())
-    await append(stub, JOURNAL, b"content")
-    member = other._context.process_id
-    read = broker._context.etcd.range
-
-    async def read_once_it_has_left(prefix, **options):
-        # From here on its mirror is late.
-        monkeypatch.setattr(broker._context.space, "apply_batches", lambda batches: None)
-        keys = [own_member_key(etcd_prefix, member), member_key(etcd_prefix, member)]
-        await etcd.txn([], [Delete(key) for key in keys])
-        return await read(prefix, **options)
-
-    monkeypatch.setattr(broker._context.etcd, "range", read_once_it_has_left)
-    await broker.drain()
-    assert await noted_by_now(observer) == len(b"content")
-
-
-async def test_a_broker_that_waits_for_its_name_makes_nobody_one_of_gazette(cluster, tasks, caplog):
-    """It may be the next instance, started early, or another one of the same name by mistake."""
-    broker, observer = await cluster.start(id="broker-one"), await cluster.start(journal_limit=0)
-    stub = cluster.stub(broker)
-    await cluster.apply(stub, spec())
-    await append(stub, JOURNAL, b"content")
-    starting = tasks.spawn(cluster.start(id="broker-one"), name="start")
-    await eventually(lambda: "exists under another lease" in caplog.text)
-    await broker.drain()
-    assert await noted_by_now(observer) == len(b"content")
-    starting.cancel()
-
-
-async def test_no_head_is_noted_while_etcd_does_not_tell_who_the_others_are(
-    cluster, etcd_prefix, monkeypatch
-):
-    broker, observer = await cluster.start(), await cluster.start(journal_limit=0)
-    stub = cluster.stub(broker)
-    await cluster.apply(stub, spec())
-    await append(stub, JOURNAL, b"content")
-    read = broker._context.etcd.range
-
-    async def read_all_but_members(prefix, **options):
-        if prefix == own_members_prefix(etcd_prefix):
-            raise EtcdError("etcd is away")
-        return await read(prefix, **options)
-
-    monkeypatch.setattr(broker._context.etcd, "range", read_all_but_members)
-    await broker.drain()
-    assert await noted_by_now(observer) == 0
 
 
 async def test_a_head_is_noted_all_the_same_if_the_spec_was_changed_at_that_moment(

@@ -169,35 +169,6 @@ async def test_brokers_of_one_machine_reach_each_other_without_its_proxy(
         assert span(await append(cluster.primary(), NAME, b"foo")) == (Status.OK, 0, 3)
 
 
-async def test_fs26_appends_are_pipelined_and_in_order(cluster):
-    await cluster.apply(spec(length=1 << 16))
-    contents = [bytes([65 + n % 26]) * (1 + 997 * (n % 7)) for n in range(60)]
-    responses = await asyncio.gather(*(append(cluster.primary(), NAME, one) for one in contents))
-    whole = bytearray(max(response.commit.end for response in responses))
-    for response, content in zip(responses, contents, strict=True):
-        assert response.status == pb.OK
-        commit = response.commit
-        assert commit.end - commit.begin == len(content)
-        assert not any(whole[commit.begin : commit.end])
-        whole[commit.begin : commit.end] = content
-    for stub in cluster.stubs.values():
-        assert await read_all(stub, NAME) == whole
-
-
-async def test_streamed_appends_are_replicated_and_rolled_back(cluster):
-    await cluster.apply(spec(length=1 << 24))
-    stub = cluster.primary()
-    chunk = bytes(range(256)) * 4096  # a MiB
-    call = AppendCall(stub, NAME)
-    await call.send(chunk, chunk, chunk, chunk)  # beyond what is gathered
-    call.call.cancel()
-    response = await append(stub, NAME, *[chunk] * 5)
-    assert span(response) == (Status.OK, 0, 5 << 20)
-    assert span(await append(stub, NAME, b"end")) == (Status.OK, 5 << 20, (5 << 20) + 3)
-    for other in cluster.stubs.values():
-        assert await read_all(other, NAME) == chunk * 5 + b"end"
-
-
 async def test_readers_see_an_append_only_once_all_replicas_have_it(cluster, monkeypatch):
     await cluster.apply(spec())
     await append(cluster.primary(), NAME, b"before ")
@@ -227,25 +198,6 @@ async def test_readers_see_an_append_only_once_all_replicas_have_it(cluster, mon
     finally:
         gate.set()
         stream.cancel()
-
-
-async def test_registers_are_replicated(cluster):
-    await cluster.apply(spec())
-    union = LabelSet.of(owner="a").to_pb()
-    response = await append(cluster.primary(), NAME, b"x", union_registers=union)
-    assert LabelSet.from_pb(response.registers) == LabelSet.of(owner="a")
-    for replica in cluster.replicas():
-        assert replica.spool.registers == LabelSet.of(owner="a")
-    old = cluster.route().primary_id
-    await cluster.kill(old)
-    response = await cluster_append_after_loss(cluster)
-    assert LabelSet.from_pb(response.registers) == LabelSet.of(owner="a")
-
-
-async def cluster_append_after_loss(cluster):
-    """A fourth broker takes the place of the one that died."""
-    await cluster.start("zone-d")
-    return await cluster.append(b"y")
 
 
 async def test_fail_over_keeps_what_was_acknowledged(cluster):
@@ -318,14 +270,6 @@ async def test_replication_grows_without_a_read_hole(cluster):
         assert await read_all(stub, NAME) == b"before after"
 
 
-async def test_replication_shrinks(cluster):
-    await cluster.apply(spec(replication=3))
-    await cluster.append(b"before ")
-    await cluster.apply(spec(replication=1))
-    assert span(await cluster.append(b"after")) == (Status.OK, 7, 12)
-    assert await read_all(cluster.primary(), NAME) == b"before after"
-
-
 async def test_a_drained_broker_leaves_the_others_in_step(cluster):
     await cluster.apply(spec(replication=2))
     await cluster.append(b"before ")
@@ -346,19 +290,6 @@ async def test_a_drained_broker_leaves_the_others_in_step(cluster):
         await eventually(has_all)
 
 
-async def test_idle_pipelines_close_and_sync_again(cluster, monkeypatch):
-    monkeypatch.setattr("gazette_platform.broker.replicate.replicator._IDLE_S", 0.1)
-    await cluster.apply(spec())
-    await append(cluster.primary(), NAME, b"one ")
-    primary = cluster.replica(cluster.route().primary_id)
-    others = [replica for replica in cluster.replicas() if replica is not primary]
-    await eventually(lambda: not primary.replicator.has_peers)
-    await eventually(lambda: not any(replica.spool.lock.locked() for replica in others))
-    monkeypatch.undo()  # or the next ones may be closed before we have looked
-    assert span(await append(cluster.primary(), NAME, b"two")) == (Status.OK, 4, 7)
-    assert primary.replicator.has_peers
-
-
 async def test_fs9_fs14_suspended_journals_keep_one_replica_and_come_back(cluster):
     await cluster.apply(spec())
     await cluster.append(b"before ")
@@ -373,22 +304,6 @@ async def test_fs9_fs14_suspended_journals_keep_one_replica_and_come_back(cluste
     await cluster.until_consistent(NAME, 3)
     for stub in cluster.stubs.values():
         assert await read_all(stub, NAME) == b"before after"
-
-
-async def test_fs12_an_empty_journal_is_suspended_fully_and_comes_back(cluster):
-    await cluster.apply(spec())
-    flushed = pb.AppendRequest.SUSPEND_IF_FLUSHED
-    assert (await append(cluster.primary(), NAME, suspend=flushed)).status == pb.SUSPENDED
-    await eventually(lambda: not cluster.route().members)
-    stub = next(iter(cluster.stubs.values()))
-
-    async def resumed():
-        response = await append(stub, NAME, b"x")
-        return response.status not in (pb.SUSPENDED, pb.NO_JOURNAL_PRIMARY_BROKER)
-
-    await eventually(resumed)
-    assert (await cluster.append(b"y")).status == pb.OK
-    await cluster.until_consistent(NAME, 3)
 
 
 # ------------------------------------------------------------------------------ assignments
@@ -560,52 +475,6 @@ async def test_rp3_other_routes_are_refused(cluster, target):
     assert response.status == pb.WRONG_ROUTE
     assert Route.from_pb(response.header.route).equivalent(cluster.route())
     assert await call.read() == grpc.aio.EOF
-
-
-async def test_rp4_rp5_rp6_mismatches(cluster, target):
-    call = cluster.stubs[target].Replicate(timeout=10)
-    far = fragment(1234)
-    far.end = 5678
-    far.sum.part1 = 1
-    await call.write(request(cluster, target, far))
-    response = await call.read()
-    assert response.status == pb.PROPOSAL_MISMATCH
-    assert (response.fragment.begin, response.fragment.end) == (5678, 5678)
-    assert response.header.process_id.suffix == target.suffix
-    assert Route.from_pb(response.header.route).equivalent(cluster.route())
-    assert response.HasField("registers")
-    assert list(response.registers.labels) == []
-    assert response.fragment.journal == NAME
-    assert response.fragment.sum == pb.SHA1Sum()
-    same = response.fragment
-    await call.write(request(cluster, target, same, registers=[("a2", "b")], head=False))
-    response = await call.read()
-    assert response.status == pb.PROPOSAL_MISMATCH
-    assert not response.HasField("header")
-    before = fragment(0)
-    await call.write(request(cluster, target, before, acknowledge=False, head=False))
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call.read()
-    assert caught.value.details().startswith("no ack requested but status != OK: ")
-
-
-async def test_s7_a_wrong_delta_ends_the_stream(cluster, target):
-    call = cluster.stubs[target].Replicate(timeout=10)
-    await call.write(request(cluster, target, fragment(0)))
-    await call.read()
-    await call.write(pb.ReplicateRequest(content=b"foo", content_delta=2))
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call.read()
-    assert caught.value.code() is grpc.StatusCode.UNKNOWN
-    assert caught.value.details() == "invalid ContentDelta (2; expected 0)"
-
-
-async def test_the_first_message_needs_a_header(cluster, target):
-    call = cluster.stubs[target].Replicate(timeout=10)
-    await call.write(request(cluster, target, fragment(0), head=False))
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call.read()
-    assert caught.value.details() == "expected first ReplicateRequest to have Header"
 
 
 async def test_a_stream_ends_with_the_role_of_its_sender(cluster, target):

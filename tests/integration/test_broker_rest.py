@@ -120,37 +120,6 @@ async def test_a_watch_lists_again_after_a_change(client, http):
                 names = [each["spec"]["name"] for each in again["journals"]]
 
 
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        (b"{", "the body is no ReadRequest as JSON"),
-        (b'{"journal":"a/one","start":1}', "start"),
-        (b'{"journal":"../x"}', "Journal"),
-    ],
-)
-async def test_bad_requests_say_what_is_wrong(client, http, body, text):
-    async with http.post("/v1/journals/read", data=body) as response:
-        assert response.status == 400
-        error = orjson.loads(await response.read())["error"]
-    assert (error["grpcCode"], error["httpCode"], error["httpStatus"]) == (3, 400, "Bad Request")
-    assert text in error["message"]
-
-
-async def test_a_body_that_would_take_long_to_parse_is_not_parsed(client, http):
-    labels = b",".join([b"{}"] * 300_000)
-    body = b'{"selector":{"include":{"labels":[' + labels + b"]}}}"
-    for chunks in (body, _in_pieces(body)):
-        async with http.post("/v1/journals/list", data=chunks) as response:
-            assert response.status == 400
-            error = orjson.loads(await response.read())["error"]
-        assert "the body has more than 65536 bytes" in error["message"]
-
-
-async def _in_pieces(body):
-    for begin in range(0, len(body), 10_000):
-        yield body[begin : begin + 10_000]
-
-
 async def test_journals_whose_names_are_those_of_routes_are_still_served(client, http):
     await client.apply([JournalChange(spec("v1/journals/list"))])
     await client.append("v1/journals/list", b"")

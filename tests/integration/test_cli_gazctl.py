@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import orjson
@@ -13,8 +12,7 @@ import pytest
 import yaml
 from gazctl_runner import gazctl_runner
 
-from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.waiting import block_for, wait_until
+from gazette_platform.testing.waiting import wait_until
 
 pytestmark = pytest.mark.etcd
 
@@ -34,17 +32,10 @@ children:
 """
 
 
-@pytest.fixture(scope="module")
-def shared(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-gazctl") as server:
-        yield server
-
-
 @pytest.fixture
-def root(request):
+def root(names):
     """Journals of this test's own are below this name."""
-    return f"cli/{request.node.name}"
+    return names.prefix
 
 
 @pytest.fixture
@@ -101,9 +92,10 @@ def append(gazctl, selector, content, *flags):
 def test_specs_are_listed_edited_and_deleted(gazctl, journals, root, tmp_path, monkeypatch):
     append(gazctl, f"name={root}/one", b"x")  # which waits until the journal has its primary
     table = gazctl("list", "-l", journals, "-p", "--rf", "-L", "content-type").out.decode()
-    assert table.splitlines()[1].split() == [
-        f"{root}/one", "1", "test-broker", "application/x-ndjson",
-    ]  # fmt: skip
+    name, replication, primary, content_type = table.splitlines()[1].split()
+    assert (name, replication) == (f"{root}/one", "1")
+    assert primary in {"broker-a", "broker-b", "broker-c"}
+    assert content_type == "application/x-ndjson"
     listing = orjson.loads(gazctl("list", "-l", journals, "-o", "json").out)
     assert [each["spec"]["name"] for each in listing["journals"]] == [f"{root}/one", f"{root}/two"]
     (tmp_path / "editor.py").write_text(
@@ -120,26 +112,16 @@ def test_specs_are_listed_edited_and_deleted(gazctl, journals, root, tmp_path, m
     assert gazctl("list", "-l", journals).out == b"Name\n"
 
 
-def test_stale_revision_and_bad_specs_change_nothing(gazctl, journals, root):
-    result = gazctl("apply", stdin=SPEC.format(root=root).encode())
-    assert (result.code, result.err.count("\n")) == (1, 1)
-    assert "ETCD_TRANSACTION_FAILED" in result.err
-    bad = SPEC.format(root=root).replace("replication: 1", "replication: 9")
-    result = gazctl("apply", stdin=bad.encode())
-    assert (result.code, result.err.count("\n")) == (1, 1)
-    assert "Replication" in result.err
-
-
 def test_apply_says_what_cannot_work_yet(gazctl, root):
-    three = SPEC.format(root=root).replace("replication: 1", "replication: 3")
-    result = gazctl("apply", stdin=three.encode())
+    four = SPEC.format(root=root).replace("replication: 1", "replication: 4")
+    result = gazctl("apply", stdin=four.encode())
     assert result.code == 0
     applied, one, two = result.err.splitlines()
     assert applied.startswith("applied 2 and deleted 0 journals")
-    assert one.startswith(f"warning: {root}/one has 1 of its 3 replicas: there are too few brokers")
-    assert two.startswith(f"warning: {root}/two has 1 of its 3 replicas")
+    assert one.startswith(f"warning: {root}/one has 3 of its 4 replicas: there are too few brokers")
+    assert two.startswith(f"warning: {root}/two has 3 of its 4 replicas")
     more = "".join(f"- name: {root}-more/{number}\n" for number in range(5))
-    many = SPEC.format(root=f"{root}-more").replace("replication: 1", "replication: 2")
+    many = SPEC.format(root=f"{root}-more").replace("replication: 1", "replication: 4")
     many = many[: many.index("- name:")] + more
     result = gazctl("apply", stdin=many.encode())
     assert "warning: so it is with at least 2 more journals\n" in result.err
@@ -169,36 +151,6 @@ def test_append_and_read_back(gazctl, journals, root):
     assert re.search(r"appended 3 records, 6 bytes, to [12] of 2 journals\n", said)
     append(gazctl, journals, f"{root}/two\nnamed\n".encode(), "-f", "lines", "-m", "direct")
     assert gazctl("read", "-l", f"name={root}/two").out.endswith(b"named\n")
-
-
-def test_append_takes_stdin(start, gazctl, journals, root):
-    process = start("append", "-l", f"name={root}/one", "-f", "lines")
-    _, err = process.communicate(b"piped\n" * 1000)
-    assert process.returncode == 0, err
-    assert gazctl("read", "-l", f"name={root}/one").out == b"piped\n" * 1000
-
-
-def test_slow_stdin_is_still_one_append(start, gazctl, journals, root):
-    process = start("append", "-l", f"name={root}/one")
-    process.stdin.write(b"slow ")
-    process.stdin.flush()
-    block_for(3)  # slower than the minimum rate of brokers, once their credit is spent
-    _, err = process.communicate(b"input")
-    assert err.decode().splitlines()[0] == f"appended 10 bytes to {root}/one at offset 0"
-    assert gazctl("read", "-l", f"name={root}/one").out == b"slow input"
-
-
-def test_read_continues_where_it_ended(gazctl, journals, root, tmp_path):
-    offsets = ("--offsets", "o.json", "--offsets-out", "o.json")
-    (tmp_path / "o.json").write_text("{}")
-    append(gazctl, f"name={root}/one", b"first\n")
-    assert gazctl("read", "-l", journals, *offsets).out == b"first\n"
-    append(gazctl, f"name={root}/one", b"second\n")
-    assert gazctl("read", "-l", journals, *offsets).out == b"second\n"
-    assert orjson.loads((tmp_path / "o.json").read_bytes()) == {
-        f"{root}/one": 13,
-        f"{root}/two": 0,
-    }
 
 
 def test_blocking_read_follows_until_a_signal(gazctl, start, journals, root, tmp_path):
@@ -238,7 +190,7 @@ def test_fragments_and_prune(gazctl, journals, root, shared):
     fragments = wait_until(two_stored, timeout_s=30)
     assert fragments[0]["spec"]["end"] == 2000
     assert fragments[0]["spec"]["path_postfix"].startswith("date=")
-    assert fragments[0]["signed_url"].startswith("file:///cli/")
+    assert fragments[0]["signed_url"].startswith(f"file:///{root}/")
     table = gazctl("fragments", "-l", journals).out.decode()
     assert table.splitlines()[1].split()[:3] == [f"{root}/one", "0", "2000"]
 
@@ -256,19 +208,6 @@ def test_fragments_and_prune(gazctl, journals, root, shared):
     assert not files[0].exists()
 
 
-def test_reset_head_suspend_and_store_health(gazctl, journals, root):
-    append(gazctl, f"name={root}/one", b"x" * 10)
-    out = gazctl("reset-head", "-l", journals).out.decode()
-    assert out == f"{root}/one: head is 10\n{root}/two: head is 0\n"
-    result = gazctl("suspend", "-l", f"name={root}/one", "--force")
-    assert result.out.decode() == f"{root}/one: suspended\n"
-    append(gazctl, f"name={root}/one", b"resumed")
-    assert gazctl("read", "-l", f"name={root}/one").out == b"x" * 10 + b"resumed"
-    assert gazctl("store-health", "file:///").out == b"Fragment store file:/// is healthy\n"
-    result = gazctl("store-health", "s3://bucket/path/")
-    assert (result.code, result.err.count("\n")) == (1, 1)
-
-
 def test_watch_lists_again_after_changes(gazctl, start, root):
     process = start("list", "--watch", "-l", f"name:prefix={root}/")
     assert process.stdout.readline() == b"Name\n"
@@ -277,10 +216,3 @@ def test_watch_lists_again_after_changes(gazctl, start, root):
     assert process.stdout.readline() == f"{root}/one\n".encode()
     process.send_signal(signal.SIGINT)
     assert process.wait() == 0
-
-
-def test_unreachable_broker_is_named_within_five_seconds(gazctl):
-    begin = time.monotonic()
-    result = gazctl("list", "--broker.address", "http://127.0.0.1:1")
-    assert result.code == 1
-    assert time.monotonic() - begin < 5.0

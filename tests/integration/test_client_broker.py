@@ -20,9 +20,7 @@ from gazette_platform.errors import (
     EtcdTransactionFailed,
     JournalNotFound,
     NotAllowed,
-    OutcomeUnknown,
     RegisterMismatch,
-    TransportError,
     WrongAppendOffset,
 )
 from gazette_platform.ops.durations import SECOND_NS
@@ -34,8 +32,6 @@ from gazette_platform.protocol import (
     LabelSelector,
     LabelSet,
 )
-from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.fault_proxy import Direction, FaultProxy
 from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd
@@ -53,25 +49,10 @@ def spec(name, *, codec=CompressionCodec.GZIP, length=1 << 20, **fields):
     )
 
 
-@pytest.fixture(scope="module")
-def shared(etcd_server, tmp_path_factory):
-    """One broker for all tests that neither stop it nor count its journals."""
-    folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-client") as server:
-        yield server
-
-
 @pytest.fixture
-async def client(shared):
-    config = ClientConfig(address=shared.address, file_root=shared.fragments)
-    async with AsyncClient(config) as client:
-        yield client
-
-
-@pytest.fixture
-def name(request):
+def name(names):
     """A journal of this test's own."""
-    return f"client/{request.node.name}"
+    return names.prefix
 
 
 async def persisted(client, journal, count):
@@ -147,18 +128,6 @@ async def test_conditions_of_appends(client, name):
         await client.append(f"{name}-read", b"x")
 
 
-async def test_content_that_fails_is_rolled_back(client, name):
-    async def pieces():
-        yield b"x" * 2_000_000
-        raise ValueError("stop")
-
-    await client.apply([Change(spec(name))])
-    with pytest.raises(ValueError, match="stop"):
-        await client.append(name, pieces())
-    assert (await client.append(name, b"whole")).begin == 0
-    assert await client.read(name).read() == b"whole"
-
-
 async def test_tail_receives_what_a_writer_appends(client, name):
     await client.apply([Change(spec(name))])
     head = (await client.append(name, b"{}\n")).end
@@ -178,25 +147,6 @@ async def test_tail_receives_what_a_writer_appends(client, name):
                 _ = await writer.write(b"%d\n" % n)
     assert values == list(range(20_000))
     await reader.aclose()
-
-
-async def test_tail_without_offset_begins_at_the_head(client, name):
-    await client.apply([Change(spec(name))])
-    await client.append(name, b"old")
-    async with (
-        client.tail(name) as reader,
-        asyncio.timeout(patient(20)),
-        asyncio.TaskGroup() as group,
-    ):
-        first = group.create_task(anext(reader))
-
-        async def is_read():
-            # Nothing says when the read has reached its broker: append until it shows.
-            await client.append(name, b"new")
-            return first.done()
-
-        await eventually(is_read)
-    assert bytes(first.result()).startswith(b"new")
 
 
 async def test_direct_reads_fetch_history_from_the_store(client, name, shared):
@@ -236,33 +186,6 @@ async def test_upkeep_calls(client, name):
     assert not (await client.store_health("s3://bucket/")).is_healthy
 
 
-async def test_calls_survive_a_restart_of_the_broker(broker):
-    client = AsyncClient(ClientConfig(address=broker.address))
-    await client.apply([Change(spec("a/one"))])
-    await client.append("a/one", b"before\n")
-    reader = client.read("a/one", block=True)
-    assert bytes(await anext(reader)) == b"before\n"
-    writer = client.append_writer("a/one")
-    assert await asyncio.to_thread(broker.stop) == 0
-    ticket = await writer.write(b"after\n")
-    restart = asyncio.get_running_loop().run_in_executor(None, broker.start)
-    async with asyncio.timeout(patient(40)):
-        assert await ticket == (7, 13)
-        assert bytes(await anext(reader)) == b"after\n"
-        await restart
-    await writer.close()
-    await reader.aclose()
-    await client.close()
-
-
-async def test_stopped_broker_is_named(broker):
-    broker.kill()
-    config = ClientConfig(address=broker.address, connect_timeout_s=1.0)
-    async with AsyncClient(config) as other:
-        with pytest.raises(TransportError, match=f"{broker.address} is not reachable"):
-            await other.list()
-
-
 def test_synchronous_client_of_many_threads(shared, name):
     with Client(ClientConfig(address=shared.address)) as client:
         client.apply([Change(spec(name))])
@@ -279,56 +202,3 @@ def test_synchronous_client_of_many_threads(shared, name):
         with client.read(name) as reader:
             found = [line for batch in reader.lines() for line in batch]
         assert sorted(found) == sorted(b"%d %d" % (p, n) for p in range(4) for n in range(50))
-
-
-@pytest.fixture
-async def lossy(shared):
-    """A client behind a proxy, and a function that appends so that the first answer is lost."""
-    host, _, port = shared.address.removeprefix("http://").partition(":")
-    async with FaultProxy(host, int(port)) as proxy:
-        config = ClientConfig(address=proxy.address, route_cache_size=0)
-        async with (
-            AsyncClient(config) as behind,
-            AsyncClient(ClientConfig(address=shared.address)) as direct,
-        ):
-
-            async def append(journal, data, **options):
-                head = await behind.write_head(journal)  # the connection is made
-                proxy.black_hole(Direction.TO_CLIENT)
-                call = asyncio.get_running_loop().create_task(
-                    behind.append(journal, data, **options)
-                )
-
-                async def is_applied():
-                    return await direct.write_head(journal) > head
-
-                await eventually(is_applied)
-                proxy.reset()
-                await proxy.heal()
-                return await call
-
-            yield append, direct
-
-
-async def test_an_append_at_an_offset_is_made_once_though_its_answer_is_lost(lossy, name):
-    append, client = lossy
-    await client.apply([Change(spec(name))])
-    await client.append(name, b"before\n")
-    result = await append(name, b"once\n", offset=7)
-    assert (result.begin, result.end) == (7, 12)
-    assert result.sha1 == hashlib.sha1(b"once\n").digest()
-    assert await client.read(name).read() == b"before\nonce\n"
-
-
-async def test_a_register_that_an_append_changed_itself_leaves_its_outcome_unknown(lossy, name):
-    append, client = lossy
-    await client.apply([Change(spec(name))])
-    with pytest.raises(OutcomeUnknown, match="REGISTER_MISMATCH") as unknown:
-        await append(
-            name,
-            b"x",
-            check_registers=LabelSelector(exclude=LabelSet.of(author="")),
-            union_registers=LabelSet.of(author="me"),
-        )
-    assert unknown.value.may_be_applied
-    assert await client.read(name).read() == b"x"

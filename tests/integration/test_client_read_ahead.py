@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import hashlib
 import os
 import random
@@ -14,23 +13,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gazette_platform.client import AsyncClient, Change, Client, ClientConfig
-from gazette_platform.errors import ChecksumMismatch, DataError, GazetteError, OffsetJump
+from gazette_platform.errors import ChecksumMismatch, DataError, OffsetJump
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.waiting import eventually, patient, stays
 
 pytestmark = pytest.mark.etcd
 FRAGMENTS = 12
 SIZE = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def shared(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-read-ahead") as server:
-        yield server
 
 
 @asynccontextmanager
@@ -41,14 +32,8 @@ async def client_of(shared, **config):
 
 
 @pytest.fixture
-async def client(shared):
-    async with client_of(shared) as client:
-        yield client
-
-
-@pytest.fixture
-def name(request):
-    return f"ahead/{request.node.name}".replace("[", "/").rstrip("]")
+def name(names):
+    return names.prefix
 
 
 async def filled(client, name, codec=CompressionCodec.GZIP, fragments=FRAGMENTS):
@@ -165,31 +150,6 @@ async def test_early_close_ends_all_fetching(client, name):
         return any(path.endswith(".gz") and name in path for path in found)
 
     await eventually(lambda: not is_open())
-
-
-async def test_a_reader_that_is_left_gives_back_what_it_held(client, name):
-    await filled(client, name)
-    reader = client.read(name, direct=True)
-    await anext(reader)
-    pool = client._transport.read_ahead
-    await eventually(lambda: pool.held_bytes > 0)
-    del reader
-
-    def is_given_back():
-        gc.collect()  # again: a call that lists what follows may hold it until it ends
-        return pool.held_bytes == 0
-
-    await eventually(is_given_back)
-
-
-async def test_closing_the_client_ends_a_read_that_waits(shared, name):
-    async with client_of(shared, read_ahead_bytes_max=1 << 20) as client:
-        await filled(client, name)
-        reader = client.read(name, direct=True)
-        await anext(reader)
-    with pytest.raises(GazetteError, match="closed"):
-        async with asyncio.timeout(patient(30)):
-            await reader.read()
 
 
 async def test_a_cancelled_read_loses_nothing(client, name):

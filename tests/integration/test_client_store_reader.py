@@ -6,33 +6,19 @@ import os
 
 import pytest
 
-from gazette_platform import AsyncClient, Change, Client, ClientConfig, lines, read_store
+from gazette_platform import Change, Client, ClientConfig, lines, read_store
 from gazette_platform.errors import ChecksumMismatch, OffsetJump, ValidationError
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.waiting import eventually, patient, turns
 
 pytestmark = pytest.mark.etcd
 
 
-@pytest.fixture(scope="module")
-def shared(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-store-reader") as server:
-        yield server
-
-
 @pytest.fixture
-async def client(shared):
-    async with AsyncClient(ClientConfig(address=shared.address)) as client:
-        yield client
-
-
-@pytest.fixture
-def name(request):
-    return f"stored/{request.node.name}"
+def name(names):
+    return names.prefix
 
 
 def url_of(shared):

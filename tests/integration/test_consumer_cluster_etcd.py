@@ -113,24 +113,3 @@ async def test_hot_standby_takes_over_and_another_one_comes(etcd, etcd_prefix, j
     assert after.create_revision > before.create_revision
     living.may_recover.set()
     await until(three, (living.id.suffix, 0, "PRIMARY"), ("process-3", 1, "STANDBY"))
-
-
-async def test_exiting_process_hands_over_without_a_hot_standby(etcd, etcd_prefix, join):
-    one = await join("process-1")
-    await apply(etcd, etcd_prefix)
-    await until(one, ("process-1", 0, "PRIMARY"))
-    two = await join("process-2")
-    two.may_recover.clear()
-    await one.announcement.set_exiting()
-    # The shard stays where it is until its replacement has recovered.
-    await until(two, ("process-1", 0, "PRIMARY"), ("process-2", 1, "IDLE"))
-    two.may_recover.set()
-    await until(two, ("process-2", 0, "PRIMARY"))
-
-
-async def test_disabled_shard_has_no_replicas(etcd, etcd_prefix, join):
-    one = await join("process-1")
-    await apply(etcd, etcd_prefix)
-    await until(one, ("process-1", 0, "PRIMARY"))
-    await apply(etcd, etcd_prefix, disable=True)
-    await until(one)

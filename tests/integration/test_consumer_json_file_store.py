@@ -59,12 +59,13 @@ class OfState(StoreKind):
 
 
 @pytest.fixture
-async def owners_of(module_broker, tmp_path):
+async def owners_of(shared, names, tmp_path):
     """Owners of a new shard, by how their store is made."""
     made = []
 
     async def make(make_store):
-        owners = Owners(OfState(make_store), module_broker.address, tmp_path / f"{len(made)}")
+        folder = tmp_path / f"{len(made)}"
+        owners = Owners(OfState(make_store), shared.address, folder, prefix=names.prefix)
         made.append(owners)
         await owners.apply_journals()
         return owners
@@ -155,7 +156,7 @@ async def test_a_commit_is_recorded_as_a_new_file(owner, monkeypatch):
     assert len(hints.live_nodes) == 1
 
 
-async def test_a_leftover_next_file_is_overwritten(owners_of, module_broker):
+async def test_a_leftover_next_file_is_overwritten(owners_of):
     owners = await owners_of(lambda recorder: JSONFileStore(recorder, {"hello": "world"}))
     first = await owners.next()
     path = first.directory / "next.json"
@@ -277,9 +278,7 @@ async def test_a_store_whose_files_are_gone_is_destroyed_all_the_same(owner, cap
     assert "files of a store are left behind" in caplog.text
 
 
-async def test_large_state_is_written_in_pieces_that_wait_for_room(
-    module_broker, owners_of, tmp_path
-):
+async def test_large_state_is_written_in_pieces_that_wait_for_room(owners_of, tmp_path):
     """Of a service that takes less than the state at once."""
     owners = await owners_of(lambda recorder: JSONFileStore(recorder, "x" * 5_000_000))
     owner = await owners.next()

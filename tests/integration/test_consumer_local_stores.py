@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from rocksdict import Options, Rdict
 
-from gazette_platform.client import AppendOptions, AsyncClient, Change, ClientConfig
+from gazette_platform.client import AppendOptions, Change
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE, FsmHints, Player, Recorder
 from gazette_platform.consumer.store.rocksdb import RocksDBStore
@@ -22,8 +22,10 @@ LOG, OTHER_LOG = "a/recovery-log", "b/recovery-log"
 
 
 @pytest.fixture
-async def client(broker):
-    """A client, and two logs."""
+async def client(client, names, monkeypatch):
+    """A client, and two logs of this test's own."""
+    for name in ("LOG", "OTHER_LOG"):
+        monkeypatch.setitem(globals(), name, names.journal(globals()[name]))
     fragment = FragmentSpec(
         length=1 << 16,
         codec=CompressionCodec.SNAPPY,
@@ -31,11 +33,10 @@ async def client(broker):
         refresh_interval_ns=SECOND_NS,
     )
     labels = LabelSet.of({"content-type": CONTENT_TYPE})
-    async with AsyncClient(ClientConfig(address=broker.address)) as client:
-        for name in (LOG, OTHER_LOG):
-            spec = JournalSpec(name=name, replication=1, labels=labels, fragment=fragment)
-            await client.apply([Change(spec)])
-        yield client
+    for name in (LOG, OTHER_LOG):
+        spec = JournalSpec(name=name, replication=1, labels=labels, fragment=fragment)
+        await client.apply([Change(spec)])
+    return client
 
 
 class Tables:

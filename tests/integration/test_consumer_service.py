@@ -16,7 +16,6 @@ from gazette_platform.consumer.service import ShardGateway
 from gazette_platform.consumer.shard import MISSING_ID
 from gazette_platform.errors import (
     CallFailed,
-    CallUnanswered,
     EtcdTransactionFailed,
     NoShardPrimary,
     ShardNotFound,
@@ -26,12 +25,11 @@ from gazette_platform.errors import (
 )
 from gazette_platform.keyspace import item_key
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.protocol import EtcdHeader, Header, LabelSelector, ProcessId
-from gazette_platform.protocol.auth import ALL_CLAIMS, Capability, Claims, KeyRing
+from gazette_platform.protocol import Header, LabelSelector, ProcessId
+from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import consumer_pb2 as pb
 from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.serving.origins import Origins
-from gazette_platform.testing.waiting import turns
 
 pytestmark = pytest.mark.etcd
 
@@ -113,41 +111,6 @@ async def test_cr1_shard_without_primary_and_primary_elsewhere(group, ours):
     assert found.header.process_id == ProcessId("zone", "other")
 
 
-async def test_cr1_resolution_waits_for_a_future_revision_and_for_recovery(group, ours):
-    replica = await group.serve(shard(SHARD), ours)
-    replica.now(is_ready=False)
-    etcd = ours.space.header
-    future = EtcdHeader(etcd.cluster_id, etcd.member_id, etcd.revision + 1, etcd.raft_term)
-    waiting = group.tasks.spawn(
-        ours.resolver.resolve(SHARD, proxy_header=replace(ours.api.header(), etcd=future))
-    )
-    await turns()
-    assert replica.users == 0  # it waits for the revision
-    await group.put_shard(shard("shard-111"))
-    await replica.used.wait()
-    assert not waiting.done()
-    replica.now(is_ready=True)
-    with await waiting as found:
-        assert (found.status, found.replica, replica.users) == (ShardStatus.OK, replica, 1)
-        assert found.store is replica.store
-    found.done()
-    assert replica.users == 0
-
-
-async def test_cr1_resolution_waits_for_progress_and_ignores_foreign_journals(group, ours):
-    replica = await group.serve(shard(SHARD, sources=source("a/source")), ours)
-    (await ours.resolver.resolve(SHARD, read_through={"foreign/journal": 99})).done()
-    waiting = group.tasks.spawn(
-        ours.resolver.resolve(SHARD, read_through={"a/source": 5, "foreign/journal": 99})
-    )
-    replica.now(read_through={"a/source": 4})
-    await turns(10)
-    assert not waiting.done()
-    replica.now(read_through={"a/source": 5})
-    (await waiting).done()
-    assert replica.users == 0
-
-
 async def test_cr2_wait_has_an_end_and_a_cancelled_wait_lets_the_replica_go(group, ours):
     replica = await group.serve(shard(SHARD, sources=source("a/source")), ours)
     with pytest.raises(RpcFailed, match=r"waited 0\.01 s for its store, and for 1 offsets") as info:
@@ -160,30 +123,6 @@ async def test_cr2_wait_has_an_end_and_a_cancelled_wait_lets_the_replica_go(grou
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert replica.users == 0
-
-
-async def test_cr1_after_we_stopped_others_resolve_and_ours_are_errors(group, ours):
-    await group.serve(shard(SHARD), ours)
-    await group.put_shard(shard("shard-111"))
-    await group.assign("shard-111", "other")
-    ours.resolver.stop_serving()
-    assert (await ours.resolver.resolve("shard-111", may_proxy=True)).is_remote
-    with pytest.raises(RpcFailed, match="resolver has stopped serving local shards"):
-        await ours.resolver.resolve(SHARD)
-    with pytest.raises(TransportError, match="resolver has stopped serving local shards"):
-        await group.client(ours).stat(SHARD)
-
-
-async def test_cr2_proxied_call_that_means_another_cluster_or_process_is_refused(group, ours):
-    await group.serve(shard(SHARD), ours)
-    header = ours.api.header()
-    wrong = replace(header, etcd=replace(header.etcd, cluster_id=header.etcd.cluster_id + 1))
-    other = replace(header, process_id=ProcessId("zone", "other"))
-    for each, text in ((wrong, "Etcd ClusterId doesn't match"), (other, "ProcessId doesn't match")):
-        request = pb.StatRequest(shard=SHARD, header=each.to_pb())
-        code, details = await failure(ours, "Stat", request, pb.StatResponse)
-        assert code == "UNKNOWN"
-        assert text in details
 
 
 async def test_cr3_failed_shard_serves_its_store_but_nobody_who_waits(group, ours):
@@ -223,18 +162,6 @@ async def test_ca1_stat_tells_progress_here_and_through_another_process(group, o
     request = pb.StatRequest(shard=SHARD, header=header.to_pb())
     answer = await call(ours, "Stat", request, pb.StatResponse)
     assert answer.status == ShardStatus.NOT_SHARD_PRIMARY.value
-
-
-async def test_ca1_stat_waits_through_a_proxy(group, ours):
-    theirs = await group.start("theirs")
-    replica = await group.serve(shard(SHARD, sources=source("a/source")), theirs)
-    waiting = group.tasks.spawn(group.client(ours).stat(SHARD, {"a/source": 7}))
-    await replica.used.wait()
-    assert not waiting.done()
-    replica.now(read_through={"a/source": 8})
-    assert (await waiting).read_through == {"a/source": 8}
-    with pytest.raises(CallUnanswered, match=f"stat of {SHARD}: consumer .* did not answer"):
-        await group.client(ours).stat(SHARD, {"a/source": 9}, timeout_s=0.2)
 
 
 async def test_ca1_stat_of_missing_shards_and_of_a_primary_that_cannot_be_reached(group, ours):
@@ -356,21 +283,6 @@ async def test_ca3_apply_creates_with_hints_updates_and_deletes(group, ours):
     await client.apply([])
 
 
-async def test_ca3_apply_refuses_malformed_changes_and_hints_without_a_log(group, ours):
-    client = group.client(ours)
-    with pytest.raises(
-        ValidationError, match=r"Changes\[0\].Delete: not a valid token \(a b c d\)"
-    ):
-        await client.apply([ShardChange(None, "a b c d", -1)])
-    request = pb.ApplyRequest()
-    request.changes.add(delete="a b c d", expect_mod_revision=-1)
-    code, details = await failure(ours, "Apply", request, pb.ApplyResponse)
-    assert (code, details) == ("UNKNOWN", "Changes[0].Delete: not a valid token (a b c d)")
-    with pytest.raises(CallFailed, match=f"shard {SHARD} has no recovery log"):
-        await client.apply([ShardChange(shard(SHARD))], primary_hints={SHARD: hints(1)})
-    assert len(await client.list()) == 0
-
-
 async def test_ca4_apply_in_batches_of_a_size_keeps_those_before_one_that_fails(group, ours):
     await group.put_shard(shard("shard-3"))
     changes = [ShardChange(shard(f"shard-{n}")) for n in range(5)]
@@ -426,19 +338,6 @@ async def test_ca5_hints_none_full_and_without_primary_or_backups(group, ours):
     assert (await client.get_hints(SHARD)).slots == (None,)
 
 
-async def test_ca5_hints_of_a_missing_shard_another_log_and_bad_values(group, ours):
-    client = group.client(ours)
-    with pytest.raises(ShardNotFound, match=SHARD):
-        await client.get_hints(SHARD)
-    await group.put_shard(logged(group))
-    key = f"{group.prefix}-hints/{SHARD}.primary"
-    for value, text in ((hints(1, "logs/other").to_json(), "logs/other"), (b"\xff", "neither")):
-        await group.etcd.put(key, value)
-        with pytest.raises(CallFailed, match=f"{key}.*{text}") as info:
-            await client.get_hints(SHARD)
-        assert info.value.code == "UNKNOWN"
-
-
 async def test_ca5_claims_hide_hints(group):
     ours = await group.start("ours", auth_keys=KEYS)
     await group.put_shard(logged(group, labels=TEAM))
@@ -480,37 +379,6 @@ async def test_ca7_unassign_of_primaries_and_of_failed_replicas(group, ours):
     assert await client.unassign(every) == []
     with pytest.raises(ValidationError, match=r"Shards\[0\]: not a valid token \(a b c d\)"):
         await client.unassign(["a b c d"])
-
-
-async def test_ca7_unassign_of_many_shards_is_one_transaction_for_each_hundred(group, ours):
-    every = [f"shard-{n:03d}" for n in range(120)]
-    for name in every:
-        await group.assign(name, ours, 0, PRIMARY)
-    assert await group.client(ours).unassign(every) == every
-    assert not ours.space.state.assignments
-    request = pb.UnassignRequest(shards=[SHARD])
-    answer = await call(ours, "Unassign", request, pb.UnassignResponse)
-    assert (answer.status, list(answer.shards)) == (0, [])
-
-
-async def test_unassign_of_countless_shards_is_refused(group, ours):
-    request = pb.UnassignRequest(shards=[SHARD] * 8193)
-    code, details = await failure(ours, "Unassign", request, pb.UnassignResponse)
-    assert (code, details) == ("UNKNOWN", "invalid number of Shards (8193; expected <= 8192)")
-
-
-async def test_others_have_their_turn_while_a_large_apply_is_checked(ours):
-    spec = shard(SHARD, sources=source(*(f"a/{number:06}" for number in range(4096)))).to_pb()
-    request = pb.ApplyRequest(changes=[{"upsert": spec}] * 20)
-    request.changes.add(delete=SHARD)  # without its revision
-    others = 0
-    work = asyncio.get_running_loop().create_task(ours.api.apply(request, ALL_CLAIMS))
-    while not work.done():
-        others += 1
-        await turns()
-    with pytest.raises(ValidationError, match=r"Changes\[20\]: invalid ExpectModRevision"):
-        await work
-    assert others > 10
 
 
 async def test_ca7_unassign_that_raced_with_a_status_is_told(group, ours):

@@ -65,48 +65,42 @@ class InMemory(StoreKind):
         return store.state.get(key)
 
 
-class TestJSONFileStore(ShardStoreConformance):
-    served_by = "JSONFileStore: its log on a broker"
+class OnSharedBrokers(ShardStoreConformance):
+    @pytest.fixture
+    def broker(self, shared):
+        return shared
 
     @pytest.fixture
-    def broker(self, module_broker):
-        return module_broker
+    def journal_prefix(self, names):
+        return names.prefix
+
+
+class TestJSONFileStore(OnSharedBrokers):
+    served_by = "JSONFileStore: its log on a broker"
 
     @pytest.fixture
     def kind(self):
         return JSONFiles()
 
 
-class TestSQLiteStore(ShardStoreConformance):
+class TestSQLiteStore(OnSharedBrokers):
     served_by = "SQLiteStore: its log on a broker"
-
-    @pytest.fixture
-    def broker(self, module_broker):
-        return module_broker
 
     @pytest.fixture
     def kind(self):
         return Tables()
 
 
-class TestRocksDBStore(ShardStoreConformance):
+class TestRocksDBStore(OnSharedBrokers):
     served_by = "RocksDBStore: its log on a broker"
-
-    @pytest.fixture
-    def broker(self, module_broker):
-        return module_broker
 
     @pytest.fixture
     def kind(self):
         return Keys()
 
 
-class TestMemoryStore(ShardStoreConformance):
+class TestMemoryStore(OnSharedBrokers):
     served_by = "MemoryStore: memory"
-
-    @pytest.fixture
-    def broker(self, module_broker):
-        return module_broker
 
     @pytest.fixture
     def kind(self):

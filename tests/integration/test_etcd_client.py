@@ -21,9 +21,8 @@ from gazette_platform.etcd import (
     Put,
     WatchBatch,
 )
-from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.etcd import EtcdServer
-from gazette_platform.testing.waiting import patient, stays
+from gazette_platform.testing.waiting import patient
 
 pytestmark = pytest.mark.etcd
 
@@ -139,19 +138,6 @@ async def test_compacted_revisions_have_their_own_error(etcd, etcd_prefix):
     assert caught.value.compact_revision == new
 
 
-async def test_lease_is_kept_alive_beyond_its_ttl(etcd, etcd_prefix):
-    tasks = TaskGroup("test")
-    lease = await etcd.grant_lease(2)
-    task = tasks.spawn(lease.keep_alive())
-    await etcd.put(f"{etcd_prefix}/a", b"", lease=lease.id)
-    await stays(lambda: lease.remaining_s > 0, for_s=lease.ttl_s + 1.5, poll_s=0.1)
-    assert await etcd.get(f"{etcd_prefix}/a") is not None
-    await lease.revoke()
-    async with asyncio.timeout(1):
-        await task  # ends by itself, without an error
-    await tasks.close()
-
-
 async def test_lease_revoked_by_another_is_lost(etcd):
     lease = await etcd.grant_lease(2)
     other = EtcdClient([etcd.endpoint])
@@ -204,28 +190,6 @@ async def test_dead_endpoint_is_passed_over(etcd_server, etcd_prefix):
         await client.put(f"{etcd_prefix}/a", b"1")
         assert client.endpoint == etcd_server.endpoint
         await client.delete(etcd_prefix, prefix=True)
-
-
-async def test_watch_ends_with_a_retriable_error_when_etcd_dies(etcd_binary, etcd_prefix):
-    with EtcdServer(etcd_binary) as server:
-        async with EtcdClient([server.endpoint]) as client:
-            await client.put(f"{etcd_prefix}/a", b"1")
-            async with client.watch(etcd_prefix, start_revision=1) as watch:
-                await next_events(watch)
-                server.kill()
-                with pytest.raises(EtcdError, match=server.endpoint) as caught:
-                    await next_events(watch)
-                assert caught.value.retriable
-
-
-async def test_calls_wait_out_a_restart_of_etcd(etcd_binary, etcd_prefix):
-    with EtcdServer(etcd_binary) as server:
-        async with EtcdClient([server.endpoint], request_timeout_s=8) as client:
-            await client.put(f"{etcd_prefix}/a", b"1")
-            server.kill()
-            restart = asyncio.to_thread(server.start)
-            _, found = await asyncio.gather(restart, client.get(f"{etcd_prefix}/a"))
-            assert found.value == b"1"
 
 
 @pytest.mark.parametrize("text", ["ftp://x:1", "http://", "http://x:99999", "http://x:1/path"])

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
-from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from examples.flights_live.application import FlightsLive
-from examples.flights_live.data import dataset, flights_of, planes_of
 from examples.flights_live.messages import ENRICHED, FLIGHTS, PLANES, Enriched, Flight, Plane
 from examples.flights_live.player import play
 from gazette_platform.consumer.protocol import ReplicaCode, ShardChange
@@ -22,9 +18,8 @@ from gazette_platform.message import (
     JsonFraming,
     modulo,
     read_committed,
-    read_uncommitted,
 )
-from gazette_platform.testing.waiting import eventually, pass_time
+from gazette_platform.testing.waiting import eventually
 from gazette_platform.yaml_specs import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
@@ -142,42 +137,6 @@ async def test_a_flight_is_joined_with_its_plane_and_its_flights_before(world):
     assert (last.plane_flight, last.plane_age, last.manufacturer) == (2, 3, "CESSNA")
 
 
-async def test_crashes_lose_and_double_no_flight(world, monkeypatch):
-    # Small transactions as well are to have appended something when they die.
-    monkeypatch.setattr("gazette_platform.consumer.publisher._HELD_BYTES_MAX", 0)
-    await world.start()
-    # Nearly all of the time something is appended that is not committed yet.
-    await world.create(min_txn_duration_ns=200_000_000)
-    dice = random.Random(7)
-    planes = [f"N{number}" for number in range(20)]
-    flights = [
-        flight(dice.choice([*planes, None]), origin=dice.choice(ORIGINS), number=number)
-        for number in range(1, 3001)
-    ]
-    # Copies, as a publisher gives each the UUID of its own.
-    copies = [replace(each) for each in flights]
-    async with asyncio.TaskGroup() as playing:
-        playing.create_task(play(world.client, FLIGHTS, copies, per_second=1500))
-        for _ in range(3):
-            await pass_time(0.5)
-            await world.consumers.crash(world.consumers.processes[0])
-            await world.start()
-    for name in SHARDS:
-        await world.consumers.wait_primary(name)
-    await world.consumers.wait_through()
-
-    found = await world.lines()
-    assert sorted(each.flight for each in found) == list(range(1, 3001))
-    counted = Counter()
-    expected = {}
-    for each in flights:
-        counted[each.tailnum] += 1
-        expected[each.flight] = counted[each.tailnum] if each.tailnum else None
-    assert {each.flight: each.plane_flight for each in found} == expected
-    appended = await world.lines(read_uncommitted)
-    assert len(appended) > len(found), "no process died within a transaction: let them die later"
-
-
 async def failure_of(world, spec=None, *, shard=""):
     """Why a shard has failed, which is created here, or there already."""
     async with world.consumers.shard_client() as client:
@@ -217,12 +176,3 @@ async def test_a_shard_without_a_log_is_refused(world):
     (first, _) = parse_shard_changes((FOLDER / "shards.yaml").read_text())
     spec = replace(first.spec, recovery_log_prefix="", hint_prefix="", hint_backups=0)
     assert "needs a recovery log" in await failure_of(world, spec)
-
-
-def test_data_are_the_first_flights_of_the_year_and_their_planes():
-    data = dataset()
-    flights, planes = flights_of(data, 1000), planes_of(data)
-    assert (len(flights), len(planes)) == (1000, 3322)
-    first = flights[0]
-    assert (first.departs_at, first.carrier, first.flight) == ("2013-01-01T10:15:00Z", "UA", 1545)
-    assert {each.tailnum for each in flights} & {each.tailnum for each in planes}

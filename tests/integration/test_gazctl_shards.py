@@ -156,23 +156,6 @@ async def test_ca6_apply_checks_what_shards_refer_to_before_anything_changes(gro
     assert sorted(specs_of(group)) == [SHARD, "shard-111"]
 
 
-async def test_dry_run_prints_the_request_and_bad_specs_are_named(group, gazctl):
-    done = await gazctl("apply", "--dry-run", specs=SPECS)
-    assert (done.code, done.err) == (0, "")
-    assert done.out.count("changes: <") == 2
-    assert f'id: "{SHARD}"' in done.out
-    for text, why in (
-        ("shards: [{id: shard-000}]", "shard shard-000: invalid MaxTxnDuration (0s; expected > 0)"),
-        ("shards: [{id: shard-000, name: x}]", "name"),
-        ("shards: [{id: shard-000, delete: true}]", "delete needs the revision to delete"),
-    ):
-        done = await gazctl("apply", specs=text)
-        assert done.code == 1
-        assert "specs.yaml" in done.err
-        assert why in done.err
-    assert not specs_of(group)
-
-
 async def test_what_is_listed_as_yaml_is_applied_edited_and_deleted(
     group, gazctl, journals, tmp_path, monkeypatch
 ):
@@ -202,14 +185,6 @@ async def test_what_is_listed_as_yaml_is_applied_edited_and_deleted(
     deleted = await gazctl("apply", specs=f"shards: [{{id: {SHARD}, delete: true, revision: -1}}]")
     assert "applied 0 and deleted 1 shards" in deleted.err
     assert [*specs_of(group)] == ["shard-111"]
-
-
-async def test_ca4_batches_of_a_size_are_transactions_of_their_own(group, gazctl, journals):
-    await group.put_shard(shard("shard-111"))
-    done = await gazctl("apply", "--max-txn-size", 1, specs=SPECS)
-    assert done.code == 1
-    assert "shard-111 is at revision" in done.err
-    assert specs_of(group)[SHARD].recovery_log == LOG
 
 
 # -------------------------------------------------------------------------------------- list

@@ -17,7 +17,6 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.message.uuid import Flags, build_uuid, clock_of
-from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.waiting import block_for, wait_until
 
 pytestmark = pytest.mark.etcd
@@ -49,32 +48,24 @@ PRODUCER = bytes.fromhex("070203040506")
 CLOCK = clock_of(1_760_000_000_000_000_000)
 
 
-@pytest.fixture(scope="module")
-def broker(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-gazctl-typed") as server:
-        yield server
-
-
 @pytest.fixture
-def root(request, gazctl):
+def root(names, gazctl):
     """Journals of this test's own."""
-    name = re.sub(r"\W+", "-", request.node.name).replace("_", "-").strip("-")
-    assert gazctl("apply", stdin=JOURNALS.format(root=name).encode()).code == 0
-    return name
+    assert gazctl("apply", stdin=JOURNALS.format(root=names.prefix).encode()).code == 0
+    return names.prefix
 
 
 @pytest.fixture
-def gazctl(broker, monkeypatch, tmp_path, capfdbinary):
+def gazctl(shared, monkeypatch, tmp_path, capfdbinary):
     for name in ("GAZETTE_ENDPOINTS", "GAZETTE_METASTORE_URI", "GAZETTE_ICEBERG_JAR"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "tables").mkdir()
     monkeypatch.setenv("GAZETTE_TABLES", str(tmp_path / "tables"))
     monkeypatch.setenv("GAZETTE_WAREHOUSE", f"file://{tmp_path}/warehouse")
     monkeypatch.setenv("GAZETTE_ICEBERG_CATALOG", f"sqlite:///{tmp_path}/catalog.db")
-    roots = {"file:///": f"file://{broker.fragments}/"}
+    roots = {"file:///": f"file://{shared.fragments}/"}
     monkeypatch.setenv("GAZETTE_LAKE_STORE_ROOTS", json.dumps(roots))
-    return gazctl_runner(broker.address, monkeypatch, tmp_path, capfdbinary)
+    return gazctl_runner(shared.address, monkeypatch, tmp_path, capfdbinary)
 
 
 @pytest.fixture
@@ -168,27 +159,6 @@ def test_a_query_sees_what_no_run_has_read_and_tells_of_it(lake, gazctl, root, a
     ]
 
 
-def test_one_that_fails_holds_up_no_other(lake, root, apply, append, rows, tmp_path):
-    apply()
-    apply("others")
-    append(f"{root}/part=one", message(1))
-    assert lake("run").code == 0
-    # What no table can become.
-    apply("orders", lambda text: text.replace("type: timestamptz", "type: date"))
-    append(f"{root}/part=one", message(2))
-    (tmp_path / "tables" / "bad.yaml").write_text("name: shop.bad\n")
-    done = lake("run", "-o", "json")
-    assert done.code == 1
-    assert "typed.orders: the table cannot become what its spec says" in done.err
-    assert "typed.orders: typed.orders" not in done.err
-    assert "refused: bad.yaml: " in done.err
-    assert "Traceback" not in done.err
-    failed, went_on = json.loads(done.out)
-    assert "at: date" in failed["error"]
-    assert (went_on["table"], went_on["rows"]) == ("typed.others", 1)
-    assert rows("typed.others") == [(1, f"{root}/part=one"), (2, f"{root}/part=one")]
-
-
 @pytest.mark.parametrize(
     ("args", "why"),
     [
@@ -212,47 +182,6 @@ def test_mistakes_are_told(lake, apply, args, why, tmp_path):
     assert (done.code, done.out) == (1, b"")
     assert len(done.err.strip().splitlines()) == 1
     assert re.search(why, done.err), done.err
-
-
-def test_what_nobody_holds_is_given_up_on_a_persons_word(
-    lake, gazctl, broker, root, apply, append, rows
-):
-    apply()
-    journal = f"{root}/part=one"
-    append(journal, message(1))
-    assert lake("run").code == 0
-    append(journal, message(2))
-    assert gazctl("flush", "-l", f"name={journal}").code == 0
-    append(journal, message(3))
-    assert gazctl("flush", "-l", f"name={journal}").code == 0
-
-    def listed():
-        return gazctl("fragments", "-l", f"name={journal}").out.decode()
-
-    *gone, _ = sorted((broker.fragments / journal).glob("*.gz"))
-    for file in gone:
-        file.unlink()
-    wait_until(lambda: len(listed().splitlines()) <= 2)
-    done = lake("run", "typed.orders", "-o", "json")
-    assert done.code == 1
-    (told,) = json.loads(done.out)
-    (hole,) = told["holes"]
-    assert (hole["journal"], hole["kind"], hole["begin"]) == (journal, "pruned", 98)
-    word = f"--give-up {journal}={hole['end']}"
-    assert f"`gazctl lake run typed.orders {word}` goes on without them" in done.err
-    assert rows() == [(1, journal)]
-    checked = lake("check", "typed.orders", "--quick")
-    assert checked.code == 1
-    assert (
-        f"typed.orders: red: holes: bytes 98 to {hole['end']} of {journal} were pruned"
-        in checked.out.decode()
-    )
-    given = lake("run", "typed.orders", *word.split())
-    assert given.code == 0, given.err
-    assert f"typed.orders: 98 bytes of {journal} before {hole['end']} are given up" in given.err
-    assert rows() == [(1, journal), (3, journal)]
-    again = lake("run", "typed.orders", *word.split())
-    assert (again.code, "had to be given up" in again.err) == (0, True)
 
 
 def test_tables_are_kept_up_to_date_until_a_signal(lake, root, apply, append, rows):
@@ -302,31 +231,6 @@ def test_a_second_signal_drops_the_run(lake, root, apply, append, rows, monkeypa
     assert rows() == []
 
 
-def test_a_run_without_end_goes_on_behind_one_that_failed(
-    lake, root, apply, append, rows, tmp_path
-):
-    apply()
-    apply("others", lambda text: text.replace("type: timestamptz", "type: date"))
-    append(f"{root}/part=one", message(1))
-    assert lake("run", "typed.others").code == 0
-    # What that table cannot become.
-    apply("others")
-
-    def stop():
-        try:
-            wait_until(rows, timeout_s=60)
-        finally:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    thread = threading.Thread(target=stop)
-    thread.start()
-    done = lake("run", "--continuous", "--engine", "local")
-    thread.join()
-    assert done.code == 0, done.err
-    assert rows() == [(1, f"{root}/part=one")]
-    assert "Traceback" not in done.err
-
-
 def test_quarantined_records_are_listed(lake, gazctl, root, apply, tmp_path):
     apply()
     none = lake("quarantine", "typed.orders")
@@ -371,24 +275,6 @@ def test_quarantined_records_are_listed(lake, gazctl, root, apply, tmp_path):
     assert "more than" not in lake("quarantine", "typed.orders", "--limit", "5").err
     none = lake("quarantine", "typed.orders", "--journal", "nope")
     assert (none.code, none.err) == (0, "note: typed.orders has no such record in quarantine\n")
-
-
-@pytest.mark.parametrize(
-    ("args", "why"),
-    [
-        (("shop.orders",), "FILE: names the files"),
-        (("typed.order",), "did you mean typed.orders"),
-        (("typed.orders", "--begin", "1"), "--begin: is an offset of one journal"),
-        (("--list", "--journal", "a"), "is about records of a typed table"),
-        (("shop.orders", "--reason", "a"), "is about records of a typed table"),
-        (("typed.orders", "--limit", "0"), "--limit"),
-    ],
-)
-def test_mistakes_about_records_are_told(lake, apply, args, why):
-    apply()
-    done = lake("quarantine", *args)
-    assert (done.code, done.out) == (1, b"")
-    assert why in done.err
 
 
 def test_how_typed_tables_stand_is_listed_and_described(lake, root, apply, append, tmp_path):
@@ -470,76 +356,6 @@ def test_a_typed_table_is_mounted_elsewhere_by_its_metadata(lake, root, apply, a
         assert re.search(r"[\w-]+\.metadata\.json", text)
     moved = lake("ddl", "typed.orders", "--dialect", "spark", "--location", "s3://elsewhere/")
     assert (moved.code, "they cannot be elsewhere" in moved.err) == (1, True)
-
-
-def test_specs_with_a_json_schema_are_applied_with_it(lake, root, append, tmp_path):
-    append(f"{root}/part=one", message(1))
-    (tmp_path / "orders.json").write_text(json.dumps({"properties": {"n": {"type": "integer"}}}))
-    text = SPEC.format(table="orders", root=root).partition("typed:")[0]
-    (tmp_path / "orders.yaml").write_text(
-        text + "typed: {uuid: _meta.uuid, json_schema: orders.json}\n"
-    )
-    dry = lake("apply", "orders.yaml", "--dry-run")
-    assert dry.code == 0, dry.err
-    assert all(name in dry.out.decode() for name in ("+++ b/orders.json", "+++ b/orders.yaml"))
-    applied = lake("apply", "orders.yaml")
-    assert applied.code == 0, applied.err
-    assert "orders.json: new" in applied.err
-    assert "shop.orders: new" in applied.err
-    assert lake("run").code == 0
-    # Of a spec on standard input, it is the one in the folder.
-    piped = (
-        text.replace("shop.", "shop.new_") + "typed: {uuid: none, json_schema: orders.json}\n"
-    ).encode()
-    assert lake("apply", "-", stdin=piped).code == 0
-    # What one spec brings may not break the others that name it.
-    (tmp_path / "orders.json").write_text("{}")
-    (tmp_path / "tables" / "third.yaml").write_text(
-        text.replace("shop.", "shop.third_") + "typed: {uuid: none, json_schema: orders.json}\n"
-    )
-    refused = lake("apply", "orders.yaml")
-    assert (refused.code, refused.out) == (1, b"")
-    for file in ("orders.yaml", "shop.new_orders.yaml", "third.yaml"):
-        assert f"{file}: typed.json_schema: is no schema of objects" in refused.err
-    assert "shop.orders: " not in refused.err
-
-
-def test_a_spec_that_its_typed_table_cannot_become_is_not_applied(
-    lake, root, apply, append, tmp_path, monkeypatch
-):
-    apply()
-    append(f"{root}/part=one", message(1))
-    assert lake("run").code == 0
-    file = tmp_path / "tables" / "orders.yaml"
-    before = file.read_text()
-    assert lake("apply", str(file)).code == 0
-    for change, why in (
-        (
-            ("type: timestamptz", "type: date"),
-            "cannot become what its spec says:\n- at: timestamptz\n+ at: date",
-        ),
-        (("uuid: _meta.uuid", "uuid: none"), "was made with `uuid: _meta.uuid`"),
-    ):
-        (tmp_path / "orders.yaml").write_text(before.replace(*change))
-        refused = lake("apply", "orders.yaml")
-        assert refused.code == 1
-        assert "orders.yaml: typed: typed.orders" in refused.err
-        assert why in refused.err
-        assert file.read_text() == before
-    # Who puts it there by hand is told by whatever looks at the table.
-    file.write_text(before.replace("type: timestamptz", "type: date"))
-    why = "runs refuse its spec: the table cannot become what its spec says:\n- at: timestamptz\n+ at: date"
-    checked = lake("check", "typed.orders")
-    assert checked.code == 1
-    assert f"typed.orders: red: spec: {why}" in checked.out.decode()
-    assert f"typed.orders: {why}" in lake("list").err
-    assert f"Problem:    {why}" in lake("describe", "typed.orders").out.decode()
-    file.write_text(before)
-    # A catalog that is away keeps nobody from applying.
-    monkeypatch.setenv("GAZETTE_ICEBERG_CATALOG", "http://127.0.0.1:9")
-    unseen = lake("apply", "orders.yaml", "--dry-run")
-    assert unseen.code == 0, unseen.err
-    assert "whether typed.orders can become what its spec says is not looked at" in unseen.err
 
 
 def test_a_typed_table_is_proposed_out_of_records(lake, root, append, rows, tmp_path):
@@ -672,26 +488,3 @@ def test_rows_are_made_anew_of_offsets_and_hive_partitions(
         empty = lake("backfill", "typed.orders", "--journal", one, *given)
         assert empty.code == 1
         assert f"the table has come to 196 of {one}" in empty.err
-
-
-@pytest.mark.parametrize(
-    ("args", "why"),
-    [
-        (("backfill", "typed.orders"), "--partition: say what is made anew"),
-        (("backfill", "typed.orders", "--partition", "a=b", "--journal", "c"), "--partition: say what"),
-        (("backfill", "typed.orders", "--partition", "a=b", "--to", "1"), "--from, --to: are offsets of one"),
-        (("backfill", "typed.orders", "--partition", "a"), "'a' is not COLUMN=VALUE"),
-        (("backfill", "typed.orders", "--partition", "a=1/a=2"), "a has two values"),
-        (("backfill", "typed.orders", "--journal", "nope"), "--journal: typed.orders has no rows of nope"),
-        (("backfill", "typed.orders", "--journal", "nope", "--to", "5"), "--journal: typed.orders has no rows of nope"),
-        (("backfill", "typed.order", "--journal", "a"), "did you mean typed.orders"),
-        (("reprocess", "typed.order"), "did you mean typed.orders"),
-        (("reprocess", "typed.orders", "--begin", "1"), "--begin, --end: are offsets of one journal"),
-    ],
-)  # fmt: skip
-def test_mistakes_about_rows_to_be_made_anew_are_told(lake, apply, args, why):
-    apply()
-    done = lake(*args)
-    assert (done.code, done.out) == (1, b"")
-    assert why in done.err
-    assert len(done.err.strip().splitlines()) == 1

@@ -62,7 +62,7 @@ def needed(kind):
 
 @pytest.mark.parametrize("pruned", [False, True], ids=["whole", "pruned"])
 async def test_a_golden_log_gives_its_files_its_state_and_its_checkpoint(
-    kind, pruned, broker, tmp_path
+    kind, pruned, local_brokers, tmp_path
 ):
     """By each of its hints; and by none, from its begin, if that is there."""
     golden = json.loads((DATA / kind.name / "golden.json").read_text())
@@ -70,10 +70,11 @@ async def test_a_golden_log_gives_its_files_its_state_and_its_checkpoint(
     names = [each.name for each in (DATA / kind.name / "fragments").iterdir()]
     kept = needed(kind) if pruned else names
     assert pruned == (len(kept) < len(names))
-    (broker.fragments / LOG).mkdir(parents=True)
+    fragments, broker = local_brokers.fragments, await local_brokers.start()
+    (fragments / LOG).mkdir(parents=True)
     for name in kept:
-        shutil.copyfile(DATA / kind.name / "fragments" / name, broker.fragments / LOG / name)
-    async with AsyncClient(ClientConfig(address=broker.address)) as client:
+        shutil.copyfile(DATA / kind.name / "fragments" / name, fragments / LOG / name)
+    async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
         await client.apply([Change(journal(LOG, CONTENT_TYPE, kind.codec))])
         # Brokers that had more of it may be somewhere: they are told that nobody does.
         assert (await client.append(LOG, b"", offset=golden["end"])).end == golden["end"]
@@ -110,14 +111,15 @@ def operations_of(log):
 
 @pytest.mark.parametrize("kind", KINDS[:2], ids=lambda kind: kind.name)
 async def test_the_same_life_gives_the_same_log_and_hints(
-    kind, broker, etcd_server, etcd_prefix, tmp_path
+    kind, local_brokers, etcd_server, etcd_prefix, tmp_path
 ):
     """All bytes; of SQLite but the contents of its files, where salts and its version are.
 
     Files of RocksDB are not the same twice.
     """
+    broker = await local_brokers.start()
     async with (
-        AsyncClient(ClientConfig(address=broker.address)) as client,
+        AsyncClient(ClientConfig(address=broker.endpoint)) as client,
         EtcdClient([etcd_server.endpoint]) as etcd,
     ):
         life = Life(kind, client, etcd, f"{etcd_prefix}-shards", tmp_path)

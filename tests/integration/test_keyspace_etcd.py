@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import itertools
-import time
 
 import pytest
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.etcd import Delete, EtcdClient, EtcdRejected, Put
+from gazette_platform.etcd import Delete, Put
 from gazette_platform.keyspace import KeySpace
 from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.testing.etcd import EtcdServer
-from gazette_platform.testing.waiting import patient
 
 pytestmark = pytest.mark.etcd
 
@@ -72,53 +67,6 @@ async def test_y1_load_at_old_revision_then_watch(etcd, etcd_prefix):
     await etcd.delete(f"{etcd_prefix}2/a")
 
 
-async def test_revisions_are_never_seen_in_part(etcd, etcd_prefix):
-    space = KeySpace(etcd, etcd_prefix, TextView(), watch_delay_s=0.001)
-    await space.load()
-    seen: list[set[str]] = []
-    space.observe(lambda: seen.append(set(space.state.values.values())))
-    async with watching(space):
-        revision = 0
-        for n in range(20):
-            puts = [Put(f"{etcd_prefix}/{k}", b"%d" % n) for k in range(50)]
-            revision = (await etcd.txn([], puts)).header.revision
-        await space.wait_for_revision(revision, timeout_s=5)
-    # All keys hold the number of one and the same transaction, whenever one looks.
-    assert all(len(values) == 1 for values in seen)
-    assert seen[-1] == {"19"}
-
-
-async def test_lone_change_is_seen_at_once_and_a_burst_in_few_batches(etcd, etcd_prefix):
-    space = KeySpace(etcd, etcd_prefix, TextView(), watch_delay_s=0.2)
-    await space.load()
-    updates: list[float] = []
-    space.observe(lambda: updates.append(time.monotonic()))
-    async with watching(space):
-        first = await etcd.put(f"{etcd_prefix}/a", b"1")
-        await space.wait_for_revision(first.revision, timeout_s=5)
-        revision = 0
-        for n in range(20):
-            revision = (await etcd.put(f"{etcd_prefix}/a", b"%d" % n)).revision
-        await space.wait_for_revision(revision, timeout_s=5)
-    gaps = [b - a for a, b in itertools.pairwise(updates)]
-    assert gaps
-    assert all(gap >= 0.19 for gap in gaps)
-
-
-async def test_mirror_survives_a_restart_of_etcd(etcd_binary, etcd_prefix):
-    with EtcdServer(etcd_binary) as server:
-        async with EtcdClient([server.endpoint], request_timeout_s=8) as client:
-            await client.put(f"{etcd_prefix}/a", b"1")
-            space = KeySpace(client, etcd_prefix, TextView())
-            await space.load()
-            async with watching(space):
-                server.kill()
-                await asyncio.to_thread(server.start)
-                put = await client.put(f"{etcd_prefix}/b", b"2")
-                await space.wait_for_revision(put.revision, timeout_s=15)
-            assert space.state.values == {"a": "1", "b": "2"}
-
-
 async def test_mirror_loads_anew_after_compaction(etcd, etcd_prefix):
     await etcd.put(f"{etcd_prefix}/a", b"1")
     space = KeySpace(etcd, etcd_prefix, TextView())
@@ -132,20 +80,6 @@ async def test_mirror_loads_anew_after_compaction(etcd, etcd_prefix):
         more = await etcd.put(f"{etcd_prefix}/c", b"4")
         await space.wait_for_revision(more.revision, timeout_s=5)
     assert space.state.values == {"b": "3", "c": "4"}
-
-
-async def test_y2_watch_of_another_cluster_fails(etcd_binary, etcd, etcd_prefix):
-    space = KeySpace(etcd, etcd_prefix, TextView())
-    await space.load()
-    with EtcdServer(etcd_binary) as other:
-        async with EtcdClient([other.endpoint]) as client:
-            for n in range(30):
-                await client.put(f"{etcd_prefix}/a", b"%d" % n)
-            # Single-node clusters of the same name and URLs share an id; these differ in ports.
-            space._client = client
-            space._resume_revision = 2
-            with pytest.raises(EtcdRejected, match="cluster id changed"):
-                await asyncio.wait_for(space.watch(), patient(5))
 
 
 async def test_waiting_for_ever_changing_keys_keeps_up(etcd, etcd_prefix):

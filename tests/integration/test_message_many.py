@@ -9,24 +9,21 @@ import pytest
 
 from gazette_platform import (
     ArrowReader,
-    AsyncClient,
     Change,
     Client,
     ClientConfig,
     Flags,
     JsonFraming,
     MessageClock,
-    MessageIterator,
     build_uuid,
     new_producer_id,
     read_arrow,
     read_journals,
     read_merged,
 )
-from gazette_platform.errors import DataError, ValidationError
+from gazette_platform.errors import ValidationError
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
-from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.waiting import patient, turns
 
 pytestmark = pytest.mark.etcd
@@ -34,23 +31,9 @@ OUT, CONT, ACK = Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN
 FRAMING = JsonFraming()
 
 
-@pytest.fixture(scope="module")
-def shared(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-many") as server:
-        yield server
-
-
 @pytest.fixture
-async def client(shared):
-    config = ClientConfig(address=shared.address, file_root=shared.fragments)
-    async with AsyncClient(config) as client:
-        yield client
-
-
-@pytest.fixture
-def prefix(request):
-    return f"many/{request.node.name}"
+def prefix(names):
+    return names.prefix
 
 
 def spec(name, content_type="application/x-ndjson"):
@@ -133,18 +116,6 @@ async def test_committed_reads_of_many_journals_leave_out_what_is_not(client, pr
     assert [(e.journal, e.message.get("n")) for e in got] == [(names[0], 1), (names[0], None)]
 
 
-def test_threads_read_merged_messages_alike(shared, prefix):
-    with Client(ClientConfig(address=shared.address)) as client:
-        names = client.run(create(client.asynchronous, prefix, 2))
-        clock, producer = MessageClock(), new_producer_id()
-        for n in range(20):
-            client.append(names[n % 2], framed(producer, clock.tick(), n=n))
-        merged = client.run(read_merged(client.asynchronous, f"name:prefix={prefix}/"))
-        with MessageIterator(client, merged) as batches:
-            got = [envelope.message["n"] for batch in batches for envelope in batch]
-    assert got == [*range(20)]
-
-
 def test_a_prefix_is_read_into_arrow(shared, prefix):
     config = ClientConfig(address=shared.address, file_root=shared.fragments)
     with Client(config) as client:
@@ -168,25 +139,6 @@ def test_a_prefix_is_read_into_arrow(shared, prefix):
         assert found.batch.to_pylist() == [{"part": 2, "n": -1}]
 
 
-async def test_arrow_says_where_content_is_not_what_its_label_says(client, prefix):
-    name = f"{prefix}/journal"
-    await client.apply([Change(spec(name)), Change(spec(f"{prefix}/csv", "text/csv"))])
-    await client.append(name, b'{"n":1}\nno json\n')
-    with pytest.raises(DataError, match=rf"{name}: messages from offset 0 on: "):
-        await ArrowReader(client, f"name={name}").read_all()
-    await client.append(f"{prefix}/csv", b'x,"a\nb",1\ny,c,2\nz,')
-    reader = ArrowReader(client, f"name={prefix}/csv", columns=("u", "t", "n"))
-    found = await anext(reader)
-    assert found.batch.to_pylist() == [
-        {"u": "x", "t": "a\nb", "n": 1},
-        {"u": "y", "t": "c", "n": 2},
-    ]
-    with pytest.raises(DataError, match="unexpected EOF"):
-        await anext(reader)
-    with pytest.raises(ValidationError, match="waited at for ever"):
-        await anext(ArrowReader(client, f"name:prefix={prefix}/", until="never"))
-
-
 async def test_arrow_waits_for_more_of_one_journal(client, prefix):
     [name] = await create(client, prefix, 1)
     reader = ArrowReader(client, f"name={name}", until="never")
@@ -197,18 +149,20 @@ async def test_arrow_waits_for_more_of_one_journal(client, prefix):
         assert (await first).batch.to_pylist() == [{"n": 1}, {"n": 2}]
 
 
-def test_the_snippet_of_the_readme_reads_every_journal_of_a_prefix(shared):
-    """As it stands there, but for the address."""
+def test_the_snippet_of_the_readme_reads_every_journal_of_a_prefix(shared, prefix):
+    """As it stands there, with another address and prefix."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     [snippet] = [block for block in blocks if "read_arrow" in block]
     assert len(snippet.strip().replace("\n\n", "\n").splitlines()) == 3
     with Client(ClientConfig(address=shared.address)) as client:
-        names = ("orders/region=eu", "orders/region=us")
+        names = (f"{prefix}/region=eu", f"{prefix}/region=us")
         client.apply([Change(spec(name)) for name in names])
         for name in names:
             client.append(name, b'{"order":1}\n{"order":2}\n')
     found = {}
+    assert "name:prefix=orders/" in snippet
+    snippet = snippet.replace("name:prefix=orders/", f"name:prefix={prefix}/")
     exec(snippet.replace("http://localhost:8080", shared.address), found)
     assert found["table"].column("order").to_pylist() == [1, 2, 1, 2]
 
@@ -261,26 +215,6 @@ async def test_committed_messages_as_arrow_are_each_there_once(client, prefix):
         ArrowReader(client, f"name:prefix={prefix}/", checkpoints=read.checkpoints)
 
 
-async def test_large_transactions_and_small_blocks_are_whole_as_arrow(client, prefix, monkeypatch):
-    monkeypatch.setattr("gazette_platform.message.arrow._BLOCK_BYTES", 100_000)
-    (name,) = await create(client, prefix, count=1)
-    producer = new_producer_id()
-    count = 20_000  # more than the ring of the sequencer holds
-    messages = [(producer, 10 + tick, CONT, {"n": tick}) for tick in range(count)]
-    await publish(client, name, [*messages, (producer, 10 + count, ACK, {})])
-    reader = ArrowReader(client, f"name={name}", committed=True, direct=False)
-    batches = [batch async for batch in reader]
-    assert len(batches) > 1
-    assert [n for each in batches for n in each.batch.column("n").to_pylist()] == [*range(count)]
-    # Going on within the transaction, where a block ended.
-    partly = ArrowReader(client, f"name={name}", committed=True)
-    first = await anext(partly)
-    await partly.aclose()
-    rest = ArrowReader(client, f"name={name}", committed=True, checkpoints=partly.checkpoints)
-    numbers = (await rest.read_all()).column("n").to_pylist()
-    assert numbers == [*range(first.batch.num_rows, count)]
-
-
 async def test_a_committed_read_into_arrow_waits_for_more(client, prefix):
     (name,) = await create(client, prefix, count=1)
     producer = new_producer_id()
@@ -293,35 +227,3 @@ async def test_a_committed_read_into_arrow_waits_for_more(client, prefix):
     found = waiting.result()
     assert found.batch.column("n").to_pylist() == [1, 2]
     await reader.aclose()
-
-
-async def test_what_was_committed_before_a_broken_message_comes_first(client, prefix):
-    (name,) = await create(client, prefix, count=1)
-    producer = new_producer_id()
-    await publish(client, name, [(producer, 10, OUT, {"n": 1})])
-    await client.append(name, b"broken\n")
-    await publish(client, name, [(producer, 20, OUT, {"n": 2})])
-    reader = ArrowReader(client, f"name={name}", committed=True)
-    assert (await anext(reader)).batch.column("n").to_pylist() == [1]
-    with pytest.raises(DataError, match="is not JSON"):
-        await anext(reader)
-    assert (await anext(reader)).batch.column("n").to_pylist() == [2]
-
-
-def test_committed_csv_as_arrow_by_a_synchronous_client(shared, prefix):
-    from gazette_platform import CsvFraming
-
-    framing, producer = CsvFraming(), new_producer_id()
-    name = f"{prefix}/csv"
-    config = ClientConfig(address=shared.address, file_root=shared.fragments)
-    with Client(config) as client:
-        client.apply([Change(spec(name, "text/csv"))])
-        rows = [(10, CONT, ["", "x", "1"]), (20, ACK, ["", "", ""]), (30, CONT, ["", "y", "2"])]
-        frames = [
-            framing.encode(framing.stamp(row, build_uuid(producer, tick, flags)))
-            for tick, flags, row in rows
-        ]
-        client.append(name, b"".join(frames))
-        reader = read_arrow(client, f"name={name}", committed=True, columns=["uuid", "t", "n"])
-        assert reader.read_all().column("t").to_pylist() == ["x"]
-        assert list(reader.checkpoints) == [name]

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gazette_platform.client import AsyncClient, Change, Client, ClientConfig, read_store
+from gazette_platform.client import Change, Client, ClientConfig, read_store
 from gazette_platform.errors import DataError, JournalNotFound, ValidationError
 from gazette_platform.message import (
     Flags,
@@ -21,24 +21,10 @@ from gazette_platform.message import (
 )
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
-from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.waiting import patient
 
 pytestmark = pytest.mark.etcd
 OUT, CONT, ACK = Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN
-
-
-@pytest.fixture(scope="module")
-def shared(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-messages") as server:
-        yield server
-
-
-@pytest.fixture
-async def client(shared):
-    async with AsyncClient(ClientConfig(address=shared.address)) as client:
-        yield client
 
 
 class Publisher:
@@ -74,9 +60,9 @@ class Publisher:
 
 
 @pytest.fixture
-async def rides(client, request):
+async def rides(client, names):
     """A journal with one message that is committed, and a transaction of three that has its ACK."""
-    publisher = await Publisher(client, f"messages/{request.node.name}").create()
+    publisher = await Publisher(client, names.journal()).create()
     await publisher.publish({"n": 0}, OUT)
     for number in (1, 2, 3):
         await publisher.publish({"n": number}, CONT)
@@ -114,12 +100,12 @@ async def test_mr1_readers_of_a_journal_see_what_they_are_to(client, rides):
         assert await numbers(reader) == [4, "ack"]
 
 
-async def test_mr2_journals_without_messages_are_refused(client, rides):
+async def test_mr2_journals_without_messages_are_refused(client, rides, names):
     for read in (read_uncommitted, read_committed):
-        with pytest.raises(JournalNotFound, match="messages/missing"):
-            await read(client, "messages/missing")
+        with pytest.raises(JournalNotFound, match=names.journal("missing")):
+            await read(client, names.journal("missing"))
     bare = JournalSpec(
-        name="messages/bare",
+        name=names.journal("bare"),
         replication=1,
         fragment=FragmentSpec(
             length=1 << 20, codec=CompressionCodec.NONE, refresh_interval_ns=SECOND_NS
@@ -127,8 +113,10 @@ async def test_mr2_journals_without_messages_are_refused(client, rides):
     )
     await client.apply([Change(bare)])
     with pytest.raises(ValidationError, match="one label content-type"):
-        await read_uncommitted(client, "messages/bare")
-    async with await read_uncommitted(client, "messages/bare", framing=JsonFraming()) as reader:
+        await read_uncommitted(client, names.journal("bare"))
+    async with await read_uncommitted(
+        client, names.journal("bare"), framing=JsonFraming()
+    ) as reader:
         assert await numbers(reader) == []
 
 
@@ -174,23 +162,25 @@ async def test_messages_are_read_out_of_a_store_alone(shared, client, rides):
     assert found == [*zip([0, 1, 2, 3, "ack", 4], rides.ends[1:], strict=True)]
 
 
-async def test_csv_journals_hold_messages_too(client):
-    publisher = await Publisher(client, "messages/csv", "text/csv").create()
+async def test_csv_journals_hold_messages_too(client, names):
+    publisher = await Publisher(client, names.journal("csv"), "text/csv").create()
     await publisher.publish(["", "a", "b,c\nd"], CONT)
     await publisher.publish(publisher.framing.acknowledgement(["", "a", "b"]), ACK)
-    async with await read_committed(client, "messages/csv") as reader:
+    async with await read_committed(client, names.journal("csv")) as reader:
         found = [one.message[1:] async for batch in reader for one in batch]
     assert found == [["a", "b,c\nd"], ["", ""]]
 
 
-async def test_messages_are_read_from_a_savepoint(client, rides):
+async def test_messages_are_read_from_a_savepoint(client, rides, names):
     """A checkpoint that knows the journal is the better memory of the two."""
-    await client.create_savepoint("second", offsets={rides.journal: rides.ends[1]}, replace=True)
+    await client.create_savepoint(
+        names.journal("second"), offsets={rides.journal: rides.ends[1]}, replace=True
+    )
     begins = [
         [envelope.begin async for batch in reader for envelope in batch]
         for reader in (
-            await read_uncommitted(client, rides.journal, from_savepoint="second"),
-            await read_committed(client, rides.journal, from_savepoint="second"),
+            await read_uncommitted(client, rides.journal, from_savepoint=names.journal("second")),
+            await read_committed(client, rides.journal, from_savepoint=names.journal("second")),
         )
     ]
     assert [found[0] for found in begins] == [rides.ends[1]] * 2
@@ -198,6 +188,6 @@ async def test_messages_are_read_from_a_savepoint(client, rides):
     async for _ in done:
         pass
     again = await read_committed(
-        client, rides.journal, checkpoint=done.checkpoint(), from_savepoint="second"
+        client, rides.journal, checkpoint=done.checkpoint(), from_savepoint=names.journal("second")
     )
     assert [batch async for batch in again] == []

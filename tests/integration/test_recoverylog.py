@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gazette_platform.client import AsyncClient, Change, ClientConfig
+from gazette_platform.client import Change
 from gazette_platform.consumer.recoverylog import (
     CONTENT_TYPE,
     FsmHints,
@@ -23,12 +23,14 @@ from gazette_platform.testing.waiting import patient, stays, turns
 
 pytestmark = pytest.mark.etcd
 
-LOG = "a/recovery-log"
+LOG, OTHER_LOG = "a/recovery-log", "b/recovery-log"
 
 
 @pytest.fixture
-async def client(broker):
-    """A client, and one log."""
+async def client(client, names, monkeypatch):
+    """A client, and two logs of this test's own."""
+    for name in ("LOG", "OTHER_LOG"):
+        monkeypatch.setitem(globals(), name, names.journal(globals()[name]))
     fragment = FragmentSpec(
         length=1 << 16,
         codec=CompressionCodec.SNAPPY,
@@ -36,11 +38,10 @@ async def client(broker):
         refresh_interval_ns=SECOND_NS,
     )
     labels = LabelSet.of({"content-type": CONTENT_TYPE})
-    async with AsyncClient(ClientConfig(address=broker.address)) as client:
-        for name in (LOG, "b/recovery-log"):
-            spec = JournalSpec(name=name, replication=1, labels=labels, fragment=fragment)
-            await client.apply([Change(spec)])
-        yield client
+    for name in (LOG, OTHER_LOG):
+        spec = JournalSpec(name=name, replication=1, labels=labels, fragment=fragment)
+        await client.apply([Change(spec)])
+    return client
 
 
 async def taken_over(client, directory, author, *, hints=None, player=None):
@@ -272,13 +273,13 @@ async def test_gr5_gb4_files_go_on_in_another_log(client, tmp_path):
     fnode = recorder.create(str(first.directory / "a"))
     recorder.write(fnode, 0, b"old ")
     second = await taken_over(client, tmp_path / "two", 2, hints=await recorder.build_hints())
-    forked = await Recorder.start(client, service, second, 2, log="b/recovery-log")
+    forked = await Recorder.start(client, service, second, 2, log=OTHER_LOG)
     forked.write(fnode, 4, b"new")
     hints = await forked.build_hints()
-    assert hints.logs() == (LOG, "b/recovery-log")
+    assert hints.logs() == (LOG, OTHER_LOG)
     other = await played(client, tmp_path / "three", hints)
     assert tree(other.directory)[0] == {"a": b"old new"}
-    assert other.log == "b/recovery-log"
+    assert other.log == OTHER_LOG
     await service.close()
 
 

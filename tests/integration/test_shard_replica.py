@@ -16,7 +16,6 @@ from shard_bench import (
     Host,
     Numbered,
     NumberedInBatches,
-    RemoteStore,
     assigned,
     journal,
     make_journals,
@@ -111,17 +110,6 @@ async def test_cs2_a_transaction_that_began_before_a_restart_is_consumed_whole(b
     store = await through(second, await bench.publish(11))
     assert store.state == {"all": 5, "k": 2, "a": 3}
     assert application.seen == [10, 1, 2, 3, 11]
-
-
-async def test_spans_beyond_the_ring_are_read_again(bench):
-    application = NumberedInBatches()
-    replica = bench.replica(application, spec_of(ring_buffer_size=4))
-    publisher = bench.publisher()
-    for each in range(50):
-        await publisher.publish_uncommitted({"id": each, "key": "a"})
-    await publisher.append_acks(publisher.build_acks())
-    await through(replica, await bench.publish(50))
-    assert application.seen == [*range(51)]
 
 
 async def test_a_warm_standby_is_promoted(bench):
@@ -249,52 +237,6 @@ async def test_ct7_acks_of_a_restored_checkpoint_are_appended_again(bench, caplo
     assert [each["number"] for each in await bench.output()] == [1, 2]
 
 
-@pytest.mark.parametrize("held_bytes", [16 << 10, 0])
-async def test_a_slow_commit_makes_the_next_transaction_larger(bench, monkeypatch, held_bytes):
-    """Its ACKs come before what the next one publishes, to any journal, and after its commit."""
-    monkeypatch.setattr("gazette_platform.consumer.publisher._HELD_BYTES_MAX", held_bytes)
-    released = asyncio.Event()
-
-    class Slow(RemoteStore):
-        async def commit(self, state, checkpoint, after):
-            await released.wait()
-            await super().commit(state, checkpoint, after)
-
-    class Publishing(Numbered):
-        def new_store(self, shard, recorder):
-            return Slow(self.remote)
-
-        async def consume(self, txn, envelope):
-            self.events.append(envelope.message["id"])
-            for self.to in (OUT, OUT2):
-                await super().consume(txn, envelope)
-
-        def finished(self, txn, commit):
-            self.events.append("finished")
-            commit.add_done_callback(lambda _: self.events.append("committed"))
-
-    application = Publishing()
-    replica = bench.replica(application, spec_of(log=False))
-    await through(replica, {})
-    await bench.publish(1)
-    await eventually(lambda: "finished" in application.events)
-    ends = await bench.publish(2, 3, 4, 5)
-    await eventually(lambda: 5 in application.events)
-    # A small transaction publishes with its ACK.
-    assert (await bench.client.write_head(OUT) == 0) == (held_bytes > 0)
-    assert await bench.output() == []  # not committed yet
-    released.set()
-    await through(replica, ends)
-    assert application.events[:2] == [1, "finished"]
-    assert application.events.index("committed") > application.events.index(5)
-    assert replica.counts.transactions == 2
-    for name in (OUT, OUT2):
-        assert [each["id"] for each in await bench.output(name)] == [1, 2, 3, 4, 5]
-    text = b"".join([bytes(piece) async for piece in bench.client.read(OUT)]).decode()
-    kinds = [line[line.index('"UUID":"') + 27 :][:4] for line in text.splitlines()]
-    assert [kind[-1] for kind in kinds] == ["1", "2", "1", "1", "1", "1", "2"]
-
-
 async def test_ct8_hints_are_kept_between_transactions(bench):
     host = Host(bench.desk)
     replica = bench.replica(Numbered(), host=host, settings={"hints_interval_s": 0.0})
@@ -408,15 +350,6 @@ async def test_acks_come_no_second_time_behind_messages_of_the_next_transaction(
     await through(replica, await bench.publish(3))
     assert [each["number"] for each in await bench.output()] == [1, 2, 3]
     assert len(again) == 1
-
-
-async def test_ct4_duplicates_move_progress_while_nothing_is_to_be_consumed(bench):
-    replica = bench.replica(Numbered(), spec_of(log=False))
-    await through(replica, await bench.publish(1))
-    line = bytes(await bench.client.read(IN).read())
-    end = (await bench.client.append(IN, line)).end
-    await through(replica, {IN: end, "in/other": 10**9})
-    assert replica.counts.transactions == 1
 
 
 async def test_a_source_that_was_made_anew_is_told_of(bench, caplog):

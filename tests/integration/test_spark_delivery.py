@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from spark_journals import JSON, journal_spec
 
-from gazette_platform.client import AsyncClient, Change, ClientConfig
+from gazette_platform.client import Change
 from gazette_platform.errors import (
     DataError,
     OutcomeUnknown,
@@ -26,24 +26,10 @@ from gazette_platform.spark.delivery import Delivery, check_targets
 from gazette_platform.spark.marks import Mark, Writer
 from gazette_platform.spark.staging import Block, lay_down
 from gazette_platform.spark.targets import Targets
-from gazette_platform.testing.broker import BrokerServer
 
 pytestmark = pytest.mark.etcd
 
 ROWS = frozenset(range(12))
-
-
-@pytest.fixture(scope="module")
-def shared(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-delivery") as server:
-        yield server
-
-
-@pytest.fixture
-async def client(shared):
-    async with AsyncClient(ClientConfig(address=shared.address)) as client:
-        yield client
 
 
 class Killed(Exception):
@@ -75,11 +61,13 @@ class Journals:
     """Some journals that are written to, and a staging journal."""
 
     numbers = itertools.count()
+    prefix = ""
+    """Of a test's own."""
 
     def __init__(self, client):
         self.client = client
         self.clock = ManualClock()
-        prefix = f"delivery/{next(self.numbers)}"
+        prefix = f"{self.prefix}/{next(self.numbers)}"
         self.targets = Targets(tuple(f"{prefix}/{name}" for name in "abc"), (JSON,) * 3)
         self.staging = f"{prefix}-staging"
         self.writer = Writer(f"query-{prefix.partition('/')[2]}")
@@ -131,6 +119,11 @@ class Journals:
         return sorted(line["n"] for line in await self.lines())
 
 
+@pytest.fixture(autouse=True)
+def _prefix(names, monkeypatch):
+    monkeypatch.setattr(Journals, "prefix", names.prefix)
+
+
 async def content(client, journal):
     reader = client.read(journal)
     try:
@@ -177,27 +170,6 @@ async def test_marks_alone_double_and_lose_rows_that_go_elsewhere_hole(client):
     assert [await content(client, name) for name in (a, b)] == [b"1\n", b"1\n"]
     with pytest.raises(ValidationError, match="stagingJournal: 3 journals may be written to"):
         check_targets(journals.targets, staging="", is_lasting=True)
-
-
-async def test_drivers_that_die_again_and_again_have_each_epoch_there_once(client, small_appends):
-    draw = random.Random(8)
-    journals = await Journals(client).create()
-    deaths = 0
-    for epoch in range(12):
-        rows = {100 * epoch + row for row in range(draw.randrange(8))}
-        while True:
-            dying = MortalClient(client, at=draw.randrange(14), is_sent=draw.random() < 0.5)
-            try:
-                await journals.delivery(dying).deliver(epoch, await journals.blocks(rows, draw))
-            except Killed:
-                deaths += 1
-            else:
-                break
-        known = {row["n"] for row in await journals.lines()}
-        assert rows <= known
-    found = await journals.rows()
-    assert len(found) == len(set(found))
-    assert deaths > 10
 
 
 async def test_two_drivers_of_one_epoch_append_it_once(client, small_appends):

@@ -18,7 +18,6 @@ from gazette_platform.spark.columns import columns_of
 from gazette_platform.spark.offsets import INITIAL, positions_of
 from gazette_platform.spark.options import parse_options
 from gazette_platform.spark.stream import StreamReader
-from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.local_broker import store_fragment
 from gazette_platform.testing.waiting import wait_until
 
@@ -34,23 +33,14 @@ VALUES = StructType([StructField("value", BinaryType()), StructField("_uuid", St
 
 
 @pytest.fixture(scope="module")
-def shared(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    prefix = "/test-spark-readers"
-    # A JVM beside it keeps it waiting for longer than most tests do.
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix=prefix, lease_s=30.0) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def client(shared):
     with Client(ClientConfig(address=shared.address, file_root=shared.fragments)) as client:
         yield client
 
 
 @pytest.fixture
-def prefix(request):
-    return f"readers/{request.node.name}"
+def prefix(names):
+    return names.prefix
 
 
 @pytest.fixture

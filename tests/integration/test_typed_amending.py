@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-
 import pyarrow as pa
 import pytest
 from msgspec import structs
@@ -13,15 +11,11 @@ from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import (
     GazetteError,
     LakeError,
-    SchemaMismatch,
     TypedFenced,
-    ValidationError,
 )
 from gazette_platform.lake.typed.catalog.publishing import summary_of
-from gazette_platform.lake.typed.planning.hive_partitions import fragments_of
 from gazette_platform.lake.typed.planning.ranges import Limits
 from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
-from gazette_platform.lake.typed.runs.former_states import FormerStates
 from gazette_platform.lake.typed.runs.reprocessing import Quarantined, Reprocessor
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers
@@ -30,29 +24,19 @@ from gazette_platform.lake.typed.tables.quarantined import quarantined_rows
 from gazette_platform.lake.typed.tables.table import typed_table
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.ops.clock import ManualClock
-from gazette_platform.testing.broker import BrokerServer
 
 pytestmark = pytest.mark.etcd
 
 
 @pytest.fixture(scope="module")
-def broker(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(
-        folder, etcd=etcd_server.endpoint, prefix="/test-typed-amending", lease_s=30.0
-    ) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(broker):
-    with Client(ClientConfig(address=broker.address, file_root=broker.fragments)) as client:
+def client(shared):
+    with Client(ClientConfig(address=shared.address, file_root=shared.fragments)) as client:
         yield client
 
 
 @pytest.fixture
-def world(client, tmp_path):
-    made = Journals(client, tmp_path, uuid.uuid4().hex[:8])
+def world(client, names, tmp_path):
+    made = Journals(client, tmp_path, names.prefix)
     yield filled(made)
     made.catalog.close()
 
@@ -95,52 +79,6 @@ def test_rows_that_were_lost_or_are_there_twice_are_healed(world):
     report = world.backfill(spec(), everything(world))
     assert (report.healed, report.quarantined) == (lost - doubled, len(aside))
     world.check()
-
-
-def test_backfill_of_a_hive_partition_leaves_the_others_alone(world):
-    world.run(spec(is_strict=True))
-    strict = world.check()
-    report = world.backfill(spec(), fragments_of(world.raw, {"part": "1"}))
-    (name,) = report.ranges
-    # What is in no fragment yet is in no partition.
-    ((begin, end),) = report.ranges[name]
-    assert (name.endswith("part=1"), begin) == (True, 0)
-    assert 0 < end < world.logs[name].head
-    left = world.check()
-    assert {place for place in strict if not (place[0] == name and place[1] < end)} <= set(left)
-    assert len(left) < len(strict)
-    nothing = world.backfill(spec(), fragments_of(world.raw, {"part": "2"}))
-    assert (nothing.run, nothing.ranges, nothing.state) == ("", {}, report.state)
-
-
-def test_any_offsets_may_be_asked_for_and_what_no_run_has_read_is_left(world):
-    world.run(spec(is_strict=True))
-    name = next(iter(world.logs))
-    read = world.logs[name].head
-    world.append(name, ("out",))
-    stored = world.logs[name].messages[0].end
-    report = world.backfill(spec(), {name: [(stored - 1, stored + 1), (read - 1, read + 1)]})
-    assert report.behind == ((name, read, world.logs[name].head),)
-    # The first fragment, and the tail as far as it was read.
-    assert [end for _, end in report.ranges[name]][-1] == read
-    world.check()
-    with pytest.raises(ValidationError, match="there is no journal other"):
-        world.backfill(spec(), {"other": [(0, 10)]})
-    with pytest.raises(ValidationError, match="hold nothing"):
-        world.backfill(spec(), {name: [(9, 9)]})
-
-
-def test_table_that_no_run_has_written_to_has_nothing_to_make_anew(world):
-    with pytest.raises(ValidationError, match="never written to"):
-        world.backfill(spec(), everything(world))
-
-
-def test_tables_with_a_key_are_refused(world):
-    keyed = spec(key=("n",))
-    with pytest.raises(SchemaMismatch, match="has the key n"):
-        world.backfill(keyed, everything(world))
-    with pytest.raises(SchemaMismatch, match="has the key n"):
-        world.reprocess(keyed)
 
 
 def test_runs_go_on_while_rows_are_made_anew(world):
@@ -208,12 +146,12 @@ def test_amendments_that_took_so_long_that_their_files_may_be_gone_are_given_up(
     assert world.check() == before
 
 
-def test_what_was_written_in_vain_is_removed(world, broker):
+def test_what_was_written_in_vain_is_removed(world, shared):
     world.run(spec(is_strict=True))
     before = world.files()
     world.roll()
     second = list(world.logs)[1]
-    for path in broker.fragments.glob(f"{second}/**/*.gz"):
+    for path in shared.fragments.glob(f"{second}/**/*.gz"):
         path.write_bytes(b"damaged")
     with pytest.raises(GazetteError):
         world.backfill(spec(), everything(world))
@@ -221,43 +159,14 @@ def test_what_was_written_in_vain_is_removed(world, broker):
     world.check()
 
 
-def test_backfill_begins_where_a_former_run_ended(world):
-    for _ in range(3):
-        for name in world.logs:
-            world.append(name, ("out",))
-            world.roll()
-        world.run(spec(is_strict=True))
-    name = next(iter(world.logs))
-    table = typed_table(world.tables.door(NAME).load(), NAME)
-    ends = [one.begin for one in world.logs[name].messages]
-    (state,) = [
-        one.journals[name]
-        for one in FormerStates(table).before({name: [(ends[-1], ends[-1] + 1)]})[1:]
-    ]
-    assert 0 < state.offset <= ends[-1]
-    said = []
-    report = world.backfill(spec(), {name: [(ends[-1], ends[-1] + 1)]}, log=said.append)
-    ((begin, _),) = report.ranges[name]
-    assert begin == state.offset
-    assert any("and 0 before them are read" in line for line in said)
-    world.check()
-    # Once these have expired, all of it is read.
-    world.expire()
-    table = typed_table(world.tables.door(NAME).load(), NAME)
-    assert len(FormerStates(table).before({name: [(ends[-1], ends[-1] + 1)]})) == 1
-    world.backfill(spec(is_strict=True), {name: [(ends[-1], ends[-1] + 1)]}, log=said.append)
-    assert any(f"and {begin} before them are read" in line for line in said)
-    world.check()
-
-
 # ------------------------------------------------------------------ reprocessing
 
 
-def test_records_that_fit_by_now_become_rows_though_content_was_pruned(world, broker):
+def test_records_that_fit_by_now_become_rows_though_content_was_pruned(world, shared):
     world.run(spec(is_strict=True))
     strict = world.check()
     world.roll()
-    for path in broker.fragments.glob(f"{world.prefix}/**/*.gz"):
+    for path in shared.fragments.glob(f"{world.prefix}/**/*.gz"):
         path.unlink()
     report = world.reprocess(spec())
     left = world.check()

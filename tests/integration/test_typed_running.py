@@ -9,16 +9,13 @@ import pytest
 from msgspec import structs
 from pyiceberg.catalog.sql import SqlCatalog
 from spark_journals import create
-from typed_merges import PythonMerger
 
 from gazette_platform import Client, ClientConfig
-from gazette_platform.errors import LakeError, SchemaMismatch, StoreUnavailable, TypedFenced
+from gazette_platform.errors import LakeError, SchemaMismatch, StoreUnavailable
 from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
 from gazette_platform.lake.table_spec import parse_table_spec
-from gazette_platform.lake.typed.catalog import publishing
 from gazette_platform.lake.typed.catalog.catalogs import CatalogTables
 from gazette_platform.lake.typed.planning.ranges import HoleKind, Limits
-from gazette_platform.lake.typed.runs import running
 from gazette_platform.lake.typed.runs.running import COMPLETE_AT, TypedRunner
 from gazette_platform.lake.typed.runs.tail import pin_tail, rows_of_order, settle_tail, spool_tail
 from gazette_platform.lake.typed.runs.working import LocalWorkers, attempt
@@ -26,26 +23,14 @@ from gazette_platform.lake.typed.tables.quarantined import count_rows, quarantin
 from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.message import Flags, build_uuid
-from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.waiting import wait_until
 
 pytestmark = pytest.mark.etcd
 
 
 @pytest.fixture(scope="module")
-def server(etcd_server, tmp_path_factory):
-    with BrokerServer(
-        tmp_path_factory.mktemp("broker"),
-        etcd=etcd_server.endpoint,
-        prefix="/test-typed-running",
-        lease_s=30.0,
-    ) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with Client(ClientConfig(address=server.address, file_root=server.fragments)) as client:
+def client(shared):
+    with Client(ClientConfig(address=shared.address, file_root=shared.fragments)) as client:
         yield client
 
 
@@ -85,8 +70,8 @@ class Table:
 
 
 @pytest.fixture
-def prefix(request):
-    return f"running/{request.node.name.translate({91: 45, 93: None})}"
+def prefix(names):
+    return names.prefix
 
 
 @pytest.fixture
@@ -134,15 +119,6 @@ def test_a_run_with_nothing_new_commits_nothing(client, table, prefix):
     assert again.metadata.current_snapshot().snapshot_id == first.snapshot_id
 
 
-def test_half_a_message_at_the_head_is_left(client, table, prefix):
-    (one,) = create(client, prefix, "part=0")
-    content = lines(1, 2)
-    client.append(one, content[:-5])
-    assert table.run().counts.committed == 1
-    report = table.run()
-    assert (report.run, report.state.journals[one].offset) == ("", len(lines(1)))
-
-
 def test_a_limited_run_says_what_it_left(client, table, prefix):
     one, two = create(client, prefix, "part=0", "part=1")
     for n in range(4):
@@ -155,27 +131,6 @@ def test_a_limited_run_says_what_it_left(client, table, prefix):
     while report.left_bytes:
         report = table.run(limits=Limits(run_bytes=1, task_bytes=1))
     assert table.numbers() == [0, 1, 2, 3, 9]
-
-
-def test_of_a_table_with_a_key_the_last_message_of_each_is_the_row(client, table, prefix):
-    (one,) = create(client, prefix, "part=0")
-    number = TypedColumn(name="n", type="bigint", key="n", required=True)
-    table.spec = structs.replace(table.spec, key=("n",), columns=(number,))
-    client.append(one, lines(1, 2))
-    with pytest.raises(LakeError, match=r"typed\.t has a `key`, by which Spark merges rows"):
-        table.run()
-    table.workers.merger = PythonMerger(table.catalog.door("typed.t"))
-    report = table.run()
-    assert (report.counts.committed, report.counts.typed, table.numbers()) == (2, 2, [1, 2])
-    second = json.dumps({"n": 2, "_meta": {"uuid": str(build_uuid(b"\1" * 6, 5000, 0))}}).encode()
-    end = client.append(one, second + b"\n" + lines(3) + b"{}\n").end
-    report = table.run()
-    # Of the duplicate (its clock is smaller), and the record without a key, no row is made.
-    assert (report.counts.typed, report.counts.duplicates, report.counts.quarantined) == (1, 1, 1)
-    rows = table.catalog.door("typed.t").load().token.scan().to_arrow().sort_by("n").to_pylist()
-    assert [(row["n"], row["_begin"] < len(lines(1, 2))) for row in rows] == [(1, True), (2, False)]
-    assert report.state.journals[one].offset == end
-    assert table.run().run == ""
 
 
 def test_a_journal_that_cannot_be_read_holds_up_no_other(client, table, prefix, monkeypatch):
@@ -196,12 +151,12 @@ def test_a_journal_that_cannot_be_read_holds_up_no_other(client, table, prefix, 
     assert any(one in text and "no answer" in text for text in table.said)
 
 
-def test_damaged_content_holds_up_its_journal_alone(client, server, table, prefix):
+def test_damaged_content_holds_up_its_journal_alone(client, shared, table, prefix):
     one, two = create(client, prefix, "part=0", "part=1")
     client.append(one, lines(1))
     client.flush(f"name={one}")
     (stored,) = client.fragments(one)
-    (server.fragments / stored.fragment.content_path).write_bytes(b"no gzip")
+    (shared.fragments / stored.fragment.content_path).write_bytes(b"no gzip")
     client.append(two, lines(2))
     report = table.run()
     assert list(report.unreadable) == [one]
@@ -246,11 +201,11 @@ def of_transaction(n, flags):
 
 @pytest.mark.parametrize("is_read", [False, True])
 def test_an_open_transaction_of_which_a_part_is_gone_is_given_up_on_a_persons_word(
-    client, server, table, prefix, is_read
+    client, shared, table, prefix, is_read
 ):
     """Whether what is gone was read before or not: else its journal would stand still for ever, once it is committed."""
     (one,) = create(client, prefix, "part=0")
-    files = server.fragments / one
+    files = shared.fragments / one
     client.append(one, of_transaction(1, Flags.CONTINUE_TXN))
     table.run()
     lost = client.append(one, of_transaction(2, Flags.CONTINUE_TXN)).end
@@ -275,51 +230,6 @@ def test_an_open_transaction_of_which_a_part_is_gone_is_given_up_on_a_persons_wo
     assert (report.run, report.is_whole, report.state.unaccounted) == ("", True, {})
 
 
-def test_two_runs_at_once_publish_once(client, table, prefix):
-    (one,) = create(client, prefix, "part=0")
-    client.append(one, lines(1, 2))
-
-    class Slow:
-        """Another run comes through before what this one ordered is done."""
-
-        merger = None
-
-        def __init__(self):
-            self.has_waited = False
-
-        def carry_out(self, job, orders):
-            done = LocalWorkers().carry_out(job, orders)
-            if not self.has_waited:
-                self.has_waited = True
-                table.run()
-            return done
-
-    held = TypedRunner(table.catalog, Slow(), client)
-    with pytest.raises(TypedFenced):
-        held.run(table.spec, table.raw)
-    assert table.numbers() == [1, 2]
-
-
-def test_an_answer_that_is_lost_is_asked_for_again(client, table, prefix, monkeypatch):
-    (one,) = create(client, prefix, "part=0")
-    client.append(one, lines(1, 2))
-    monkeypatch.setattr(publishing, "_ASKING_STEPS_S", (0.0,))
-    publish = running.publish_files
-    asked = []
-
-    def losing(*arguments):
-        published = publish(*arguments)
-        asked.append(published)
-        if len(asked) == 1:
-            raise LakeError("the catalog broke off")
-        return published
-
-    monkeypatch.setattr(running, "publish_files", losing)
-    report = table.run()
-    assert [each.snapshot_id for each in asked] == [report.snapshot_id] * 2
-    assert table.numbers() == [1, 2]
-
-
 def test_a_failed_order_leaves_the_table_as_it_was(client, tmp_path, prefix):
     class Broken:
         merger = None
@@ -333,51 +243,6 @@ def test_a_failed_order_leaves_the_table_as_it_was(client, tmp_path, prefix):
     with closing(table.sql), pytest.raises(LakeError, match="broke off"):
         table.run()
     assert table.numbers() == []
-
-
-def test_records_without_uuid_come_once_by_their_offsets(client, table, prefix):
-    (one,) = create(client, prefix, "part=0")
-    table.spec = TypedSpec(name="typed.t", source="raw.t", uuid=(), columns=table.spec.columns)
-    client.append(one, lines(1, 1, uuids=False))
-    table.run()
-    client.append(one, lines(1, uuids=False))
-    table.run()
-    assert table.numbers() == [1, 1, 1]
-
-
-def test_a_table_follows_its_spec_or_says_why_not(client, table, prefix):
-    (one,) = create(client, prefix, "part=0")
-    client.append(one, lines(1))
-    table.run()
-    columns = table.spec.columns
-    later = TypedColumn(name="later", type="string", key="later")
-    table.spec = TypedSpec(
-        name="typed.t", source="raw.t", uuid=("_meta", "uuid"), columns=(*columns, later)
-    )
-    client.append(one, lines(2)[:-2] + b', "later": "x"}\n')
-    table.run()
-    rows = table.catalog.door("typed.t").load().token.scan().to_arrow().to_pylist()
-    assert {(row["n"], row["later"]) for row in rows} == {(1, None), (2, "x")}
-    table.spec = TypedSpec(
-        name="typed.t",
-        source="raw.t",
-        uuid=("_meta", "uuid"),
-        columns=(TypedColumn(name="n", type="string", key="n"), later),
-    )
-    with pytest.raises(SchemaMismatch, match="n: string"):
-        table.run()
-
-
-def test_runs_go_on_where_a_hundred_fragments_lie_before(client, table, prefix):
-    """Brokers are asked for the newest fragments, and the one that holds the offset is among them."""
-    (one,) = create(client, prefix, "part=0")
-    for n in range(12):
-        client.append(one, lines(n))
-        client.flush(f"name={one}")
-        if n % 5 == 4:
-            assert table.run().is_whole
-    table.run()
-    assert table.numbers() == list(range(12))
 
 
 def test_history_and_the_live_tail_meet_at_the_state(client, table, prefix):

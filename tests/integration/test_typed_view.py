@@ -15,27 +15,19 @@ from gazette_platform.errors import LakeError, SetupError
 from gazette_platform.lake.local_sql import connect
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.table_spec import parse_table_spec
-from gazette_platform.testing.broker import BrokerServer
 
 pytestmark = pytest.mark.etcd
 
 
 @pytest.fixture(scope="module")
-def server(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-typed-view") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with Client(ClientConfig(address=server.address, file_root=server.fragments)) as client:
+def client(shared):
+    with Client(ClientConfig(address=shared.address, file_root=shared.fragments)) as client:
         yield client
 
 
 @pytest.fixture
-def root(request):
-    return f"view/{request.node.name}"
+def root(names):
+    return names.prefix
 
 
 @pytest.fixture
@@ -109,7 +101,7 @@ def test_without_a_catalog_raw_tables_are_there_and_typed_ones_say_why(shop, cli
             sql.execute("CREATE TABLE more AS SELECT 1; SELECT n FROM typed.orders")
 
 
-def test_what_cannot_be_read_fails_the_query_with_its_cause(shop, server):
+def test_what_cannot_be_read_fails_the_query_with_its_cause(shop, shared):
     shop.append(0, record(1))
     shop.run()
     shop.append(0, record(2))
@@ -251,6 +243,8 @@ def test_each_message_is_there_once_while_runs_publish(shop):
                 snapshots.add(sql.seams()["typed.orders"].snapshot_id)
                 assert sorted(numbers) == list(range(len(numbers)))
                 assert len(numbers) >= least
+                if len(snapshots) > 3:
+                    break
     finally:
         stop.set()
         for thread in threads:

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import json
-import pickle
 import random
-from dataclasses import replace
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 from msgspec import structs
-from object_servers import s3_server
-from pyiceberg.io import load_file_io
 from spark_journals import json_lines
-from typed_world import World, spec
+from typed_orders import Typed
+from typed_world import spec
 
-from gazette_platform import Change, Client, ClientConfig
-from gazette_platform.errors import ChecksumMismatch, DataError, LakeError
-from gazette_platform.lake import segment_content
-from gazette_platform.lake.table_spec import TableSpec
-from gazette_platform.lake.typed.catalog.catalogs import CatalogTables
-from gazette_platform.lake.typed.planning.ranges import Limits, Task
-from gazette_platform.lake.typed.planning.rounds import Kind, Order
-from gazette_platform.lake.typed.rows import cut_lines
-from gazette_platform.lake.typed.runs.running import TypedRunner
+from gazette_platform import Client, ClientConfig
+from gazette_platform.errors import DataError, LakeError
+from gazette_platform.lake.typed.planning.ranges import Task
+from gazette_platform.lake.typed.planning.rounds import Order
 from gazette_platform.lake.typed.runs.working import LocalWorkers, carry_out, discard
 from gazette_platform.lake.typed.tables.quarantined import quarantined_rows
 from gazette_platform.lake.typed_spec.partitions import parse_partition
@@ -39,23 +29,10 @@ from gazette_platform.message import (
 from gazette_platform.message.arrow_committed import Frames
 from gazette_platform.message.json_framing import JsonFraming
 from gazette_platform.message.uuid import NO_UUID
-from gazette_platform.ops.durations import SECOND_NS
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
-from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.local_broker import store_fragment
-from gazette_platform.testing.waiting import wait_until
+from gazette_platform.protocol import CompressionCodec
 
 pytestmark = pytest.mark.etcd
 OUT, CONT, ACK = Flags
-RAW = TableSpec(name="raw.flights", selector="", format="json", columns=())
-
-
-@pytest.fixture(scope="module")
-def shared(etcd_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broker")
-    prefix = "/test-typed-working"
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix=prefix, lease_s=30.0) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -64,112 +41,9 @@ def client(shared):
         yield client
 
 
-class Typed:
-    """A typed table of the journals of one test, and what its runs do."""
-
-    def __init__(self, client, shared, name, folder):
-        self.client = client
-        self.root = shared.fragments
-        self.prefix = f"working/{name}"
-        self.world = World(folder)
-        self.wanted = spec()
-        self.raw = RAW.__class__(
-            name="raw.flights", selector=f"name:prefix={self.prefix}/", format="json", columns=()
-        )
-        self.producer, self.clock = new_producer_id(), MessageClock()
-
-    @property
-    def door(self):
-        return self.world.door()
-
-    def journal(self, part="a", codec=CompressionCodec.GZIP):
-        name = f"{self.prefix}/{part}"
-        fragment = FragmentSpec(
-            length=1 << 20, codec=codec, stores=("file:///",), refresh_interval_ns=SECOND_NS
-        )
-        labels = LabelSet.of(("content-type", "application/x-ndjson"))
-        self.client.apply(
-            [Change(JournalSpec(name=name, replication=1, labels=labels, fragment=fragment))]
-        )
-        return name
-
-    def message(self, n, flags=OUT, **more):
-        uuid = build_uuid(self.producer, self.clock.tick(), flags)
-        return json_lines({"_meta": {"uuid": str(uuid)}, "n": n, "k": f"k{n}", **more})
-
-    def messages(self, *ns, flags=OUT):
-        return b"".join(self.message(n, flags) for n in ns)
-
-    def store(self, name, content):
-        """As a fragment of its own. Returns: where it begins."""
-        begin = self.client.write_head(name)
-        self.client.append(name, content)
-        self.client.flush(f"name={name}")
-        return begin
-
-    def run(self, threads=2, **limits):
-        self.tables = CatalogTables(self.door._catalog, self.world.folder.as_uri())
-        runner = TypedRunner(self.tables, LocalWorkers(threads), self.client)
-        return runner.run(self.wanted, self.raw, limits=Limits(**limits))
-
-    def rows(self, name=None):
-        table = (
-            self.door.load()
-            .token.scan()
-            .to_arrow()
-            .sort_by([("_journal", "ascending"), ("_begin", "ascending")])
-        )
-        return [one for one in table.to_pylist() if name in {None, one["_journal"]}]
-
-    def numbers(self, name=None):
-        return [one["n"] for one in self.rows(name)]
-
-    def set_aside(self):
-        found = quarantined_rows(self.world.door("typed.flights_quarantine"))
-        return [(one["raw"], one["reason"]) for one in found.to_pylist()]
-
-    def job(self):
-        """Of a run, and its plan: as `TypedRunner` makes them."""
-        taken = []
-
-        class Taking:
-            def carry_out(self, job, orders):
-                taken.append((pickle.loads(pickle.dumps(job)), list(orders)))
-                raise LakeError("taken")
-
-        tables = CatalogTables(self.door._catalog, self.world.folder.as_uri())
-        with pytest.raises(LakeError, match="taken"):
-            TypedRunner(tables, Taking(), self.client).run(self.wanted, self.raw)
-        return taken[0]
-
-    def files(self):
-        """Data files on disk, published or not."""
-        return sorted(path.name for path in self.world.folder.rglob("*.parquet"))
-
-    def close(self):
-        for catalog in self.world.catalogs:
-            catalog.close()
-
-
-@pytest.fixture(scope="module")
-def bucket(tmp_path_factory):
-    """A server of S3 with a bucket, and PyIceberg's properties to reach it."""
-    with s3_server(tmp_path_factory.mktemp("s3")) as server:
-        server.make_bucket("typed")
-        yield (
-            server,
-            {
-                "s3.endpoint": server.endpoint,
-                "s3.access-key-id": server.access_key,
-                "s3.secret-access-key": server.secret_key,
-                "s3.region": "us-east-1",
-            },
-        )
-
-
 @pytest.fixture
-def typed(client, shared, request, tmp_path):
-    made = Typed(client, shared, request.node.name.replace("[", "-").rstrip("]"), tmp_path)
+def typed(client, shared, names, tmp_path):
+    made = Typed(client, shared.fragments, names.prefix, tmp_path)
     yield made
     made.close()
 
@@ -205,33 +79,6 @@ def test_rows_are_of_all_codecs_of_the_live_tail_and_come_once(typed):
     assert again.counts.typed == 3
     assert typed.numbers(names[0]) == [*range(102)]
     assert typed.run().run == ""
-
-
-def test_transactions_are_rows_once_they_are_acknowledged(typed):
-    a, b = typed.journal("a"), typed.journal("b")
-    typed.client.append(b, typed.messages(*range(20)))
-    typed.store(a, typed.messages(0, 1) + typed.messages(2, 3, flags=CONT))
-    typed.client.append(a, typed.messages(4, flags=CONT) + b'{"_meta": 1}\n')
-    first = typed.run()
-    assert typed.numbers(a) == [0, 1]
-    assert typed.numbers(b) == [*range(20)]
-    assert first.counts.waiting == 3
-    assert first.counts.quarantined == 1
-    typed.client.append(a, typed.messages(5, flags=CONT) + typed.message(None, ACK))
-    typed.client.append(a, typed.messages(6, flags=CONT))
-    second = typed.run()
-    assert typed.numbers(a) == [0, 1, 2, 3, 4, 5]
-    assert (second.counts.typed, second.counts.acks) == (4, 1)
-    # Files that were written in vain are gone.
-    published = {
-        task.file.file_path.rpartition("/")[2]
-        for task in typed.door.load().token.scan().plan_files()
-    }
-    held = {
-        task.file.file_path.rpartition("/")[2]
-        for task in typed.world.door("typed.flights_quarantine").load().token.scan().plan_files()
-    }
-    assert published | held == set(typed.files())
 
 
 def test_rows_are_those_that_one_reader_of_committed_messages_has(typed):
@@ -279,64 +126,6 @@ async def committed(client, journal, framing):
         return [each.begin async for batch in reader for each in batch if each.uuid.flags != ACK]
 
 
-def test_half_a_message_waits_in_a_tail(typed):
-    a = typed.journal("a")
-    first, whole = typed.message(0), typed.message(1)
-    # A journal's first append is a fragment of its own.
-    typed.client.append(a, first)
-    typed.client.append(a, whole[:40])
-    report = typed.run()
-    assert typed.numbers() == [0]
-    assert report.state.journals[a].offset == len(first)
-    typed.client.append(a, whole[40:])
-    typed.run()
-    assert typed.numbers() == [0, 1]
-    assert typed.set_aside() == []
-
-
-def test_half_a_message_is_bad_at_the_end_of_a_fragment(typed):
-    b = typed.journal("b")
-    first, whole = typed.message(0), typed.message(1)
-    typed.store(b, first + whole[:40])
-    report = typed.run()
-    [(raw, reason)] = typed.set_aside()
-    assert raw == whole[:40]
-    assert "no newline" in reason
-    assert report.state.journals[b].offset == typed.client.write_head(b)
-    typed.client.append(b, whole[40:] + typed.message(2))
-    typed.run(task_bytes=1)
-    assert typed.numbers() == [0]
-    typed.run()
-    assert typed.numbers() == [0, 2]
-    assert [raw for raw, _ in typed.set_aside()] == [whole[:40], whole[40:]]
-
-
-def test_a_line_that_is_too_long_stops_no_journal(typed, monkeypatch):
-    for module in (segment_content, cut_lines):
-        monkeypatch.setattr(module, "FRAME_BYTES_MAX", 100_000)
-    monkeypatch.setattr(cut_lines, "_KEPT_BYTES", 1000)
-    a, b = typed.journal("a"), typed.journal("b")
-    first, garbage = typed.message(0), b"\0{" * 150_000
-    begin = typed.store(a, first + garbage + b"\n" + typed.message(1)) + len(first)
-    # Beside a transaction it is looked at twice, and is there once.
-    typed.store(b, typed.message(2, CONT) + garbage + b"\n" + typed.message(3, CONT))
-    typed.client.append(b, typed.message(0, ACK) + garbage)
-    report = typed.run()
-    assert (report.unreadable, report.counts.quarantined) == ({}, 2)
-    assert (typed.numbers(a), typed.numbers(b)) == ([0, 1], [2, 3])
-    assert [raw for raw, _ in typed.set_aside()] == [garbage[:1000]] * 2
-    assert all("300001 bytes" in reason for _, reason in typed.set_aside())
-    held = quarantined_rows(typed.world.door("typed.flights_quarantine"), journal=a).to_pylist()
-    assert [(one["_begin"], one["_end"]) for one in held] == [(begin, begin + 300_001)]
-    assert report.state.unaccounted == {}
-    # One that has not ended waits, as half a message does.
-    assert typed.run().counts.messages == 0
-    typed.client.append(b, b"\n" + typed.message(4))
-    typed.run()
-    assert typed.numbers(b) == [2, 3, 4]
-    assert len(typed.set_aside()) == 3
-
-
 def test_tail_is_read_on_to_the_end_of_its_first_message(typed):
     a = typed.journal("a")
     begin = len(typed.message(0))
@@ -361,23 +150,6 @@ def test_tail_is_read_on_to_the_end_of_its_first_message(typed):
     assert typed.numbers() == [0, 0, 1, 2, 3]
 
 
-def test_overlapping_fragments_are_read_once(typed):
-    a = typed.journal("a")
-    typed.store(a, typed.messages(*range(50)))
-    seam = typed.store(a, typed.messages(*range(50, 100)))
-    end = typed.client.write_head(a)
-    content = bytes(typed.client.read(a, 0, end_offset=end).read())
-    store_fragment(typed.root, a, 0, content[: content.index(b"\n", seam + 100) + 1])
-    wait_until(
-        lambda: (
-            len(typed.client.fragments(a)) > 2 or typed.client.fragments(a)[0].fragment.end > seam
-        )
-    )
-    typed.client.append(a, typed.messages(*range(100, 105)))
-    typed.run()
-    assert typed.numbers() == [*range(105)]
-
-
 def test_store_out_of_reach_is_read_through_brokers(typed, tmp_path):
     a = typed.journal("a")
     typed.store(a, typed.messages(*range(10)))
@@ -386,52 +158,6 @@ def test_store_out_of_reach_is_read_through_brokers(typed, tmp_path):
     done = carry_out(job.__class__(**{**vars(job), "client": elsewhere}), orders[0])
     assert done.typed == 10
     assert done.summary.end == typed.client.write_head(a)
-
-
-@pytest.mark.parametrize("kind", [Kind.PLAIN, Kind.LOOK])
-def test_damaged_fragment_fails_its_order_and_leaves_no_file(typed, kind):
-    a = typed.journal("a", CompressionCodec.NONE)
-    typed.store(a, typed.messages(*range(10)))
-    job, orders = typed.job()
-    [path] = [path for path in (typed.root / a).rglob("*-*-*") if path.is_file()]
-    path.write_bytes(path.read_bytes().replace(b'"k3"', b'"k4"'))
-    with pytest.raises(ChecksumMismatch, match=rf"{a}: its fragment .* is damaged: .*put back"):
-        carry_out(job, Order(journal=a, task=orders[0].task, kind=kind))
-    assert typed.files() == []
-
-
-def test_task_with_transactions_writes_nothing_and_spares_a_look(typed):
-    a = typed.journal("a")
-    typed.client.append(a, typed.messages(*range(5)))
-    typed.client.append(a, typed.messages(5, flags=CONT) + b"bad\n" + typed.messages(6))
-    job, [order] = typed.job()
-    done = carry_out(job, order)
-    looked = carry_out(job, Order(journal=a, task=order.task, kind=Kind.LOOK))
-    assert not done.summary.is_plain
-    assert (done.typed, done.quarantined, done.output) == (0, 0, None)
-    assert done.messages == looked.messages
-    assert done.end == looked.end == typed.client.write_head(a)
-    assert done.messages.column("flags").to_pylist() == [OUT] * 5 + [CONT, OUT, OUT]
-    assert typed.files() == []
-
-
-def test_only_messages_that_are_wanted_are_kept(typed):
-    a = typed.journal("a")
-    typed.store(a, typed.messages(*range(3)) + b"bad\n" + typed.messages(3, 4) + b"worse\n")
-    job, [order] = typed.job()
-    looked = carry_out(job, Order(journal=a, task=order.task, kind=Kind.LOOK))
-    begins = looked.messages.column("begin").combine_chunks()
-    keep = begins.take([1, 3, 5])
-    done = carry_out(job, Order(journal=a, task=order.task, kind=Kind.KEEP, keep=keep))
-    assert (done.typed, done.quarantined) == (2, 1)
-    assert [file.rows for file in done.output.files + done.output.quarantined] == [2, 1]
-    assert len(typed.files()) == 2
-    discard(job, done.output)
-    assert typed.files() == []
-    none = carry_out(
-        job, Order(journal=a, task=order.task, kind=Kind.KEEP, keep=begins.slice(0, 0))
-    )
-    assert (none.typed, none.quarantined, none.output) == (0, 0, None)
 
 
 def test_journal_that_is_shorter_than_told_is_no_end(typed):
@@ -470,43 +196,3 @@ def test_order_that_cannot_be_written_ends_all_and_leaves_no_file(typed):
         LocalWorkers(1).carry_out(job, orders)
     assert typed.files() == []
     assert [one.typed for one in LocalWorkers(1).carry_out(job, orders[:2])] == [1, 1]
-
-
-def test_place_that_cannot_be_written_is_told(typed):
-    a = typed.journal("a")
-    typed.client.append(a, typed.messages(1))
-    job, [order] = typed.job()
-    Path(urlsplit(job.location).path).mkdir(parents=True, exist_ok=True)
-    (Path(urlsplit(job.location).path) / "data").write_bytes(b"in the way")
-    with pytest.raises(LakeError, match=r"cannot write file:.*see that there is room"):
-        carry_out(job, order)
-
-
-@pytest.mark.s3
-def test_files_are_written_to_objects_and_removed_again(typed, bucket):
-    server, properties = bucket
-    typed.wanted = spec(partitions=(parse_partition("truncate(10, n)"),))
-    a = typed.journal("a")
-    typed.store(a, typed.messages(*range(200)) + b"bad\n")
-    job, [order] = typed.job()
-    job = replace(
-        job, location="s3://typed/a", quarantine_location="s3://typed/b", io_properties=properties
-    )
-    done = carry_out(job, order)
-    files = [*done.output.files, *done.output.quarantined]
-    assert len(files) == 21
-
-    def held():
-        return {
-            f"s3://{path.relative_to(server.folder)}" for path in server.folder.rglob("*.parquet")
-        }
-
-    assert held() == {file.path for file in files}
-    io = load_file_io(properties, "s3://typed/a")
-    assert sum(len(io.new_input(file.path)) for file in files) == sum(file.bytes for file in files)
-    discard(job, done.output)
-    assert held() == set()
-    elsewhere = replace(job, location="s3://nowhere/a")
-    with pytest.raises(LakeError, match="cannot write s3://nowhere/a/data/"):
-        carry_out(elsewhere, order)
-    assert held() == set()

@@ -13,6 +13,8 @@ import threading
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, final
 
+from gazette_platform.testing.waiting import patient
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.context import ForkServerProcess
@@ -52,9 +54,9 @@ class Fork:
         is_in_time = self.has_ended(timeout_s)
         if not is_in_time:
             self.kill()
-            if not self.has_ended(_KILLED_TIMEOUT_S):
+            if not self.has_ended(patient(_KILLED_TIMEOUT_S)):
                 raise TimeoutError(
-                    f"{self._process.name}: it was killed and is still there after {_KILLED_TIMEOUT_S:.0f} s"
+                    f"{self._process.name}: it was killed and is still there after {patient(_KILLED_TIMEOUT_S):g} s"
                 )
         with _READING:
             self._process.join()

@@ -213,18 +213,18 @@ class Case:
         return sum(fault is not None for fault in found)
 
 
-def make_case(seed: int, number: int, *, has_s3: bool = True) -> Case:
+def make_case(seed: int, number: int) -> Case:
     """The case of that number: themes take turns, and so do the kinds of stores."""
     rng = random.Random(f"lake-crash {seed} {number}")
     theme = THEMES[number % len(THEMES)]
     turn = number // len(THEMES)
     # Each theme takes turns, too, whether the number of them is odd or even.
-    is_s3 = has_s3 and (THEMES.index(theme) + turn) % 2 == 1
+    is_s3 = (THEMES.index(theme) + turn) % 2 == 1
     first = "s3" if is_s3 else "file"
     stores = (first,)
     if theme == "cutover":
         # To the other kind in a whole seed, and then within a kind, too.
-        is_other = has_s3 and turn % 4 < 2
+        is_other = turn % 4 < 2
         stores = (first, {"file": "s3", "s3": "file"}[first] if is_other else first)
     history = _History(rng, theme, turn, is_s3=is_s3)
     history.write()

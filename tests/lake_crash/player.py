@@ -31,7 +31,8 @@ from gazette_platform.protocol import (
     JournalSpec,
     parse_fragment_path,
 )
-from gazette_platform.testing.waiting import wait_until
+from gazette_platform.testing.starvation import Late, TooLate, reason_of
+from gazette_platform.testing.waiting import patient, wait_until
 from tests.lake_crash.dagster_log import DagsterLog, account_of, as_told, read_log
 from tests.lake_crash.oracle import RECORD_BYTES, Piece, content, listed, pieces, pruned
 from tests.lake_crash.pairs import AIMED, Pairs
@@ -144,7 +145,8 @@ class Player:
             self._settle()
             self._collect()
         except Exception as err:  # noqa: BLE001  a case that fails must not end the others
-            self.facts.problems.append(f"{self._case.name}: {type(err).__name__}: {err}")
+            text = f"{self._case.name}: {type(err).__name__}: {err}"
+            self.facts.problems.append(reason_of(err, text))
         self.facts.seconds = time.monotonic() - began_at
         return self.facts
 
@@ -341,9 +343,10 @@ class Player:
             )
             is_struck = not process.has_ended(fault.at / 1000)
             process.kill()
-        code = process.end(_LIFE_TIMEOUT_S)
+        limit_s = patient(_LIFE_TIMEOUT_S)
+        code = process.end(limit_s)
         if code is None:
-            raise LakeError(f"{folder}: a life did not end in {_LIFE_TIMEOUT_S:.0f} s")
+            raise TooLate(f"{folder}: a life did not end in {limit_s:g} s")
         calls = _calls_of(folder)
         calls += ["! struck"] if is_struck else []
         self._pairs.note(calls)
@@ -369,7 +372,7 @@ class Player:
     def _settle(self) -> None:
         """Ticks without faults, until there is nothing to tell for some while."""
         self._see()
-        deadline = time.monotonic() + self._settle_s
+        deadline = time.monotonic() + patient(self._settle_s)
         while True:
             report = self._end(
                 self._begin(None, ticks=self._settle_ticks, quiet=_QUIET_TICKS), None
@@ -378,7 +381,8 @@ class Player:
                 return
             if time.monotonic() > deadline:
                 said = report.problems if report is not None else ["it was killed"]
-                self.facts.problems.append(f"{self._case.name} does not come to rest: {said}")
+                text = f"{self._case.name} does not come to rest: {said}"
+                self.facts.problems.append(Late(text))
                 return
 
     # ------------------------------------------------------------------- outcome

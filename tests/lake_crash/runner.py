@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gazette_platform.testing.starvation import Late, State
 from tests.lake_crash.engines import ENGINES
 from tests.lake_crash.forks import Forks
 from tests.lake_crash.oracle import expected
@@ -60,6 +61,11 @@ class LakeCrashResult:
     """Of calls that followed one another, and where one went wrong."""
 
     @property
+    def state(self) -> State:
+        """Whether it was ok, failed or was starved."""
+        return self.verdict.state
+
+    @property
     def is_ok(self) -> bool:
         """Whether nothing was lost, doubled, untold, or otherwise wrong."""
         return self.verdict.is_ok
@@ -67,7 +73,7 @@ class LakeCrashResult:
     @property
     def summary(self) -> str:
         """The last line."""
-        return self.verdict.summary(self.config.seed, len(self.facts))
+        return self.verdict.summary(self.config.seed, len(self.config.cases))
 
 
 def run_lake_crash(
@@ -76,6 +82,7 @@ def run_lake_crash(
     *,
     say: Callable[[str], None],
     show: Callable[[str], None],
+    starved_by: Callable[[], str] = lambda: "",
 ) -> LakeCrashResult:
     """Play cases in a world, and judge what is there then.
 
@@ -84,10 +91,15 @@ def run_lake_crash(
         world: its servers.
         say: is told what was found.
         show: is told what is under way.
+        starved_by: says what starved the run so far, see `MachineWatch.cause`.
     """
     pairs = Pairs()
     facts = _play(config, world, pairs, say, show)
     verdict = Verdict(problems=[problem for each in facts for problem in each.problems])
+    verdict.starved_by = starved_by()
+    if verdict.starved_by:
+        # What a history has not come to yet is neither lost nor there.
+        facts = [each for each in facts if not any(isinstance(p, Late) for p in each.problems)]
     tables = [each.case.name for each in facts if each.accounts]
     answers: dict[str, dict[tuple[str, str, int, str], Numbers]] = {}
     for engine, ask in config.engines.items() if tables else ():

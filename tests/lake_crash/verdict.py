@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from gazette_platform.testing.starvation import State, judge
 from tests.lake_crash.oracle import Numbers
 
 if TYPE_CHECKING:
@@ -58,6 +59,18 @@ class Verdict:
     lost: int = 0
     doubled: int = 0
     problems: list[str] = field(default_factory=list)
+    left_out: int = 0
+    """Cases that this machine cannot play."""
+    starved_by: str = ""
+    """What starved the run, see `starvation.starved_by`; empty: nothing did."""
+
+    @property
+    def state(self) -> State:
+        """Whether it was ok, failed or was starved."""
+        if self.is_ok:
+            return State.OK
+        wrong = self.events_lost or self.lost or self.doubled
+        return State.FAILED if wrong else judge(self.problems, self.starved_by)
 
     @property
     def is_ok(self) -> bool:
@@ -66,15 +79,17 @@ class Verdict:
 
     def summary(self, seed: int, cases: int) -> str:
         """The last line of a run."""
+        left_out = f"left_out={self.left_out} " if self.left_out else ""
         counts = (
-            f"seed={seed} cases={cases} committed={self.committed} raw={self.raw} "
+            f"seed={seed} cases={cases} {left_out}committed={self.committed} raw={self.raw} "
             f"events_lost={self.events_lost} lost={self.lost} doubled={self.doubled}"
         )
         if self.is_ok:
             return f"lake-crash: ok {counts}"
         first = " ".join(self.problems[0].split()) if self.problems else "see above"
         more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
-        return f"lake-crash: FAILED {counts}: {first}{more}"
+        cause = f"; {self.starved_by}" if self.state is State.STARVED else ""
+        return f"lake-crash: {self.state} {counts}: {first}{more}{cause}"
 
 
 def judge_rows(

@@ -17,6 +17,7 @@ from gazette_platform.embedded import tools
 from gazette_platform.errors import LakeError
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.etcd import EtcdServer, find_etcd
+from gazette_platform.testing.waiting import patient
 from tests.benches.lake_servers import lake_servers
 from tests.benches.object_servers import s3_server
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake import LakeSettings
 
-__all__ = ["World", "make_home", "open_world"]
+__all__ = ["World", "has_s3", "make_home", "open_world"]
 
 _BUCKET = "lake"
 _DAGSTER = "telemetry: {enabled: false}\n"
@@ -41,7 +42,6 @@ class World:
     folder: Path
     settings: LakeSettings
     client: Client
-    has_s3: bool
     home: Path
     """An empty home of Dagster, to be copied."""
     prune: Callable[[str, int, int], list[str]]
@@ -54,6 +54,11 @@ class World:
             return "file:///second/" if number else "file:///"
         path, _, query = self.settings.store.partition("?")
         return f"{path}second/?{query}" if number else f"{path}?{query}"
+
+
+def has_s3() -> bool:
+    """Return whether this machine can run the S3 server, which Go builds."""
+    return bool(os.environ.get("GAZETTE_VERSITYGW") or shutil.which("go"))
 
 
 @contextmanager
@@ -69,7 +74,7 @@ def open_world(folder: Path, say: Callable[[str], None]) -> Iterator[World]:
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         store, keys = "", {}
-        if os.environ.get("GAZETTE_VERSITYGW") or shutil.which("go"):
+        if has_s3():
             say("starting an S3 server")
             server = stack.enter_context(s3_server(folder / "s3"))
             server.make_bucket(_BUCKET)
@@ -99,7 +104,6 @@ def open_world(folder: Path, say: Callable[[str], None]) -> Iterator[World]:
             folder,
             replace(settings, broker=broker.address),
             client,
-            bool(store),
             make_home(folder / "home"),
             gazctl.prune,
         )
@@ -130,7 +134,7 @@ class _Gazctl:
             env={**os.environ, "HOME": str(self.home)},
             capture_output=True,
             text=True,
-            timeout=_PRUNE_TIMEOUT_S,
+            timeout=patient(_PRUNE_TIMEOUT_S),
             check=False,
         )
         if ran.returncode:

@@ -1,25 +1,19 @@
 """Laws of labels, selectors, names, fragments, durations and journal trees."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import example, given, strategies as st
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import (
     CompressionCodec,
-    EtcdHeader,
     Fragment,
     FragmentSpec,
-    Header,
     JournalFlag,
     JournalSpec,
     Label,
     LabelSelector,
     LabelSet,
     PathPostfixTemplate,
-    ProcessId,
-    Route,
     SuspendLevel,
     SuspendSpec,
     conflicting_prefix,
@@ -95,12 +89,6 @@ def test_algebra_of_sets(left, right):
     assert not left.subtract(left)
 
 
-@given(_LABEL_SETS)
-def test_sets_survive_their_message(labels):
-    raw = labels.to_pb().SerializeToString()
-    assert LabelSet.from_pb(pb.LabelSet.FromString(raw)) == labels
-
-
 @given(_SELECTORS)
 @example(LabelSelector(include=LabelSet.of(aa="=")))
 @example(LabelSelector(include=LabelSet.of(aa="=x"), exclude=LabelSet.of(bb="=x")))
@@ -139,25 +127,12 @@ def test_matching_by_its_definition(selector, labels):
     assert selector.matches(labels) is expected
 
 
-@given(_LABEL_SETS)
-def test_a_set_selects_itself(labels):
-    assert LabelSelector(include=labels).matches(labels)
-    assert LabelSelector(exclude=labels).matches(labels) is (not labels)
-
-
 @given(st.text(max_size=20))
 def test_names_that_pass_cannot_escape_their_directory(name):
     if _is_journal_name(name):
         assert not name.startswith("/")
         assert not {"", ".", ".."} & set(name.split("/"))
         assert all(character > "#" for character in name)
-
-
-@given(st.lists(_JOURNAL_NAMES, max_size=6))
-def test_conflicting_prefix_by_its_definition(names):
-    found = conflicting_prefix(names)
-    pairs = {(a, b) for a in names for b in names if b.startswith(a + "/")}
-    assert (found in pairs) if found is not None else not pairs
 
 
 @st.composite
@@ -195,24 +170,6 @@ def test_fragment_paths_never_fail_otherwise(path):
 @given(st.integers(-_INT64_MAX, _INT64_MAX))
 def test_durations_parse_from_their_own_text(nanoseconds):
     assert parse_duration(format_duration(nanoseconds)) == nanoseconds
-
-
-_IDS = st.builds(
-    ProcessId, st.text(_TOKEN_ALPHABET, min_size=1, max_size=4), st.text("abc1", min_size=4)
-)
-
-
-@given(st.lists(_IDS, max_size=4, unique=True), st.data())
-def test_headers_survive_their_message(ids, data):
-    members = tuple(sorted(ids))
-    endpoints = data.draw(st.sampled_from([(), tuple(f"http://host{n}" for n in range(len(ids)))]))
-    route = Route(members, data.draw(st.integers(-1, len(ids) - 1)), endpoints)
-    numbers = st.integers(1, _INT64_MAX)
-    etcd = EtcdHeader(*data.draw(st.tuples(numbers, numbers, numbers, numbers)))
-    header = Header(data.draw(st.one_of(st.none(), *map(st.just, members))), route, etcd)
-    header.validate()
-    raw = header.to_pb().SerializeToString()
-    assert Header.from_pb(pb.Header.FromString(raw)) == header
 
 
 _STORES = st.lists(
@@ -261,18 +218,6 @@ def test_trees_give_their_journals_back(listing):
         listing, key=lambda item: item[0].name
     )
     assert to_journal_tree((c.spec, c.revision) for c in changes if c.spec is not None) == text
-
-
-@given(_LISTINGS.filter(bool))
-def test_shared_settings_are_written_once(listing):
-    shared = [(replace(listing[0][0], name=spec.name, suspend=None), 5) for spec, _ in listing]
-    assert to_journal_tree(shared).count("compression_codec:") == 1
-
-
-@given(_SPECS)
-def test_specs_survive_their_message(spec):
-    spec.validate()
-    assert JournalSpec.from_pb(pb.JournalSpec.FromString(spec.to_pb().SerializeToString())) == spec
 
 
 @given(

@@ -167,10 +167,6 @@ def acknowledged(history):
     return [op for op in history.appends if op.outcome is Outcome.OK and op.content]
 
 
-def swap(history, old, new):
-    history.appends[history.appends.index(old)] = new
-
-
 def with_final(history, content):
     history.finals[JOURNAL] = FinalContent(JOURNAL, 0, content)
 
@@ -189,138 +185,9 @@ def test_acknowledged_append_that_is_cut_out_is_found(history, data):
 
 @EXAMPLES
 @given(histories(), st.data())
-def test_truncated_journal_is_found(history, data):
-    ops = acknowledged(history)
-    assume(ops)
-    content = history.finals[JOURNAL].content
-    with_final(history, content[: data.draw(st.integers(0, ops[-1].end - 1))])
-    assert "lost-write" in names(history)
-
-
-@EXAMPLES
-@given(histories(), st.data())
-def test_copy_of_an_acknowledged_append_is_found(history, data):
-    ops = acknowledged(history)
-    assume(ops)
-    op = data.draw(st.sampled_from(ops))
-    with_final(history, history.finals[JOURNAL].content + op.content)
-    assert "duplicate" in names(history)
-
-
-@EXAMPLES
-@given(histories(), st.data())
-def test_acknowledged_append_that_claims_to_have_failed_is_found(history, data):
-    ops = acknowledged(history)
-    assume(ops)
-    op = data.draw(st.sampled_from(ops))
-    swap(history, op, replace(op, outcome=Outcome.FAIL, begin=-1, end=-1, error="NotAllowed"))
-    assert "G1a" in names(history)
-
-
-@EXAMPLES
-@given(histories(), st.data())
 def test_changed_byte_is_found(history, data):
     content = history.finals[JOURNAL].content
     assume(content)
     at = data.draw(st.integers(0, len(content) - 1))
     with_final(history, content[:at] + b"#" + content[at + 1 :])
     assert names(history) & {"G0", "lost-write", "unexpected"}
-
-
-@EXAMPLES
-@given(histories(), st.data())
-def test_changed_read_is_found(history, data):
-    polls = [poll for poll in history.polls if poll.pieces]
-    assume(polls)
-    poll = data.draw(st.sampled_from(polls))
-    piece = poll.pieces[0]
-    wrong = piece.content[:-1] + b"#"
-    new = replace(poll, pieces=(Piece.of(piece.begin, wrong), *poll.pieces[1:]))
-    history.polls[history.polls.index(poll)] = new
-    assert "inconsistent-offsets" in names(history)
-
-
-@EXAMPLES
-@given(histories(), st.data(), st.sampled_from([-1, 1]))
-def test_read_that_is_moved_is_found(history, data, by):
-    polls = [poll for poll in history.polls if poll.pieces]
-    assume(polls)
-    poll = data.draw(st.sampled_from(polls))
-    first = poll.pieces[0]
-    moved = replace(first, begin=first.begin + by)
-    new = replace(poll, pieces=(moved, *poll.pieces[1:]))
-    history.polls[history.polls.index(poll)] = new
-    assert names(history) & {"poll-skip", "nonmonotonic-poll"}
-
-
-@EXAMPLES
-@given(histories(), st.data())
-def test_head_below_what_was_acknowledged_is_found(history, data):
-    ends = [op.end for op in history.appends if op.outcome is Outcome.OK]
-    assume(history.polls)
-    assume(max(ends, default=0) > 0)
-    number = data.draw(st.integers(0, len(history.polls) - 1))
-    head = data.draw(st.integers(0, max(ends) - 1))
-    history.polls[number] = replace(history.polls[number], write_head=head)
-    assert "stale-head" in names(history)
-
-
-@EXAMPLES
-@given(histories(), st.data())
-def test_refusal_at_the_head_is_found(history, data):
-    assume(all(op.outcome is not Outcome.UNKNOWN for op in history.appends))
-    head = max((op.end for op in acknowledged(history)), default=0)
-    assume(head > 0)
-    at = max(op.completed_at for op in history.appends) + 1
-    refused = Append(
-        id=99,
-        process="w99",
-        journal=JOURNAL,
-        content=b"to the head",
-        invoked_at=at,
-        completed_at=at + 1,
-        outcome=Outcome.FAIL,
-        offset=head,
-        error="WrongAppendOffset: the head is elsewhere",
-    )
-    history.appends.append(refused)
-    assert names(history) == {"wrong-refusal"}
-    elsewhere = head + data.draw(st.sampled_from([-1, 1]))
-    swap(history, refused, replace(refused, offset=elsewhere))
-    assert names(history) == set()
-
-
-@EXAMPLES
-@given(histories(), st.data())
-def test_append_invoked_after_its_successor_ended_is_found(history, data):
-    ops = acknowledged(history)
-    assume(len(ops) > 1)
-    at = data.draw(st.integers(1, len(ops) - 1))
-    first, second = ops[at - 1], ops[at]
-    assume(math.isfinite(second.completed_at))
-    late = second.completed_at + 1
-    swap(history, first, replace(first, invoked_at=late, completed_at=late + 1))
-    assert names(history) & {"G0-realtime", "nonmonotonic-send"}
-
-
-@EXAMPLES
-@given(histories(), st.data())
-def test_forgotten_registers_are_found(history, data):
-    ops = [op for op in acknowledged(history) if op.registers]
-    assume(ops)
-    op = data.draw(st.sampled_from(ops))
-    swap(history, op, replace(op, registers=LabelSet()))
-    assert "nonlinearizable" in names(history)
-
-
-@EXAMPLES
-@given(histories(), st.data())
-def test_overlapping_acknowledgements_are_found(history, data):
-    ops = acknowledged(history)
-    assume(len(ops) > 1)
-    at = data.draw(st.integers(1, len(ops) - 1))
-    first, second = ops[at - 1], ops[at]
-    begin = data.draw(st.integers(first.begin, first.end - 1))
-    moved = replace(second, begin=begin, end=begin + len(second.content))
-    swap(history, second, moved)
-    assert "inconsistent-offsets" in names(history)

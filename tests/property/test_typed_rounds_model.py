@@ -246,18 +246,6 @@ def test_rows_of_any_runs_are_those_of_one_read(steps, plan, ring, block, group,
     )
 
 
-@given(honest(), plans, rings, blocks, groups, st.booleans())
-def test_rows_of_honest_producers_come_once(steps, plan, ring, block, group, tells):
-    check(
-        laid_out(steps),
-        plan,
-        ring_size=ring,
-        block=block,
-        group_messages=group,
-        tells_messages=tells,
-    )
-
-
 @given(plain(0, *range(1, 9)), plans, blocks)
 def test_plain_journals_are_never_looked_at(steps, plan, block):
     workers, _ = check(

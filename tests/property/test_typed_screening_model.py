@@ -16,7 +16,6 @@ from typed_logs import (
     PRODUCERS,
     between,
     blocks,
-    honest,
     hostile,
     laid_out,
     parts_of,
@@ -27,8 +26,6 @@ from typed_logs import (
     uninterrupted,
 )
 
-from gazette_platform.client import FragmentListing
-from gazette_platform.lake.typed.planning.ranges import JournalNow, plan_backfill
 from gazette_platform.lake.typed.planning.screening import (
     Again,
     Plain,
@@ -38,8 +35,7 @@ from gazette_platform.lake.typed.planning.screening import (
     join,
     sequence,
 )
-from gazette_platform.lake.typed.planning.state import JournalState, TypedState
-from gazette_platform.protocol import Fragment
+from gazette_platform.lake.typed.planning.state import JournalState
 
 if TYPE_CHECKING:
     from gazette_platform.message import Envelope
@@ -160,18 +156,6 @@ def test_rows_of_any_runs_are_those_of_one_read(steps, plan, ring_size, block):
     check(laid_out(steps), plan, ring_size=ring_size, block=block)
 
 
-@given(honest(), plans, rings, blocks)
-def test_rows_of_honest_producers_come_once_whatever_is_cut_or_dies(steps, plan, ring_size, block):
-    check(laid_out(steps), plan, ring_size=ring_size, block=block)
-
-
-# Nobody is a day behind, or would be pruned.
-@given(plain(0, *range(2**63 - 3, 2**63 + 3)), plans, blocks)
-def test_plain_journals_never_see_the_sequencer(steps, plan, block):
-    runs, _ = check(laid_out(steps), plan, block=block)
-    assert runs.ways["sequenced"] == 0
-
-
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=40), plans, blocks)
 def test_rising_clocks_take_the_plain_way_and_nothing_is_done_again(ticks, plan, block):
     clocks = [0, 0, 0]
@@ -182,12 +166,6 @@ def test_rising_clocks_take_the_plain_way_and_nothing_is_done_again(ticks, plan,
     runs, _ = check(laid_out(steps), plan, block=block)
     assert set(runs.ways) == {"plain"}
     assert runs.ways["plain"] == len(plan) + 1
-
-
-@given(hostile, plans)
-def test_only_what_lies_before_the_range_is_read_again(steps, plan):
-    runs, _ = check(laid_out(steps), plan, ring_size=1)
-    assert all(begin < end for begin, end in runs.reread)
 
 
 @given(plain(0, 1, 2, 3, 4, 5, 2**63 - 1, 2**63, 2**64 - 1))
@@ -202,32 +180,3 @@ def test_screen_by_columns_keeps_what_it_would_one_by_one(steps):
     assert (mask is None and all(kept)) or (mask is not None and mask.to_pylist() == kept)
     assert whole.summary(9) == single.summary(9)
     assert whole.summary(9).duplicates == (0 if mask is None else pc.sum(pc.invert(mask)).as_py())
-
-
-@given(hostile | honest(), plans, st.integers(0, 40), st.integers(1, 20), st.data())
-def test_backfill_gives_the_rows_of_its_range_from_any_state(steps, plan, first, length, data):
-    """Former states are those of some runs; rows of other ranges are not touched."""
-    log = laid_out(steps)
-    runs, states = check(log, plan)
-    if not log:
-        return
-    ends = [0, *(one.end for one in log)]
-    begin = ends[min(first, len(log) - 1)]
-    end = ends[min(ends.index(begin) + length, len(log))]
-    listed = tuple(
-        FragmentListing(Fragment("j", one.begin, one.end, backing_store="file:///", mod_time=1))
-        for one in log
-    )
-    journal = JournalNow(name="j", begin=0, head=ends[-1], listed=listed)
-    kept = data.draw(st.sets(st.sampled_from(range(len(states)))))
-    known = [TypedState({"j": states[n]}) for n in sorted({*kept, len(states) - 1})]
-    (found,) = plan_backfill(known, [journal], {"j": [(begin, end)]}, task_bytes=5).ranges
-    tasks = [*found.before, *found.tasks, *found.follow]
-    assert [task.begin for task in tasks] == [found.start.offset, *(t.end for t in tasks[:-1])]
-    reached = [*found.before, *found.tasks]
-    state, rows = runs.run(found.start, [found.start.offset, *(t.end for t in reached)])
-    if any(one.begin >= 0 for one in state.producers.values()) and found.follow:
-        state, more = runs.run(state, [end, *(task.end for task in found.follow)])
-        rows += more
-    wanted, _ = uninterrupted(log)
-    assert [row for row in rows if begin <= row < end] == [r for r in wanted if begin <= r < end]

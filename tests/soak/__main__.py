@@ -5,18 +5,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.testing.etcd import find_etcd
+from gazette_platform.testing.harness import Harness
 from tests.soak.plan import Kind
 from tests.soak.runner import SoakConfig, kinds_named, run_soak
 
 if TYPE_CHECKING:
     from tests.soak.verdict import SoakResult
+
+# The hard end of a run: what comes before and after its faults, and how much longer the last of those may take.
+_START_AND_END_S = 420.0
+_SLOWER = 1.25
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -56,32 +60,36 @@ def _config(options: argparse.Namespace) -> SoakConfig:
     )
 
 
-async def _run(config: SoakConfig) -> SoakResult:
-    """SIGTERM ends it as SIGINT does, with all processes that it started."""
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await run_soak(config, say=lambda text: print(text, flush=True))
-
-
 def main(arguments: list[str] | None = None) -> int:
-    """Returns: 0 if all is well, 1 if not, 2 if it could not be started."""
+    """Returns: 0 if all is well, 1 if not, 2 if it was starved or could not be started."""
     # What breaks here is meant to, and gRPC need not tell.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
-        result = asyncio.run(_run(_config(_parse(arguments))))
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        print("soak: stopped", file=sys.stderr)
-        return 1
+        config = _config(_parse(arguments))
+        harness = Harness(
+            "soak", f"seed={config.seed}", planned_s=_START_AND_END_S + _SLOWER * config.duration_s
+        )
     except GazetteError as err:
         print(f"soak: error: {err}", file=sys.stderr)
         return 2
-    for reason in result.reasons:
-        print(f"not ok: {reason}")
-    if result.folder:
-        print(f"logs: {result.folder}")
-    print(result.summary)
-    return 0 if result.is_ok else 1
+
+    def say(text: str) -> None:
+        harness.note(text)
+        print(text, flush=True)
+
+    async def run() -> SoakResult:
+        harness.attach()
+        return await run_soak(config, say=say)
+
+    def play() -> SoakResult:
+        result = asyncio.run(run())
+        for reason in result.reasons:
+            print(f"not ok: {reason}")
+        if result.folder:
+            print(f"logs: {result.folder}")
+        return result
+
+    return harness.run(play)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from gazette_platform.consumer.protocol import ReplicaCode
 from gazette_platform.errors import GazetteError
 from gazette_platform.testing.chaos.logs import lost_its_lease
 from gazette_platform.testing.fault_proxy import Direction
-from gazette_platform.testing.waiting import pass_time
+from gazette_platform.testing.starvation import Late, reason_of
+from gazette_platform.testing.waiting import pass_time, patient
 from tests.soak.plan import WARM_UP_S, Fault, Kind
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Nemesis:
     Attributes:
         faults: that were inflicted, by kind.
         troubles: what must not have happened; the first one ends `run`.
+        waited: share of its time in which a server that was not ready in time had no core.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Nemesis:
     ) -> None:
         self.faults: Counter[str] = Counter()
         self.troubles: list[str] = []
+        self.waited = 0.0
         self._brokers = brokers
         self._consumers = consumers
         self._etcd = etcd
@@ -189,7 +192,8 @@ class Nemesis:
         code = await self._consumers.leave(consumer)
         if code != 0:
             how = "did not leave in time" if code is None else f"left with exit code {code}"
-            self._trouble(f"{consumer} {how}; its log ends:\n{server.log_of_run()[-4000:]}")
+            text = f"{consumer} {how}; its log ends:\n{server.log_of_run()[-4000:]}"
+            self._trouble(Late(text) if code is None else text)
         await self._consumers.start(consumer)
 
     async def _reset(self, fault: Fault, broker: str, consumer: str) -> None:
@@ -217,7 +221,8 @@ class Nemesis:
 
         Raises: SetupError: a process does not start.
         """
-        until = self._clock.monotonic() + _SETTLE_S
+        limit_s = patient(_SETTLE_S)
+        until = self._clock.monotonic() + limit_s
         what = ""
         while not self.troubles and self._clock.monotonic() < until:
             await self.revive()
@@ -226,7 +231,7 @@ class Nemesis:
                 return
             await pass_time(_POLL_S)
         if not self.troubles:
-            self._trouble(f"not whole again after {_SETTLE_S:g} s: {what}")
+            self._trouble(Late(f"not whole again after {limit_s:g} s: {what}"))
 
     def _unharmed(self) -> str:
         """Who runs on without its lease, if anybody does."""
@@ -281,7 +286,14 @@ class Nemesis:
         elif lost_its_lease(log) and self._is_starved():
             self._say(f"{name} ended while the machine was starved")
         else:
-            self._trouble(f"{name} ended by itself; its log ends:\n{log[-4000:]}")
+            text = f"{name} ended by itself; its log ends:\n{log[-4000:]}"
+            # A lease is a limit of time, too.
+            self._trouble(Late(text) if lost_its_lease(log) else text)
+
+    def fail(self, err: GazetteError) -> None:
+        """Note an error that ended `run`."""
+        self.waited = getattr(err, "waited", 0.0)
+        self._trouble(reason_of(err))
 
     def _trouble(self, text: str) -> None:
         self._say(f"trouble: {text}")

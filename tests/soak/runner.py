@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from examples.stream_sum.chunker import FATAL_S, Chunker
+from examples.stream_sum.chunker import APPEND_S, FATAL_S, Chunker, ChunkLate, SumLate
 from examples.stream_sum.messages import SUMS, Sum, id_of
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.consumer.client import ShardClient
@@ -24,6 +24,8 @@ from gazette_platform.testing.chaos.logs import unforeseen
 from gazette_platform.testing.chaos.watchdog import Watchdog, starved_s
 from gazette_platform.testing.cluster import BrokerCluster
 from gazette_platform.testing.etcd import EtcdServer
+from gazette_platform.testing.starvation import Late, reason_of
+from gazette_platform.testing.waiting import patient
 from gazette_platform.yaml_specs.journal_yaml import parse_journal_tree
 from tests.soak.consumers import ROOT, SUMMER, ConsumerGroup
 from tests.soak.nemesis import Nemesis
@@ -95,6 +97,16 @@ class _Streams:
     expected: dict[bytes, Sum] = field(default_factory=dict)
     late_s: list[float] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
+    is_cut: bool = False
+    """Whether some ended before their last chunk was appended."""
+    is_all_read: bool = False
+    """Whether consumers have read all that was published."""
+
+    def note(self, err: Exception, text: str = "") -> None:
+        """Note what a stream failed by."""
+        text = text or str(err)
+        is_late = isinstance(err, (SumLate, ChunkLate))
+        self.troubles.append(Late(text) if is_late else reason_of(err, text))
 
     def expect(self, total: Sum) -> None:
         self.expected[id_of(total)] = replace_sum(total)
@@ -158,11 +170,13 @@ class _Run:
                 sums = await self._play(client, consumers, nemesis, shards)
                 reasons = [*self._streams.troubles, *nemesis.troubles]
                 reasons += await self._end(consumers, nemesis)
-        reasons = [*sums.reasons(), *reasons, *self._unforeseen()]
+                cause = watchdog.machine.cause(waited=nemesis.waited)
+        found = sums.reasons(is_all_read=self._streams.is_all_read and not self._streams.is_cut)
+        reasons = [*found, *reasons, *self._unforeseen()]
         if not self._streams.late_s:
-            reasons.append("no stream came to its end")
+            reasons.append(Late("no stream came to its end"))
         if not nemesis.faults:
-            reasons.append("no fault was inflicted")
+            reasons.append(Late("no fault was inflicted"))
         return SoakResult(
             seed=config.seed,
             streams=len(self._streams.expected),
@@ -170,6 +184,7 @@ class _Run:
             sums=sums,
             late_s_max=max(self._streams.late_s, default=0.0),
             reasons=reasons,
+            starved_by=cause,
         )
 
     def _is_starved(self, watchdog: Watchdog) -> bool:
@@ -204,42 +219,63 @@ class _Run:
             pause_s=config.pause_s,
             say=lambda text: None,
             expect=self._streams.expect,
+            append_s=patient(APPEND_S),
+            fatal_s=patient(FATAL_S),
         )
+        sums = Sums()
+        try:
+            async with chunker:
+                sums = await self._streamed(chunker, client, consumers, nemesis, shards)
+                if nemesis.troubles or self._streams.troubles:
+                    # Brokers that ended are not started again, so that some appends may never end.
+                    chunker.close_s = _GRACE_S
+        except ChunkLate as err:
+            self._streams.note(err)
+        return sums
+
+    async def _streamed(
+        self,
+        chunker: Chunker,
+        client: AsyncClient,
+        consumers: ConsumerGroup,
+        nemesis: Nemesis,
+        shards: dict[str, str],
+    ) -> Sums:
+        """Streams and faults, until both have ended. Returns: what came of the streams."""
+        config = self._config
         plan = make_plan(
             config.seed, lease_s=config.lease_s, members=_MEMBERS, kinds=tuple(config.kinds)
         )
         tasks = TaskGroup("soak")
-        async with chunker:
-            try:
-                workers = [
-                    tasks.spawn(self._work(chunker), name=f"worker {n}")
-                    for n in range(config.workers)
-                ]
-                until = self._clock.monotonic() + config.duration_s
-                inflicting = tasks.spawn(
-                    nemesis.run(episodes(plan, config.seed), until), name="nemesis"
-                )
-                failing = tasks.spawn(self._stopping.wait(), name="first trouble")
-                await asyncio.wait({inflicting, failing}, return_when=asyncio.FIRST_COMPLETED)
-                if not inflicting.done():  # a fault is undone first
-                    await asyncio.wait({inflicting}, timeout=_START_S)
-                try:
-                    if inflicting.done():
-                        await inflicting
-                except GazetteError as err:
-                    self._say(f"trouble: {err}")
-                    nemesis.troubles.append(str(err))
-                self._stopping.set()
-                self._say("no more faults; the last streams end")
-                is_well = not (nemesis.troubles or self._streams.troubles)
-                _, late = await asyncio.wait(workers, timeout=_LAST_S if is_well else _GRACE_S)
-                if late and is_well:
-                    self._streams.troubles.append(f"{len(late)} streams did not end")
-            finally:
-                await tasks.close()
-            return await self._compare(
-                client, consumers, chunker.begin, shards, _START_S if is_well else _GRACE_S
+        try:
+            workers = [
+                tasks.spawn(self._work(chunker), name=f"worker {n}") for n in range(config.workers)
+            ]
+            until = self._clock.monotonic() + config.duration_s
+            inflicting = tasks.spawn(
+                nemesis.run(episodes(plan, config.seed), until), name="nemesis"
             )
+            failing = tasks.spawn(self._stopping.wait(), name="first trouble")
+            await asyncio.wait({inflicting, failing}, return_when=asyncio.FIRST_COMPLETED)
+            if not inflicting.done():  # a fault is undone first
+                await asyncio.wait({inflicting}, timeout=patient(_START_S))
+            try:
+                if inflicting.done():
+                    await inflicting
+            except GazetteError as err:
+                nemesis.fail(err)
+            self._stopping.set()
+            self._say("no more faults; the last streams end")
+            is_well = not (nemesis.troubles or self._streams.troubles)
+            _, late = await asyncio.wait(workers, timeout=patient(_LAST_S) if is_well else _GRACE_S)
+            self._streams.is_cut = bool(late or self._streams.troubles)
+            if late and is_well:
+                self._streams.troubles.append(Late(f"{len(late)} streams did not end"))
+        finally:
+            await tasks.close()
+        return await self._compare(
+            client, consumers, chunker.begin, shards, patient(_START_S) if is_well else _GRACE_S
+        )
 
     async def _work(self, chunker: Chunker) -> None:
         try:
@@ -252,7 +288,7 @@ class _Run:
                     return
         except GazetteError as err:
             self._say(f"trouble: {err}")
-            self._streams.troubles.append(str(err))
+            self._streams.note(err)
             self._stopping.set()
 
     async def _compare(
@@ -273,18 +309,19 @@ class _Run:
                 for shard, journal in shards.items():
                     head = await client.write_head(journal)
                     await stats.stat(shard, {journal: head}, timeout_s=timeout_s)
+            self._streams.is_all_read = True
         except (GazetteError, TimeoutError) as err:
-            self._streams.troubles.append(f"not all is read: {type(err).__name__}: {err}")
+            self._streams.note(err, f"not all is read: {type(err).__name__}: {err}")
         framing = JsonFraming(message_type=Sum)
         try:
             async with (
-                asyncio.timeout(_START_S),
+                asyncio.timeout(patient(_START_S)),
                 await read_committed(client, SUMS, begin, framing=framing) as reader,
             ):
                 async for batch in reader:
                     found += [each.message for each in batch if each.uuid.flags != Flags.ACK_TXN]
         except (GazetteError, TimeoutError) as err:
-            self._streams.troubles.append(f"sums cannot be read: {type(err).__name__}: {err}")
+            self._streams.note(err, f"sums cannot be read: {type(err).__name__}: {err}")
         return compare(self._streams.expected, found)
 
     # ------------------------------------------------------------------ the end
@@ -295,11 +332,12 @@ class _Run:
             return []
         await nemesis.settle()
         codes = await asyncio.gather(*map(consumers.leave, consumers.names))
-        return [
-            f"{name} ended with {code} when all were told to leave"
-            for name, code in zip(consumers.names, codes, strict=True)
-            if code != 0
-        ]
+        reasons = []
+        for name, code in zip(consumers.names, codes, strict=True):
+            text = f"{name} ended with {code} when all were told to leave"
+            if code != 0:
+                reasons.append(Late(text) if code is None else text)
+        return reasons
 
     def _unforeseen(self) -> list[str]:
         """Errors of logs that nobody foresaw."""

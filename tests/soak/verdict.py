@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from examples.stream_sum.messages import Sum, id_of
+from gazette_platform.testing.starvation import Late, State, headline, judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,19 +28,24 @@ class Sums:
         """Streams that are not right."""
         return len({*self.wrong, *self.missing, *self.twice, *self.unknown})
 
-    def reasons(self) -> list[str]:
-        """A line for each kind of trouble."""
+    def reasons(self, *, is_all_read: bool = True) -> list[str]:
+        """Return a line for each kind of trouble.
+
+        Args:
+            is_all_read: whether consumers had read all chunks; else a sum may only be late.
+        """
         told = {
             "wrong": self.wrong,
             "missing": self.missing,
             "there more than once": self.twice,
             "of streams that were not published": self.unknown,
         }
-        return [
-            f"{len(streams)} sums are {how}: {' '.join(streams[:5])}"
-            for how, streams in told.items()
-            if streams
-        ]
+        found = []
+        for how, streams in told.items():
+            text = f"{len(streams)} sums are {how}: {' '.join(streams[:5])}"
+            if streams:
+                found.append(Late(text) if how == "missing" and not is_all_read else text)
+        return found
 
 
 def compare(expected: Mapping[bytes, Sum], found: Iterable[Sum]) -> Sums:
@@ -79,6 +85,13 @@ class SoakResult:
     """Why it is not ok, the most telling first."""
     folder: str = ""
     """Where logs are kept; empty: they are not."""
+    starved_by: str = ""
+    """What starved the run, see `starvation.starved_by`; empty: nothing did."""
+
+    @property
+    def state(self) -> State:
+        """Whether it was ok, failed or was starved."""
+        return judge(self.reasons, self.starved_by)
 
     @property
     def is_ok(self) -> bool:
@@ -88,11 +101,9 @@ class SoakResult:
     def summary(self) -> str:
         """The last line of the run."""
         line = (
-            f"soak: {'ok' if self.is_ok else 'FAILED'} seed={self.seed} streams={self.streams} "
+            f"soak: {self.state} seed={self.seed} streams={self.streams} "
             f"faults={self.faults.total()} wrong={self.sums.count} late_s_max={self.late_s_max:.1f}"
         )
         if self.is_ok:
             return line
-        first = self.reasons[0].splitlines()[0]
-        more = f" (and {len(self.reasons) - 1} more)" if len(self.reasons) > 1 else ""
-        return f"{line}: {first}{more}"
+        return f"{line}: {headline(self.reasons, self.starved_by)}"

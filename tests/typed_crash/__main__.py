@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
-from tests.benches.seeded_cases import SeededCases
+from tests.benches.seeded_cases import Run, SeededCases
 from tests.typed_crash.plan import CASES, make_case
 from tests.typed_crash.runner import TypedCrashResult, run_typed_crash
 from tests.typed_crash.world import World, open_world
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
-
-def _play(
-    seed: int,
-    numbers: list[int],
-    world: World,
-    say: Callable[[str], None],
-    show: Callable[[str], None],
-) -> TypedCrashResult:
-    cases = [make_case(seed, n) for n in numbers]
-    return run_typed_crash(seed, cases, world, say=say, show=show)
+def _play(run: Run, world: World) -> TypedCrashResult:
+    cases = [make_case(run.seed, number) for number in run.numbers]
+    return run_typed_crash(
+        run.seed, cases, world, say=run.say, show=run.show, starved_by=run.starved_by
+    )
 
 
 _COMMAND = SeededCases(
@@ -30,6 +22,7 @@ _COMMAND = SeededCases(
     module="tests.typed_crash",
     description="Kill runs of typed tables wherever they stand, and see that each message is there once.",
     cases=CASES,
+    case_s=240.0,
     open_world=open_world,
     play=_play,
 )

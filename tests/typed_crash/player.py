@@ -20,7 +20,8 @@ from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
-from gazette_platform.testing.waiting import wait_until
+from gazette_platform.testing.starvation import TooLate, reason_of
+from gazette_platform.testing.waiting import patient, wait_until
 from tests.lake_crash.pairs import AIMED, Pairs
 from tests.typed_crash.life import Life, LifeReport, live
 from tests.typed_crash.messages import JournalLog, Writer
@@ -147,7 +148,8 @@ class Player:
             self._settle()
             self._collect()
         except Exception as err:  # noqa: BLE001  a case that fails must not end the others
-            self.facts.problems.append(f"{self._case.name}: {type(err).__name__}: {err}")
+            text = f"{self._case.name}: {type(err).__name__}: {err}"
+            self.facts.problems.append(reason_of(err, text))
         self.facts.seconds = time.monotonic() - began_at
         return self.facts
 
@@ -277,9 +279,10 @@ class Player:
 
     def _end(self, process: Fork, folder: Path) -> LifeReport | None:
         """Wait until it has ended. Returns: what it says of itself, if it was not killed."""
-        code = process.end(_LIFE_TIMEOUT_S)
+        limit_s = patient(_LIFE_TIMEOUT_S)
+        code = process.end(limit_s)
         if code is None:
-            raise LakeError(f"{folder}: a life did not end in {_LIFE_TIMEOUT_S:.0f} s")
+            raise TooLate(f"{folder}: a life did not end in {limit_s:g} s")
         calls = _calls_of(folder)
         self._pairs.note(calls)
         self.facts.calls += [*calls, ""]
@@ -337,14 +340,14 @@ class Player:
             self._until("reprocess", lambda report: report.outcome == "idle")
 
     def _until(self, what: str, is_done: Callable[[LifeReport], bool]) -> None:
-        deadline = time.monotonic() + _SETTLE_TIMEOUT_S
+        deadline = time.monotonic() + patient(_SETTLE_TIMEOUT_S)
         while True:
             report = self._end(*self._begin(what=what, is_aimed=False, is_all=True))
             if report is not None and is_done(report) and report.is_whole:
                 return
             if time.monotonic() > deadline:
                 said = f"{report.outcome}: {report.text}" if report is not None else "it was killed"
-                raise LakeError(f"{self._case.name} does not come to rest by {what}: {said}")
+                raise TooLate(f"{self._case.name} does not come to rest by {what}: {said}")
 
     def _collect(self) -> None:
         self.facts.wanted = {journal: log.expected() for journal, log in self._logs.items()}

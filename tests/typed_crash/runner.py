@@ -15,6 +15,7 @@ from tests.typed_crash.verdict import Verdict, judge
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from gazette_platform.testing.starvation import State
     from tests.typed_crash.plan import Case
     from tests.typed_crash.player import Facts
     from tests.typed_crash.world import World
@@ -41,6 +42,11 @@ class TypedCrashResult:
         return sum(each.faults for each in self.facts)
 
     @property
+    def state(self) -> State:
+        """Whether it was ok, failed or was starved."""
+        return self.verdict.state
+
+    @property
     def is_ok(self) -> bool:
         """Whether nothing was lost, doubled or otherwise wrong."""
         return self.verdict.is_ok
@@ -60,6 +66,7 @@ def run_typed_crash(
     show: Callable[[str], None],
     database: str = "crash",
     plant: str = "",
+    starved_by: Callable[[], str] = lambda: "",
 ) -> TypedCrashResult:
     """Play cases in a world, and judge what is there then.
 
@@ -71,6 +78,7 @@ def run_typed_crash(
         show: is told what is under way.
         database: of the tables; new in its world.
         plant: a fault of the lives, see `life.Life`.
+        starved_by: says what starved the run so far, see `MachineWatch.cause`.
     """
     pairs, forks, verdict = Pairs(), Forks("tests.typed_crash.preload"), Verdict()
     facts: list[Facts] = []
@@ -102,6 +110,7 @@ def run_typed_crash(
     for case in cases:
         if case.is_alone:
             done(play(case))
+    verdict.starved_by = starved_by()
     result = TypedCrashResult(seed, facts, verdict, pairs)
     say(f"{result.faults} faults between {len(pairs.wrong)} of {len(pairs.seen)} pairs of calls")
     if pairs.left:

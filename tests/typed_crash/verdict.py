@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gazette_platform.testing.starvation import State, judge as judge_reasons
 from tests.typed_crash.oracle import last_of_keys
 
 if TYPE_CHECKING:
@@ -43,6 +44,17 @@ class Verdict:
     lost: int = 0
     doubled: int = 0
     problems: list[str] = field(default_factory=list)
+    starved_by: str = ""
+    """What starved the run, see `starvation.starved_by`; empty: nothing did."""
+
+    @property
+    def state(self) -> State:
+        """Whether it was ok, failed or was starved."""
+        if self.is_ok:
+            return State.OK
+        if self.lost or self.doubled or not self.problems:
+            return State.FAILED
+        return judge_reasons(self.problems, self.starved_by)
 
     @property
     def is_ok(self) -> bool:
@@ -51,11 +63,17 @@ class Verdict:
 
     def summary(self, seed: int, cases: int) -> str:
         """The last line."""
-        return (
-            f"typed-crash: {'ok' if self.is_ok else 'FAILED'} seed={seed} cases={cases} "
+        counts = (
+            f"typed-crash: {self.state} seed={seed} cases={cases} "
             f"committed={self.committed} typed={self.typed} quarantined={self.quarantined} "
             f"lost={self.lost} doubled={self.doubled}"
         )
+        if not self.problems:
+            return counts
+        first = " ".join(self.problems[0].split())
+        more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
+        cause = f"; {self.starved_by}" if self.state is State.STARVED else ""
+        return f"{counts}: {first}{more}{cause}"
 
 
 def judge(

@@ -44,34 +44,9 @@ def configuration(capsys, *flags):
     return dict(line.split(" = ", 1) for line in lines)
 
 
-def test_flag_beats_ini_beats_environment_beats_default(tmp_path, monkeypatch, capsys):
-    assert configuration(capsys)["zone"] == "local"
-    monkeypatch.setenv("CONSUMER_ZONE", "from-env")
-    assert configuration(capsys)["zone"] == "from-env"
-    (tmp_path / "gazette.ini").write_text("[Consumer]\nZone = from-ini\n[Other]\nx = y\n")
-    assert configuration(capsys)["zone"] == "from-ini"
-    assert configuration(capsys, "--consumer.zone", "from-flag")["zone"] == "from-flag"
-
-
 def test_the_prefix_is_of_the_application_unless_it_is_given(capsys):
     assert configuration(capsys)["prefix"] == "/gazette/consumers/Counts"
     assert configuration(capsys, "--etcd.prefix=/mine/v2")["prefix"] == "/mine/v2"
-
-
-def test_printed_configuration_is_read_back(tmp_path, capsys):
-    flags = (
-        "--consumer.port=9090",
-        "--consumer.allow-origin=https://a.example",
-        f"--consumer.directory={tmp_path}",
-        "--etcd.lease=30s",
-        "--log.level=info",
-    )
-    assert main(Counts(), ["print-config", *flags]) == 0
-    text = capsys.readouterr().out
-    assert "[Consumer]" in text
-    (tmp_path / "gazette.ini").write_text(text)
-    assert main(Counts(), ["print-config"]) == 0
-    assert capsys.readouterr().out == text
 
 
 def test_each_setting_has_an_option():
@@ -181,13 +156,6 @@ def test_a_bad_value_is_one_clear_message_that_names_the_flag(flag, message, tmp
     assert message in " ".join((said.out + said.err).split())
     assert "Traceback" not in said.err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_broken_ini_file_is_one_clear_message(tmp_path, capsys):
-    (tmp_path / "gazette.ini").write_text("zone = nowhere\n")
-    assert main(Counts(), ["print-config"]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("Counts: error: gazette.ini is not an INI file")
 
 
 def test_an_application_that_consumes_nothing_is_told_so(capsys):

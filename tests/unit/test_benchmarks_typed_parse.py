@@ -8,16 +8,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from pyarrow import parquet
 
-from benchmarks.typed_data import Plan, link_fragments, write_fragments
-from benchmarks.typed_parse import Block, Committed, Stages, TypedParser, typed_tables
-from benchmarks.typed_source import Options, Work, fragments_of
+from benchmarks.typed_data import Plan, write_fragments
+from benchmarks.typed_parse import Committed, Stages, typed_tables
+from benchmarks.typed_source import fragments_of
 from benchmarks.typed_table import typed_schema
 from benchmarks.typed_values import ODD, by_arrow
-from gazette_platform.errors import ChecksumMismatch, DataError
+from gazette_platform.errors import ChecksumMismatch
 
-SMALL = Plan(content_bytes=300_000, fragment_bytes=100_000)
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "internals" / "typed-parsing.md"
 
 
@@ -48,19 +46,6 @@ def sums(table):
     return (table.num_rows, order_ids, quantities, int(amount * 100))
 
 
-@pytest.mark.parametrize("codec", ["GZIP", "NONE", "ZSTANDARD"])
-def test_all_records_come_out_in_order_with_the_types_of_the_table(tmp_path, codec):
-    truth = write_fragments(
-        tmp_path, Plan(content_bytes=300_000, fragment_bytes=100_000, codec=codec)
-    )
-    table, bad, sequenced = read(tmp_path)
-    assert len(fragments_of(tmp_path)) == 3
-    assert sums(table) == truth.sums
-    assert table["order_id"].to_pylist() == list(range(truth.rows))
-    assert table.schema == typed_schema()
-    assert (bad, sequenced) == ([], 0)
-
-
 @pytest.mark.parametrize("repair", ["bisect", "hint", "lines"])
 def test_bad_records_are_told_with_their_offsets_and_the_others_are_kept(tmp_path, repair):
     truth = write_fragments(
@@ -88,52 +73,12 @@ def test_transactions_and_repeated_messages_come_out_once_and_acks_do_not(tmp_pa
     assert (bad, sequenced > 0) == ([], True)
 
 
-def test_fragments_of_a_smaller_plan_are_those_that_a_larger_one_begins_with(tmp_path):
-    larger, smaller = Plan(content_bytes=300_000, fragment_bytes=100_000), SMALL
-    whole = write_fragments(tmp_path / "all", larger)
-    part_plan = Plan(content_bytes=150_000, fragment_bytes=100_000)
-    truth = write_fragments(tmp_path / "all", part_plan)
-    link_fragments(tmp_path / "all", tmp_path / "part", part_plan)
-    assert write_fragments(tmp_path / "all", smaller) == whole
-    assert truth.rows < whole.rows
-    assert sums(read(tmp_path / "part")[0]) == truth.sums
-
-
 def test_a_fragment_that_is_not_what_its_name_says_is_refused(tmp_path):
     write_fragments(tmp_path, Plan(content_bytes=50_000, fragment_bytes=50_000, codec="NONE"))
     path = tmp_path / fragments_of(tmp_path)[0].content_path
     path.write_bytes(path.read_bytes().replace(b"Lyon", b"Nice", 1))
     with pytest.raises(ChecksumMismatch):
         read(tmp_path)
-
-
-def test_a_file_has_the_rows_and_iceberg_s_field_ids(tmp_path):
-    truth = write_fragments(
-        tmp_path, Plan(content_bytes=50_000, fragment_bytes=50_000, bad_share=0.05)
-    )
-    (tmp_path / "notes").mkdir()
-    options = Options(
-        root=tmp_path, notes=tmp_path / "notes", target=tmp_path, field_ids='{"order_id": 7}'
-    )
-    path, size, rows, bad = Work(options).file(fragments_of(tmp_path)[0])
-    assert (rows, bad) == (truth.rows, truth.bad)
-    assert Path(path).stat().st_size == size
-    assert sums(parquet.read_table(path)) == truth.sums
-    assert parquet.read_schema(path).field("order_id").metadata[b"PARQUET:field_id"] == b"7"
-    (quarantine,) = (tmp_path / "notes").glob("bad-*.parquet")
-    assert parquet.read_table(quarantine).num_rows == truth.bad
-
-
-def test_a_transaction_that_never_ends_in_the_ring_is_refused():
-    uuid = "0000{:04x}-0000-1000-8001-070203040506"
-    lines = b"".join(
-        b'{"_meta":{"uuid":"%b"},"order_id":1}\n' % uuid.format(number).encode()
-        for number in range(1, 9000)
-    )
-    ack = b'{"_meta":{"uuid":"0000ffff-0000-1000-8002-070203040506"}}\n'
-    parsed = TypedParser(Stages()).parse(Block(0, lines + ack))
-    with pytest.raises(DataError, match="larger than the ring"):
-        Committed().of(parsed.table)
 
 
 def told():

@@ -73,17 +73,6 @@ def test_stale_revision_is_told_with_what_to_do(gazctl):
     assert "list again, and apply on top" in result.err
 
 
-def test_flag_beats_ini_beats_environment(gazctl, broker, tmp_path, monkeypatch):
-    monkeypatch.setenv("BROKER_ADDRESS", "http://127.0.0.1:1")
-    (tmp_path / "gazctl.ini").write_text(f"[Broker]\nAddress = {broker.address}\nNoSuch = 1\n")
-    assert gazctl("list").code == 0
-    assert "must begin with one of" in gazctl("list", "--broker.address=flag").err
-    (tmp_path / "gazctl.ini").write_text("nonsense\n")
-    result = gazctl("list")
-    assert result.code == 1
-    assert "gazctl.ini is not an INI file" in result.err
-
-
 def test_append_whole_input_is_one_append(gazctl, broker, tmp_path):
     broker.journal("a/one")
     (tmp_path / "in").write_bytes(b"x" * 3_000_000)
@@ -469,25 +458,6 @@ def test_usage_errors_exit_with_one_as_with_gazette(gazctl):
     assert gazctl("list", "--no-such-option").code == 1
     assert main([]) == main(["journals"]) == main(["no-such-group"]) == 1
     assert main(["--version"]) == main(["journals", "--help"]) == 0
-
-
-def test_help_of_every_command_has_an_example(gazctl):
-    commands = [
-        "list",
-        "apply",
-        "edit",
-        "append",
-        "read",
-        "fragments",
-        "prune",
-        "reset-head",
-        "suspend",
-        "store-health",
-    ]
-    for command in commands:
-        result = gazctl(command, "--help")
-        assert result.code == 0
-        assert f"gazctl journals {command}".encode() in b" ".join(result.out.split())
 
 
 def test_an_address_that_leads_to_another_server_is_said(gazctl, broker):

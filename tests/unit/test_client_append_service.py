@@ -1,6 +1,5 @@
 """The append service against a broker that fails as told."""
 
-import array
 import asyncio
 import gc
 import itertools
@@ -370,19 +369,6 @@ async def test_an_error_that_many_are_told_does_not_grow_with_them():
 # ------------------------------------------------------------------ its writers
 
 
-async def test_as1_a_writer_makes_few_appends_of_many_records_in_order():
-    async with serving() as (broker, service):
-        writer = service.writer("a/one")
-        for n in range(50_000):
-            writer.write(b"%06d\n" % n)
-            if n % 1000 == 0:
-                await writer.drain()
-        await writer.flush()
-        assert content(broker) == b"".join(b"%06d\n" % n for n in range(50_000))
-        assert broker.calls["Append"] < 10
-        assert service.buffered_bytes == 0
-
-
 async def test_records_go_out_by_themselves_and_keep_their_place_among_appends():
     async with serving() as (broker, service):
         writer, other = service.writer("a/one"), service.writer("a/one")
@@ -446,16 +432,6 @@ async def test_as11_nothing_of_an_append_that_failed_is_in_a_later_one():
         assert service.buffered_bytes == 0
 
 
-async def test_drain_holds_up_a_writer_that_is_faster_than_the_broker():
-    async with serving(buffer_bytes_max=1 << 20) as (broker, service):
-        async with service.writer("a/one") as writer:
-            for _ in range(200):
-                writer.write(bytes(100_000))
-                await writer.drain()
-                assert service.buffered_bytes < 2 << 20
-        assert len(content(broker)) == 20_000_000
-
-
 async def test_a_writers_failure_is_raised_by_all_that_follows():
     async with serving() as (_, service):
         writer = service.writer("no/journal")
@@ -488,33 +464,6 @@ async def test_a_writer_tells_of_records_that_were_lost_before_a_reset():
         assert service.buffered_bytes == 0
         assert await service.append("a/one", b"z") == (0, 1)
         assert content(broker) == b"z", "nothing came behind what was lost"
-
-
-async def test_what_is_no_bytes_harms_no_append_of_others():
-    async with serving() as (broker, service):
-        large = b"x" * (600 << 10)
-        first = await service.submit("a/one", b"first")
-        for each in ("text" * 200_000, [1, 2], None):
-            with pytest.raises(ValidationError, match="cannot be appended, but bytes"):
-                service.submit_nowait("a/one", each)
-            with pytest.raises(ValidationError, match="cannot be appended, but bytes"):
-                await service.append("a/one", each)
-            with pytest.raises(ValidationError, match="cannot be appended, but bytes"):
-                service.writer("a/one").write(each)
-        changing = bytearray(b"abc")
-        second = await service.submit("a/one", changing)
-        changing[:] = b"..."
-        numbers = memoryview(array.array("I", [1, 2]))
-        third = await service.submit("a/one", numbers)
-        fourth = await service.submit("a/one", large)
-        spans = [await ticket for ticket in (first, second, third, fourth)]
-        assert [content(broker)[begin:end] for begin, end in spans] == [
-            b"first",
-            b"abc",
-            numbers.tobytes(),
-            large,
-        ]
-        assert service.buffered_bytes == 0
 
 
 async def test_tickets_keep_no_batch_of_the_past():

@@ -1,11 +1,9 @@
 import array
 import asyncio
-import gc
 import itertools
 import subprocess
 import sys
 import threading
-import tracemalloc
 from contextlib import asynccontextmanager
 
 import grpc
@@ -52,22 +50,6 @@ async def test_as1_many_writes_become_few_appends_in_order():
         assert tickets[4999].span() == (34993, 35000)
 
 
-async def test_tickets_that_are_kept_keep_no_content():
-    async with connected() as (broker, client):
-        async with client.append_writer("a/journal") as writer:
-            tickets = [await writer.write(bytes(100_000)) for _ in range(200)]
-        tracemalloc.start()
-        try:
-            async with client.append_writer("a/journal") as writer:
-                tickets += [await writer.write(bytes(100_000)) for _ in range(200)]
-            broker.journals.clear()
-            gc.collect()
-            assert tracemalloc.get_traced_memory()[0] < 4_000_000
-        finally:
-            tracemalloc.stop()
-        assert all(ticket.is_done and ticket.attempts == 1 for ticket in tickets)
-
-
 async def test_as1_writes_gather_while_an_append_is_under_way():
     async with connected() as (broker, client):
         writer = client.append_writer("a/journal")
@@ -78,18 +60,6 @@ async def test_as1_writes_gather_while_an_append_is_under_way():
         assert await later[-1] == (12, 13)
         assert broker.append_sizes == [3, 10]
         await writer.close()
-
-
-async def test_what_is_written_as_the_last_append_ends_is_appended_too():
-    """Whoever is called back writes before the writer has noticed that nothing was left."""
-    async with connected() as (broker, client):
-        writer = client.append_writer("a/journal")
-        ticket = writer.write_nowait(b"one ")
-        ticket.add_done_callback(lambda: writer.write_nowait(b"two"))
-        await ticket
-        async with asyncio.timeout(10):
-            await writer.close()
-        assert broker.journals["a/journal"].content == b"one two"
 
 
 async def test_as1_writer_retries_and_keeps_order():
@@ -263,39 +233,6 @@ async def test_threads_share_a_synchronous_writer():
             assert mine == sorted(mine)
 
 
-async def test_a_flush_of_threads_waits_for_what_gathered_behind_the_append_under_way():
-    async with FakeBroker() as broker:
-        broker.journal("a/journal")
-        broker.fail("Append", Fault(code=grpc.StatusCode.UNAVAILABLE, details="wait; try again"))
-
-        def run():
-            with Client(ClientConfig(address=broker.address)) as client:
-                writer = client.append_writer("a/journal")
-                tickets = [writer.write(b"%d;" % n) for n in range(3)]
-                writer.flush()
-                assert [ticket.is_done for ticket in tickets] == [True] * 3
-                return bytes(broker.journals["a/journal"].content)
-
-        assert await asyncio.to_thread(run) == b"0;1;2;"
-
-
-async def test_what_gathered_behind_an_append_that_failed_has_failed_too():
-    async with FakeBroker() as broker:
-        broker.journal("a/journal")
-        broker.fail("Append", Fault(status=pb.REGISTER_MISMATCH))
-
-        def run():
-            with Client(ClientConfig(address=broker.address)) as client:
-                writer = client.append_writer("a/journal")
-                tickets = [writer.write(b"%d;" % n) for n in range(3)]
-                for ticket in tickets:
-                    with pytest.raises(RegisterMismatch):
-                        ticket.result(30)
-
-        await asyncio.to_thread(run)
-        assert bytes(broker.journals["a/journal"].content) == b""
-
-
 async def test_what_is_no_bytes_harms_no_write_of_other_threads():
     """It is refused, or taken as the bytes that it is now: what is gathered is joined later."""
     numbers = memoryview(array.array("I", [1, 2]))
@@ -328,22 +265,6 @@ async def test_what_is_no_bytes_harms_no_write_of_other_threads():
     pieces = [b"first;", b"changing;", numbers.tobytes(), b"last;"] * 2
     assert [content[begin:end] for begin, end in found] == pieces
     assert content == b"".join(pieces)
-
-
-async def test_synchronous_writer_reports_its_error_once_and_for_all():
-    async with FakeBroker() as broker:
-
-        def run():
-            with Client(ClientConfig(address=broker.address)) as client:
-                writer = client.append_writer("no/journal")
-                ticket = writer.write(b"a")
-                with pytest.raises(JournalNotFound):
-                    ticket.result(5)
-                for call in (writer.flush, writer.close, lambda: writer.write(b"b")):
-                    with pytest.raises(JournalNotFound):
-                        call()
-
-        await asyncio.to_thread(run)
 
 
 class CoreFault(aio.InternalError):
@@ -426,17 +347,6 @@ async def test_closing_the_client_before_the_first_append_began_is_told():
         assert not broker.calls["Append"]
 
 
-async def test_a_write_after_the_client_was_closed_is_refused_and_close_returns():
-    async with connected() as (_, client):
-        writer = client.append_writer("a/journal")
-        await client.close()
-        async with asyncio.timeout(5):
-            with pytest.raises(ValidationError, match="client of the append writer is closed"):
-                await writer.write(b"a")
-            await writer.flush()
-            await writer.close()
-
-
 async def test_calls_that_a_closing_client_ends_are_errors_and_no_cancellations():
     async with connected() as (broker, client):
         broker.fail("Append", Fault(stall=True))
@@ -464,25 +374,6 @@ async def test_content_that_raises_errors_of_grpcs_own_ends_the_append():
             with pytest.raises(asyncio.InvalidStateError, match="of the caller"):
                 await client.append("a/journal", pieces())
         assert broker.journals["a/journal"].content == b""
-
-
-async def test_synchronous_writer_tells_an_unexpected_error(monkeypatch):
-    async def append(*_, **__):
-        raise RuntimeError("unforeseen")
-
-    monkeypatch.setattr(append_queue, "append", append)
-    async with FakeBroker() as broker:
-        broker.journal("a/journal")
-
-        def run():
-            with Client(ClientConfig(address=broker.address)) as client:
-                writer = client.append_writer("a/journal")
-                ticket = writer.write(b"a")
-                for call in (lambda: ticket.result(5), writer.flush, writer.close):
-                    with pytest.raises(TransportError, match="unforeseen"):
-                        call()
-
-        await asyncio.to_thread(run)
 
 
 def test_a_forked_process_is_told_that_its_client_does_not_work_there():

@@ -1,7 +1,6 @@
 """Specs, status and checkpoints of consumers: bytes that Gazette writes, and their rules."""
 
 import json
-import re
 from dataclasses import replace
 
 import pytest
@@ -271,44 +270,6 @@ def test_cv4_status_folds_to_the_greatest_code_and_all_errors():
     assert [ReplicaStatus(code).is_recovered for code in ReplicaCode] == [
         *(False, False, True, True, False)
     ]
-
-
-def test_cv1_rules_are_checked_in_their_order():
-    """Of a spec that breaks all of them, each is told once those before it are kept."""
-    spec = ShardSpec(
-        "bad",
-        (ShardSource("a/two"), ShardSource("a/one", -1)),
-        recovery_log_prefix="/abs",
-        hint_prefix="rel",
-        hint_backups=-1,
-        max_txn_duration_ns=0,
-        min_txn_duration_ns=-1,
-        hot_standbys=-1,
-        ring_buffer_size=1 << 32,
-        read_channel_size=1 << 32,
-        labels=LabelSet.of(id=""),
-    )
-    for problem, mended in (
-        ("Id: ", {"id": "shard-000"}),
-        (
-            "Sources[1]: invalid MinOffset",
-            {"sources": (ShardSource("a/two"), ShardSource("a/one"))},
-        ),
-        ("Sources.Journal not in unique, sorted order", {"sources": ()}),
-        ("RecoveryLogPrefix: ", {"recovery_log_prefix": "rl"}),
-        ("HintPrefix: ", {"hint_prefix": "/h"}),
-        ("invalid HintBackups", {"hint_backups": 0}),
-        ("invalid MaxTxnDuration", {"max_txn_duration_ns": 1}),
-        ("invalid MinTxnDuration", {"min_txn_duration_ns": 0}),
-        ("invalid HotStandbys", {"hot_standbys": 0}),
-        ("invalid RingBufferSize", {"ring_buffer_size": 0}),
-        ("invalid ReadChannelSize", {"read_channel_size": 0}),
-        ("LabelSet: ", {"labels": LabelSet()}),
-    ):
-        with pytest.raises(ValidationError, match=f"^{re.escape(problem)}"):
-            spec.validate()
-        spec = replace(spec, **mended)
-    spec.validate()
 
 
 @pytest.mark.parametrize(

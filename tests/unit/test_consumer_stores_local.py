@@ -5,10 +5,17 @@ import subprocess
 import sys
 
 import pytest
+from sqlalchemy import text
 
 from gazette_platform.consumer import store as stores
 from gazette_platform.consumer.protocol import Checkpoint
-from gazette_platform.consumer.store import Memories, MemoryStore
+from gazette_platform.consumer.store import (
+    Memories,
+    MemoryStore,
+    SQLStore,
+    create_tables,
+    sql_engine,
+)
 from gazette_platform.errors import DependencyFailed, Fenced, StoreError, ValidationError
 from gazette_platform.message.sequencer import SequencerCheckpoint
 from gazette_platform.testing.waiting import turns
@@ -85,6 +92,29 @@ async def test_destroy_ends_a_commit_that_has_not_begun():
     await store.destroy()
     with pytest.raises(StoreError, match="destroyed before its commit was done"):
         await commit
+
+
+async def test_fenced_sql_store_keeps_neither_state_nor_checkpoint(tmp_path):
+    engine = sql_engine(f"sqlite:///{tmp_path}/state.db")
+    create_tables(engine)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE state (number INTEGER)"))
+    fenced, owner = SQLStore(engine, "a"), SQLStore(engine, "a")
+    try:
+        await fenced.restore_checkpoint()
+        await owner.restore_checkpoint()
+        await fenced.run(
+            lambda connection: connection.execute(text("INSERT INTO state VALUES (1)"))
+        )
+        with pytest.raises(Fenced):
+            await fenced.start_commit(CHECKPOINT, [])
+        count = text("SELECT count(*) FROM state")
+        assert await owner.run(lambda connection: connection.scalar(count)) == 0
+        assert await owner.restore_checkpoint() == Checkpoint()
+    finally:
+        await fenced.destroy()
+        await owner.destroy()
+        engine.dispose()
 
 
 def test_stores_of_extras_are_found_when_they_are_asked_for():

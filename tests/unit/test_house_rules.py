@@ -9,10 +9,15 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -90,6 +95,60 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What the rules ask of a file. Each file is parsed once, and its tree is not kept."""
+
+    docstring: str
+    """Of the module."""
+    docstrings: tuple[str, ...]
+    """Of the module and of its classes and functions."""
+    functions: tuple[tuple[int, str, int], ...]
+    """Line, name and length of each."""
+    imports: tuple[str, ...]
+    lists_names: bool
+    has_public_names: bool
+    imports_names: bool
+
+
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield all statements of a module; their expressions are left out, for they are many."""
+    left: list[ast.AST] = [*tree.body]
+    while left:
+        node = left.pop()
+        yield node
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            found = getattr(node, field, ())
+            left += found if isinstance(found, list) else ()
+
+
+@cache
+def facts_of(path: Path) -> Facts:
+    tree = ast.parse(path.read_text())
+    docstrings, functions, imports = [ast.get_docstring(tree) or ""], [], []
+    for node in statements(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            functions.append((node.lineno, node.name, lines_of(node)))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            docstrings.append(ast.get_docstring(node) or "")
+        if isinstance(node, ast.ImportFrom):
+            imports.append(node.module or "")
+        if isinstance(node, ast.Import):
+            imports += [alias.name for alias in node.names]
+    assigned = [target for n in tree.body if isinstance(n, ast.Assign) for target in n.targets]
+    return Facts(
+        docstring=docstrings[0],
+        docstrings=tuple(docstrings),
+        functions=tuple(functions),
+        imports=tuple(imports),
+        lists_names=any(isinstance(one, ast.Name) and one.id == "__all__" for one in assigned),
+        has_public_names=bool(public_names(tree)),
+        imports_names=any(
+            isinstance(n, ast.ImportFrom) and n.module != "__future__" for n in tree.body
+        ),
+    )
+
+
 def exists(module: str) -> bool:
     base = ROOT / "gazette_platform" / module.replace(".", "/")
     return base.with_suffix(".py").is_file() or (base / "__init__.py").is_file()
@@ -98,14 +157,11 @@ def exists(module: str) -> bool:
 def test_no_module_is_too_long():
     too_long, unexplained = [], []
     for path in python_files():
-        text = path.read_text()
-        lines = text.count("\n")
+        lines = path.read_text().count("\n")
         if lines > MODULE_LINES_MAX:
             too_long.append(f"{name_of(path)}: {lines}")
-        elif lines > MODULE_LINES_JUSTIFY:
-            docstring = ast.get_docstring(ast.parse(text)) or ""
-            if "Long because" not in docstring:
-                unexplained.append(f"{name_of(path)}: {lines}")
+        elif lines > MODULE_LINES_JUSTIFY and "Long because" not in facts_of(path).docstring:
+            unexplained.append(f"{name_of(path)}: {lines}")
     assert not too_long, f"over {MODULE_LINES_MAX} lines: split by concept"
     assert not unexplained, (
         'over 600 lines: say "Long because ..." in the module docstring, or split'
@@ -121,11 +177,9 @@ def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def test_no_function_is_too_long():
     found = []
     for path in python_files():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = lines_of(node)
-                if lines > FUNCTION_LINES_MAX:
-                    found.append(f"{name_of(path)}:{node.lineno} {node.name}: {lines}")
+        for line, name, lines in facts_of(path).functions:
+            if lines > FUNCTION_LINES_MAX:
+                found.append(f"{name_of(path)}:{line} {name}: {lines}")
     assert not found, (
         f"functions over {FUNCTION_LINES_MAX} lines: keep the branches, move the leaves out"
     )
@@ -139,18 +193,9 @@ def public_names(tree: ast.Module) -> list[str]:
 def test_every_module_with_public_names_lists_them():
     missing = []
     for path in python_files("gazette_platform"):
-        tree = ast.parse(path.read_text())
-        targets = {
-            target.id
-            for node in tree.body
-            if isinstance(node, ast.Assign)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        reexports = path.name == "__init__.py" and any(
-            isinstance(node, ast.ImportFrom) and node.module != "__future__" for node in tree.body
-        )
-        if "__all__" not in targets and (public_names(tree) or reexports):
+        facts = facts_of(path)
+        reexports = path.name == "__init__.py" and facts.imports_names
+        if not facts.lists_names and (facts.has_public_names or reexports):
             missing.append(name_of(path))
     assert not missing, "modules without __all__"
 
@@ -159,7 +204,7 @@ def test_every_package_says_what_it_is():
     bare = [
         name_of(path)
         for path in python_files("gazette_platform")
-        if path.name == "__init__.py" and not ast.get_docstring(ast.parse(path.read_text()))
+        if path.name == "__init__.py" and not facts_of(path).docstring
     ]
     assert not bare, "a package opens with its nouns, its guarantee, its cost"
 
@@ -184,12 +229,13 @@ def test_entries_on_the_line_are_found(docstring):
 
 
 def test_arguments_are_told_one_a_line():
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    found = []
-    for path in python_files():
-        for node in ast.walk(ast.parse(path.read_text())):
-            docstring = ast.get_docstring(node) if isinstance(node, documented) else None
-            found += [f"{name_of(path)}: {line}" for line in entries_on_the_line(docstring or "")]
+    found = [
+        f"{name_of(path)}: {line}"
+        for path in python_files()
+        for docstring in facts_of(path).docstrings
+        if "Args:" in docstring or "Attributes:" in docstring
+        for line in entries_on_the_line(docstring)
+    ]
     assert not found, "`Args:` and `Attributes:` stand alone, with one entry a line below them"
 
 
@@ -226,13 +272,17 @@ def test_installed_hive_metastore_is_the_thrift_client():
 def test_tree_names_no_place_of_one_machine():
     # Spelled in pieces, or this file would be the first find.
     places = [f"{ROOT}/", f"{Path.home()}/"]
+    homes = ["/" + name + "/" for name in ("home", "Users")]
     alternatives = "|".join([*map(re.escape, places), "/(?:home|Users)/" + "[a-z]"])
     pattern = re.compile(rf"(?<![\w/])(?:{alternatives})")
     found = []
     for path in tracked():
         if path.name == "uv.lock" or path.suffix in {".gz", ".zip", ".png", ".jar"}:
             continue
-        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+        text = path.read_text(errors="replace")
+        if not any(begin in text for begin in (*places, *homes)):
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
             if pattern.search(line):
                 found.append(f"{name_of(path)}:{number}: {line.strip()[:100]}")
     assert not found, "paths of a machine in the tree"
@@ -285,14 +335,7 @@ def test_no_private_module_of_dagster_is_imported():
     found = [
         (str(path.relative_to(ROOT)), module)
         for path in tracked(".py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        for module in (
-            [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else []
-        )
+        for module in facts_of(path).imports
         if module.split(".")[0].startswith("dagster") and "._" in module
     ]
     assert not found
@@ -302,7 +345,7 @@ def test_modules_that_call_themselves_pure_are_held_to_it():
     told = {
         name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         for path in python_files("gazette_platform")
-        if re.search(r"(?i)\bpure(ly)?\b", ast.get_docstring(ast.parse(path.read_text())) or "")
+        if re.search(r"(?i)\bpure(ly)?\b", facts_of(path).docstring)
     }
     configured = {c["id"]: c for c in PROJECT["tool"]["importlinter"]["contracts"]}
     assert told
@@ -340,3 +383,14 @@ def test_mutants_are_of_modules_tests_and_lines_that_exist():
         if one["line"] not in (package / one["module"]).read_text()
     ]
     assert gone == []
+
+
+def test_safety_devices_name_text_and_tests_that_exist():
+    """`make mutants DEVICES=1` fails otherwise, and takes minutes to do so."""
+    tiers = {"unit", "property", "scenario", "integration", "platform"}
+    for device in tomllib.loads((ROOT / "tests/safety_devices.toml").read_text())["device"]:
+        source = (ROOT / "gazette_platform" / device["module"]).read_text()
+        assert source.count(device["text"]) == 1, device["name"]
+        for path, _, name in (test.partition("::") for test in device["tests"]):
+            assert path.split("/")[1] in tiers, f"make test does not run {path}"
+            assert f"def {name}" in (ROOT / path).read_text()

@@ -16,27 +16,20 @@ from tests.benches.seeded_cases import numbers_of
 from tests.lake_crash.oracle import (
     Numbers,
     Piece,
-    content,
     expected,
     gone,
     listed,
     numbers,
     pieces,
-    pruned,
 )
-from tests.lake_crash.pairs import AIMED, Pair, Pairs
 from tests.lake_crash.plan import (
-    CASES as WHOLE,
     MODES,
-    PRUNE_FAULTS,
     THEMES,
-    Both,
     Case,
     Fault,
     Live,
     Lose,
     Prune,
-    Seen,
     Store,
     Tick,
     make_case,
@@ -60,11 +53,6 @@ CASES = range(4 * len(THEMES))
 # ------------------------------------------------------------------------- plan
 
 
-def test_a_plan_follows_from_its_seed():
-    assert [make_case(7, n) for n in CASES] == [make_case(7, n) for n in CASES]
-    assert make_case(7, 0) != make_case(8, 0)
-
-
 def test_all_themes_stores_and_modes_have_their_turn():
     cases = [make_case(7, n) for n in CASES]
     assert Counter(case.theme for case in cases) == dict.fromkeys(THEMES, 4)
@@ -77,79 +65,6 @@ def test_all_themes_stores_and_modes_have_their_turn():
     }
     ticks = [step for case in cases for step in case.steps if isinstance(step, Tick)]
     assert {tick.fault.mode for tick in ticks if tick.fault is not None} == set(MODES)
-    assert {kind for n in CASES for kind in make_case(7, n, has_s3=False).stores} == {"file"}
-
-
-@pytest.mark.parametrize("theme", ["spanning", "twin"])
-def test_in_object_stores_no_file_takes_the_place_of_one_that_nobody_knows(theme):
-    """The sensor lists no folders there, so that the file would stay in queries."""
-    cases = [make_case(7, number) for number in CASES]
-    for case in (c for c in cases if c.theme == theme and c.stores == ("s3",)):
-        known, stored = [], []
-        for step in case.steps:
-            if isinstance(step, Store):
-                within = [s for s in stored if step.begin <= s.begin and s.end <= step.end]
-                assert all(s in known for s in within if s.journal == step.journal)
-                stored.append(step)
-            elif isinstance(step, Tick) and step.fault is None:
-                known = list(stored)
-
-
-def test_each_call_of_a_tick_is_the_last_one_in_two_cases():
-    first = THEMES.index("each call")
-    cases = [make_case(7, number) for number in (first, first + len(THEMES))]
-    steps = [step for case in cases for step in case.steps if isinstance(step, Tick)]
-    lives = {step.fault.at for step in steps if step.ticks == 1}
-    assert lives == set(range(1, 36))
-
-
-def prunes(seed=7, numbers=CASES):
-    """Of each prune: its case, and the history before it."""
-    for case in (make_case(seed, number) for number in numbers):
-        for at, step in enumerate(case.steps):
-            if isinstance(step, Prune):
-                yield case, step, case.steps[:at]
-
-
-def test_a_whole_seed_breaks_each_step_of_a_prune():
-    cases = [make_case(7, number) for number in range(WHOLE)]
-    faults = [step.fault for case in cases for step in case.steps if isinstance(step, Tick)]
-    wanted = {fault for of_one in PRUNE_FAULTS for fault in of_one}
-    assert {fault for fault in faults if fault is not None and fault.call} == wanted
-    found = [(case, step) for case, step, _ in prunes(numbers=range(WHOLE))]
-    assert {case.stores for case, _ in found} == {("file",), ("s3",)}
-    # Nobody can say of an object how old it is, so that reads may wait behind a gap.
-    assert not any(step.begin or step.is_by_age for case, step in found if case.stores == ("s3",))
-
-
-def test_prunes_are_of_the_front_and_of_the_middle_by_age_and_by_offset():
-    ways = {(step.begin > 0, step.is_by_age) for _, step, _ in prunes(numbers=range(200))}
-    assert ways == {(False, False), (False, True), (True, False)}
-
-
-@pytest.mark.parametrize("number", [n for n in CASES if make_case(7, n).theme == "prune"])
-def test_a_prune_leaves_something_that_a_tick_has_registered(number):
-    """Else it looks like a store that went away, which nobody is to forget without a person's word."""
-    for case, step, before in prunes(numbers=[number]):
-        stored = pieces(replace(case, steps=before))
-        assert pruned(stored, step)
-        good = [i for i, each in enumerate(before) if isinstance(each, Tick) and not each.fault]
-        assert isinstance(before[good[-1] - 1], Seen)
-        known = pieces(replace(case, steps=before[: good[-1]]))
-        left = [p for p in known if p.journal == step.journal and p not in pruned(stored, step)]
-        assert max(left).begin >= step.end
-
-
-@pytest.mark.parametrize("number", CASES)
-def test_a_history_leaves_no_hole_and_appends_where_all_ends(number):
-    """Else records would be missing for ever, or a broker be asked to append over a fragment."""
-    case = make_case(7, number)
-    for journal in range(case.journals):
-        reach, stored = 0, set()
-        for piece in (p for p in [*gone(case), *pieces(case)] if p.journal == journal):
-            stored |= set(range(piece.begin, piece.end))
-            reach = max(reach, piece.end)
-        assert stored == set(range(reach))
 
 
 # ----------------------------------------------------------------------- oracle
@@ -204,10 +119,6 @@ def test_what_was_pruned_is_not_expected():
     assert found.pruned == 3
     assert found.committed == {0: numbers([2, 3, 5]), 1: numbers([0, 1])}
     assert found.raw == {(0, "05"): numbers([2, 3, 5]), (1, "05"): numbers([0, 1])}
-
-
-def test_records_have_one_length():
-    assert {len(content(n, n + 1)) for n in (0, 9, 10, 99_999)} == {15}
 
 
 # ---------------------------------------------------------------------- verdict
@@ -343,7 +254,7 @@ def test_accounts_are_compared_with_what_is_expected():
 def test_cases_are_named_by_numbers_and_ranges():
     assert numbers_of("3,8-10,9") == [3, 8, 9, 10]
     for wrong in ("", "a", "3-", "-3", "9-8"):
-        with pytest.raises(SetupError, match="--cases"):
+        with pytest.raises(SetupError, match="--case"):
             numbers_of(wrong)
 
 
@@ -402,41 +313,6 @@ def test_registrars_are_killed_where_it_is_planned(world):
     assert result.pairs.wrong.total() == 4
     assert result.pairs.wrong.keys() < result.pairs.seen
     assert set(result.pairs.left) == result.pairs.seen - result.pairs.wrong.keys()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_aimed_registrars_are_killed_between_all_their_calls(world):
-    late = Fault("broken before", 1, "dagster cursor")
-    steps = [
-        Store(0, 0, 2, "05"),
-        Tick(2),
-        Store(0, 2, 4, "05"),
-        Tick(1, late),
-        Store(1, 0, 1, "05"),
-        Both(None, None),
-    ]
-    result, said = run(world, "aimed", case_of(*steps), is_aimed=True)
-    assert result.is_ok, said
-    assert result.pairs.left == []
-    assert f"between {len(result.pairs.seen)} of {len(result.pairs.seen)} pairs of calls" in said
-    (facts,) = result.facts
-    lives = [life.splitlines() for life in "\n".join(facts.calls).split("\n\n")]
-    ends = [life[-1] for life in lives if any(name.startswith("! ") for name in life)]
-    # What was planned has happened all the same.
-    assert [end for end in ends if not end.startswith(AIMED)] == ["! broken before dagster cursor"]
-    assert len(ends) >= len(result.pairs.seen)
-
-
-def test_pairs_are_those_of_one_life():
-    pairs = Pairs()
-    pairs.note(["a", "a.", "b", "b.", "a", "! killed before a"])
-    pairs.note(["b", "! broken after b", "a", "a.", "! struck"])
-    assert pairs.seen == {("", "a"), ("a", "b"), ("b", "a"), ("", "b"), ("a", "")}
-    assert pairs.wrong == {("b", "a"): 1, ("", "b"): 1, ("a", ""): 1}
-    assert pairs.left == [("", "a"), ("a", "b")]
-    assert [str(pair) for pair in pairs.left] == ["its begin and a", "a and b"]
-    assert str(Pair("a", "")) == "a and its end"
 
 
 def tick_with(fault):

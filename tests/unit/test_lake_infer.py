@@ -5,7 +5,7 @@ import io
 import json
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gazette_platform.errors import LakeError, SchemaMismatch
 from gazette_platform.lake.applying import problems_with_data
@@ -232,6 +232,7 @@ VALUES = st.recursive(
 RECORDS = st.lists(st.dictionaries(KEYS, VALUES, max_size=5), min_size=1, max_size=8)
 
 
+@settings(max_examples=40)
 @given(RECORDS, st.lists(st.sampled_from([b"", b" ", b"oops", b"[1]", b'{"a":']), max_size=2))
 def test_what_is_inferred_is_accepted_and_fits_every_record(records, others):
     lines = [json.dumps(record).encode() for record in records]

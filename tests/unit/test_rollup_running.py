@@ -66,21 +66,6 @@ def test_other_code_is_one_commit_of_all(lake):
     assert lake.run(other).made == []
 
 
-def test_pruned_content_stays_unless_it_is_to_go(lake):
-    lake.publish(("a", 5), ("a", 6))
-    lake.run()
-    lake.prune("a", 5)
-    report = lake.run()
-    assert (report.made, report.dropped, report.behind) == ([], [], [])
-    assert len(lake.rows()) == 2
-    follows = RollupSpec(
-        **{f: getattr(SUMS, f) for f in SUMS.__struct_fields__} | {"retention": "follow"}
-    )
-    report = lake.run(follows)
-    assert (report.made, report.dropped) == ([], [("a", "5")])
-    assert lake.rows() == [("a", 6, 1)]
-
-
 def test_check_of_a_rollup_is_executed_without_a_run_of_it(lake):
     by_shop = msgspec.structs.replace(SUMS, slices=("shop",))
     asset = rollup_asset(by_shop)
@@ -212,18 +197,6 @@ def test_a_rollup_whose_source_is_away_is_asked_for_again(lake):
         assert noted(instance) == (sources_mark(instance, SUMS), 2, True)
 
 
-def test_a_source_by_another_alias_is_the_same_content(lake):
-    lake.publish(("a", 5), ("a", 6))
-    lake.run()
-    lake.publish(("a", 6))
-    lake.prune("a", 5)
-    other = msgspec.structs.replace(SUMS, sql="select * from o", sources={"o": "shop.orders"})
-    report = lake.run(other)
-    assert (report.made, report.dropped) == ([("a", "6")], [])
-    assert [sealed.values for sealed in report.behind] == [("a", "5")]
-    assert len(lake.rows()) == 2
-
-
 def test_an_account_that_a_prune_emptied_is_no_part_any_more(lake):
     lake.publish(("a", 5), ("a", 6))
     lake.run()
@@ -231,27 +204,6 @@ def test_an_account_that_a_prune_emptied_is_no_part_any_more(lake):
     assert lake.run().made == []
     report = lake.run(follows())
     assert (report.made, report.dropped) == ([], [("a", "5")])
-
-
-def test_forced_run_makes_all_that_is_there(lake):
-    lake.publish(("a", 5), ("a", 6))
-    lake.run()
-    lake.prune("a", 5)
-    report = lake.run(is_forced=True)
-    assert (report.made, report.dropped) == ([("a", "6")], [("a", "5")])
-    assert lake.rows() == [("a", 6, 1)]
-
-
-def test_other_slices_make_another_table_in_one_step(lake):
-    lake.publish(("a", 5), ("a", 6), ("b", 5))
-    lake.run()
-    by_shop = RollupSpec(
-        **{f: getattr(SUMS, f) for f in SUMS.__struct_fields__} | {"slices": ("shop",)}
-    )
-    report = lake.run(by_shop)
-    assert report.made == [("a",), ("b",)]
-    assert lake.rows() == [("a", 1), ("b", 1)]
-    assert lake.run(by_shop).made == []
 
 
 def test_rollup_of_a_rollup_follows_slice_by_slice(lake):
@@ -354,18 +306,6 @@ def test_staging_table_that_cannot_be_forgotten_hides_nothing(lake, monkeypatch)
         lake.publish(("a", 5))
         with pytest.raises(pytest.fail.Exception, match="the query failed"):
             lake.run()
-
-
-def test_forced_run_replaces_a_table_that_is_sliced_otherwise(lake):
-    lake.publish(("a", 5))
-    lake.run()
-    covers = lake.tables.read_covers(lake.tables.load("rollups", "sums"))
-    by_shop = RollupSpec(
-        **{f: getattr(SUMS, f) for f in SUMS.__struct_fields__} | {"slices": ("shop",)}
-    )
-    lake.run(by_shop)
-    assert lake.run(is_forced=True).covers == covers
-    assert lake.rows() == [("a", 5, 1)]
 
 
 def test_source_that_is_not_there_is_waited_for(lake):

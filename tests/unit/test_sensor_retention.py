@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from dagster import AssetCheckKey, AssetKey, AssetMaterialization
-from lake_world import FOLDER, MODES, SPEC, Steps, World
+from lake_world import FOLDER, SPEC, Steps, World
 
 from gazette_platform.assets.checks import KEEPS_UP_CHECK
 from gazette_platform.errors import LakeError, NoJournalPrimaryBroker
@@ -158,24 +158,6 @@ def test_a_journal_that_has_to_wait_keeps_no_other_waiting(world):
     assert "part=0/hour=05" in names
 
 
-def test_a_journal_that_cannot_be_listed_loses_its_turn(world, monkeypatch):
-    made = filled(world)
-    filled(world, journal="a/part=1", hours=("05",))
-    listed = world.files.fragments
-
-    def fragments(journal, offset, limit):
-        if journal == "a/part=1":
-            raise NoJournalPrimaryBroker("no primary")
-        return listed(journal, offset, limit)
-
-    monkeypatch.setattr(world.files, "fragments", fragments)
-    for fragment in made["05"]:
-        world.prune(fragment, "05")
-    for _ in range(12):
-        world.tick()
-    assert sorted(held(world)) == ["06", "07", "08"]
-
-
 def test_beginnings_are_asked_for_behind_a_journal_that_cannot_be_listed(world, monkeypatch):
     filled(world)
     filled(world, journal="a/part=1", hours=("05",))
@@ -282,22 +264,6 @@ def test_another_store_with_the_same_names_is_no_prune(world):
     assert "nothing that was registered in its store before is there any more" in problems(world)[0]
 
 
-def test_a_journal_made_anew_is_no_prune_until_it_has_passed_what_was(world):
-    filled(world)
-    lose_store(world)
-    world.files.remove(JOURNAL)
-    world.expected = {}
-    world.append(JOURNAL, 1, "10")
-    for _ in range(8):
-        world.tick()
-    assert set(HOURS) <= held(world).keys()
-    for _ in range(8):
-        world.append(JOURNAL, 1, "11")
-    world.pruned |= {f"part=0/hour={hour}" for hour in HOURS}
-    world.settle(quiet=6)
-    assert sorted(held(world)) == ["10", "11"]
-
-
 def test_a_journal_that_is_gone_was_not_pruned(world):
     filled(world)
     filled(world, journal="a/part=1", hours=("05",))
@@ -307,74 +273,6 @@ def test_a_journal_that_is_gone_was_not_pruned(world):
         world.tick()
     with world.metastore.connect() as session:
         assert len(session.partitions(session.table("s", "a"))) == 5
-
-
-@pytest.mark.parametrize("what", ["cursor", "home"])
-@pytest.mark.parametrize("ticks", range(4))
-def test_what_was_under_way_is_finished_after_a_loss(world, what, ticks):
-    made = filled(world)
-    for fragment in made["05"]:
-        world.prune(fragment, "05")
-    for _ in range(ticks):
-        world.tick()
-    world.cursor = None
-    if what == "home":
-        world.instance = world.new_instance()
-    world.settle(quiet=5)
-    world.check()
-    assert "05" not in held(world)
-
-
-def play(world):
-    """Prunes of three kinds, and a fragment that is stored meanwhile."""
-    made = {h: [world.append(JOURNAL, 1, h) for _ in range(2)] for h in ("05", "06", "07")}
-    world.append("a/part=1", 1, "05")
-    world.tick()
-    for fragment in (*made["05"], made["06"][0]):
-        world.prune(fragment, fragment.path_postfix[5:])
-    world.tick()
-    world.tick()
-    world.append(JOURNAL, 1, "05")
-    world.tick()
-    world.prune(made["06"][1], "06")
-    for _ in range(4):
-        world.tick()
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_fault_at_some_steps_of_prunes(tmp_path, mode):
-    with World(tmp_path / "none", Steps()) as world:
-        play(world)
-        count = world.steps.count
-        world.settle(quiet=5)
-        world.check()
-    assert count > 80
-    for at in range(20 + 5 * MODES.index(mode), count, 37):
-        with World(tmp_path / str(at), Steps(at, mode)) as world:
-            play(world)
-            world.settle(quiet=5)
-            assert world.steps.spoiled
-            world.check()
-
-
-def test_a_large_prune_goes_in_batches(world):
-    """Ticks end, and ask little: each is a look at 200 Hive partitions at most."""
-    hours = [f"{n:04}" for n in range(230)]
-    made = [world.append(JOURNAL, 1, hour) for hour in hours]
-    world.settle(quiet=2)
-    for fragment in made[:215]:
-        world.files.prune(fragment)
-    calls = world.steps.count
-    ticks = 0
-    while len(held(world)) > 15:
-        world.tick()
-        ticks += 1
-        assert ticks <= 10
-    assert world.steps.count - calls < 1000 * ticks
-    keys = world.instance.get_dynamic_partitions("s.a")
-    assert sorted(keys) == hours[215:]
-    ends = [e for e in events(world) if e.description.endswith(" pruned")]
-    assert len(ends) == len({e.partition for e in ends}) == 215
 
 
 # --------------------------------------------------------------------- two journals

@@ -11,7 +11,7 @@ import pytest
 from examples.stream_sum.messages import Sum
 from gazette_platform.ops.clock import ManualClock
 from tests.soak.nemesis import Nemesis
-from tests.soak.plan import ALL_KINDS, Fault, Kind, episodes, make_plan
+from tests.soak.plan import ALL_KINDS, Fault, Kind, make_plan
 from tests.soak.verdict import SoakResult, Sums, compare
 
 LEASE_S = 6.0
@@ -21,11 +21,6 @@ WITHIN_THE_LEASE = {Kind.KILL_ETCD, Kind.PAUSE_ETCD}
 
 def plan_of(seed, count):
     return list(islice(make_plan(seed, lease_s=LEASE_S, members=3), count))
-
-
-def test_a_plan_follows_from_its_seed():
-    assert plan_of(7, 50) == plan_of(7, 50)
-    assert plan_of(7, 50) != plan_of(8, 50)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -39,20 +34,6 @@ def test_each_kind_comes_once_before_any_comes_again(seed):
             assert LEASE_S < fault.lasts_s <= 2 * LEASE_S
         if fault.kind in WITHIN_THE_LEASE:
             assert fault.lasts_s < LEASE_S / 3
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_episodes_have_all_faults_of_the_plan_and_at_most_one_of_a_side(seed):
-    plan = plan_of(seed, 100)
-    found = list(islice(episodes(make_plan(seed, lease_s=LEASE_S, members=3), seed), 60))
-    flat = [fault for episode in found for fault in episode]
-    assert flat == plan[: len(flat)]
-    pairs = [episode for episode in found if len(episode) > 1]
-    assert pairs
-    for episode in pairs:
-        assert len(episode) == 2
-        assert sorted("consumer" in fault.kind for fault in episode) == [False, True]
-        assert sorted("broker" in fault.kind for fault in episode) == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -137,11 +118,6 @@ def by_stream(*totals):
     return {bytes(each.ID): each for each in totals}
 
 
-def test_sums_that_are_right_are_not_told():
-    assert compare(by_stream(total(1), total(2)), [total(2), total(1)]) == Sums()
-    assert Sums().reasons() == []
-
-
 def test_each_trouble_of_sums_is_told():
     expected = by_stream(*map(total, range(1, 6)))
     found = [total(1), total(2, value=6), total(3), total(3), total(4, seq_no=4), total(9)]
@@ -159,11 +135,6 @@ def test_each_trouble_of_sums_is_told():
         "1 sums are there more than once",
         "1 sums are of streams that were not published",
     ]
-
-
-def test_a_stream_with_several_troubles_counts_once():
-    sums = compare(by_stream(total(1)), [total(1), total(1, value=6)])
-    assert (sums.wrong, sums.twice, sums.count) == (("01" * 16,), ("01" * 16,), 1)
 
 
 def test_the_last_line_says_how_it_went():

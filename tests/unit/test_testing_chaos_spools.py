@@ -18,7 +18,7 @@ from gazette_platform.fragment.head_records import (
     slot_at,
 )
 from gazette_platform.protocol import CompressionCodec, LabelSet
-from gazette_platform.testing.chaos.spools import lose_spools, tear_spools
+from gazette_platform.testing.chaos.spools import tear_spools
 
 CONTENT = b"what was appended, and acknowledged"
 BEGIN = 100
@@ -109,30 +109,3 @@ def test_what_is_recorded_is_torn_of_most_journals(tmp_path, tenures):
     assert all(tenure.records[1 - NEWEST].state.end == END - 5 for tenure in newer)
     assert all(tenure.records[NEWEST].state.end == END for tenure in older)
     assert any(line.endswith(f"the record of its end {END} is torn") for line in told)
-
-
-def test_tears_follow_from_the_seed(tmp_path, home, tenures):
-    before = {path: path.read_bytes() for path in home.iterdir()}
-    told = tear_spools(tmp_path, random.Random(7), is_deep=True)
-    after = {path: path.read_bytes() for path in home.iterdir()}
-    for seed, is_same in ((7, True), (8, False)):
-        for path, raw in before.items():
-            path.write_bytes(raw)
-        assert (tear_spools(tmp_path, random.Random(seed), is_deep=True) == told) is is_same
-        assert ({path: path.read_bytes() for path in home.iterdir()} == after) is is_same
-
-
-def test_spools_that_lack_content_or_are_not_there_are_torn_as_far_as_they_are(tmp_path, tenures):
-    for tenure in tenures:
-        tenure.content.unlink()
-    told = tear_spools(tmp_path, random.Random(7), is_deep=True)
-    assert told
-    assert all("torn" in line for line in told)
-    assert not any(tenure.content.exists() for tenure in tenures)
-    assert tear_spools(tmp_path / "nowhere", random.Random(7), is_deep=True) == []
-
-
-def test_all_is_lost(tmp_path, tenures):
-    (tmp_path / "temporary").touch()
-    lose_spools(tmp_path)
-    assert [*tmp_path.iterdir()] == []

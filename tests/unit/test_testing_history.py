@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 
 import grpc
 import pytest
 
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.errors import DataError, GazetteError, ValidationError
+from gazette_platform.errors import GazetteError
 from gazette_platform.ops.clock import ManualClock, SystemClock
 from gazette_platform.protocol import LabelSelector, LabelSet
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.checker import check_history
 from gazette_platform.testing.fake_broker import FakeBroker, Fault
 from gazette_platform.testing.history import FinalContent, Outcome, Piece, Recorder, load_history
-from gazette_platform.testing.payloads import Payload, payload_bytes, tags_of
+from gazette_platform.testing.payloads import Payload, payload_bytes
 from gazette_platform.testing.recording import RecordingClient, RecordingWriter
 
 
@@ -27,26 +25,6 @@ def recorder(tmp_path):
     with Recorder(tmp_path / "history.jsonl", clock, seed=7) as recorder:
         recorder.clock = clock
         yield recorder
-
-
-def test_payload_says_whose_it_is():
-    content = payload_bytes(7, Payload("w1-3", 100))
-    assert len(content) == 100
-    assert content.endswith(b"\n")
-    assert tags_of(b"rest of another\n" + content) == [(16, Payload("w1-3", 100))]
-    assert payload_bytes(7, Payload("w1-3", 100)) == content
-    assert payload_bytes(8, Payload("w1-3", 100)) != content
-    assert content.count(b"<") == 1
-
-
-@pytest.mark.parametrize(("tag", "length"), [("", 50), ("a b", 50), ("w1", 11), ("w1", 1_000_000)])
-def test_payload_that_cannot_be_recognized_is_refused(tag, length):
-    with pytest.raises(ValidationError):
-        Payload(tag, length)
-
-
-def test_shortest_payload_is_its_head():
-    assert payload_bytes(7, Payload("w1", 12)) == b"<w1 000012>\n"
 
 
 def test_append_is_loaded_as_recorded(recorder):
@@ -75,23 +53,6 @@ def test_append_is_loaded_as_recorded(recorder):
     assert append.subtract == LabelSet.of(("aa", "1"), ("aa", "2"))
 
 
-def test_deletions_are_loaded_as_far_as_they_went(recorder):
-    for end in (100, 300, 200):
-        recorder.pruned("a/journal", end)
-    assert load_history(recorder.path).pruned == {"a/journal": 300}
-    assert load_history(recorder.path, recorder.path).pruned == {"a/journal": 300}
-
-
-def test_history_can_be_read_while_it_is_written(recorder):
-    op = recorder.invoke_append("w1", "a/journal", b"\x00\xff")
-    (append,) = load_history(recorder.path).appends
-    assert append.outcome is Outcome.UNKNOWN
-    assert append.completed_at == math.inf
-    assert append.content == b"\x00\xff"
-    recorder.fail(op, "WrongAppendOffset: no")
-    assert load_history(recorder.path).appends[0].outcome is Outcome.FAIL
-
-
 def test_polls_finals_and_notes_are_loaded(recorder):
     stream = recorder.stream()
     op = recorder.invoke_poll("r1", "a/journal", stream=stream, offset=3)
@@ -106,41 +67,6 @@ def test_polls_finals_and_notes_are_loaded(recorder):
     assert history.finals["a/journal"].end == 8
     assert history.finals["a/journal"].registers == LabelSet.of(aa="1")
     assert [note.text for note in history.notes] == ["kill b-1"]
-
-
-def test_digests_are_enough_to_keep(tmp_path):
-    with Recorder(tmp_path / "h", ManualClock(), keep_content=False) as recorder:
-        recorder.ok_poll(recorder.invoke_poll("r1", "a/journal", stream=1, offset=0), (0, b"abc"))
-    (poll,) = load_history(tmp_path / "h").polls
-    assert poll.pieces == (Piece.of(0, b"abc", keep=False),)
-
-
-def test_torn_last_line_is_left_out(recorder):
-    recorder.invoke_append("w1", "a/journal", b"x")
-    whole = recorder.path.read_text()
-    recorder.path.write_text(whole + whole.splitlines()[-1][:-5])
-    assert len(load_history(recorder.path).appends) == 1
-
-
-@pytest.mark.parametrize(
-    "line", ["nonsense", "[]", '{"type":"ok","op":5,"at":1}', '{"type":"history","version":99}']
-)
-def test_damaged_line_is_named(recorder, line):
-    recorder.path.write_text(recorder.path.read_text() + line + "\n")
-    with pytest.raises(DataError, match=r"history\.jsonl:2: not a line"):
-        load_history(recorder.path)
-
-
-def test_histories_of_several_processes_are_merged(tmp_path):
-    paths = [tmp_path / "a", tmp_path / "b"]
-    for path in paths:
-        with Recorder(path, ManualClock(), seed=7) as recorder:
-            recorder.invoke_append(path.name, "a/journal", b"x")
-    history = load_history(*paths)
-    assert len({op.id for op in history.appends}) == 2
-    paths[0].write_text(json.dumps({"type": "history", "version": 1, "seed": 8}) + "\n")
-    with pytest.raises(DataError, match="different seeds"):
-        load_history(*paths)
 
 
 # ------------------------------------------------------------------ through a client
@@ -158,26 +84,6 @@ async def recorded(tmp_path, broker, use, **settings):
         async with AsyncClient(config) as client:
             await use(RecordingClient(client, recorder, "w1"))
     return load_history(tmp_path / "history.jsonl")
-
-
-async def test_client_appends_and_reads_are_recorded(tmp_path, broker):
-    broker.journal("a/journal")
-
-    async def use(client):
-        await client.append("a/journal", Payload("w1-0", 40))
-        await client.append("a/journal", b"plain")
-        async with client.read("a/journal") as reader:
-            pieces = [piece async for piece in reader]
-        assert b"".join(pieces) == payload_bytes(7, Payload("w1-0", 40)) + b"plain"
-
-    history = await recorded(tmp_path, broker, use)
-    assert [(op.begin, op.end, op.outcome) for op in history.appends] == [
-        (0, 40, Outcome.OK),
-        (40, 45, Outcome.OK),
-    ]
-    assert history.polls[0].pieces[0].length == 45
-    assert history.polls[-1].pieces == ()
-    assert history.polls[-1].write_head == 45
 
 
 async def test_refused_append_is_a_failure(tmp_path, broker):
@@ -218,20 +124,6 @@ async def test_attempts_of_a_client_that_retries_are_counted(tmp_path, broker):
     (append,) = history.appends
     assert (append.outcome, append.attempts) == (Outcome.OK, 3)
     with_final(history, journal)
-    assert check_history(history).is_valid
-
-
-async def test_append_that_is_found_after_a_lost_answer_is_acknowledged(tmp_path, broker):
-    journal = broker.journal("a/journal", b"_")
-    broker.fail("Append", Fault(code=grpc.StatusCode.UNAVAILABLE, after_commit=True))
-
-    async def use(client):
-        await client.append("a/journal", b"content", offset=1)
-
-    history = await recorded(tmp_path, broker, use)
-    (append,) = history.appends
-    assert (append.outcome, append.begin, append.end) == (Outcome.OK, 1, 8)
-    with_final(history, journal, begin=1)
     assert check_history(history).is_valid
 
 

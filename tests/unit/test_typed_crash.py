@@ -181,7 +181,7 @@ def test_transaction_that_comes_again_in_a_later_run_passes_and_no_other_count_o
         assert f"of producer 010101010101 {waiting} messages wait, not 1" in told
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(8))
 def test_state_of_the_product_passes_wherever_runs_end(seed):
     draw = Random(seed)
     for log in logs_of(seed, batches=60).values():
@@ -228,7 +228,7 @@ def test_first_message_of_a_key_is_not_taken_for_the_last():
     assert (verdict.is_ok, verdict.lost) == (False, 1)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(8))
 def test_oracle_and_sequencer_agree_though_they_share_nothing(seed):
     for log in logs_of(seed, batches=60).values():
         sequencer = Sequencer(ring_size=1 << 16, warn=lambda _: None)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +15,7 @@ from gazette_platform.testing.chaos.plan import FaultKind
 from gazette_platform.testing.chaos.runner import ChaosConfig, run_chaos, starved_in
 from gazette_platform.testing.chaos.scene import WorkloadConfig
 from gazette_platform.testing.etcd import find_etcd
+from gazette_platform.testing.harness import Harness
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +23,11 @@ if TYPE_CHECKING:
     from gazette_platform.testing.chaos.verdict import ChaosResult
 
 __all__ = ["main"]
+
+# The hard end of a run: what comes before and after its faults, and how much longer those may take than planned, as
+# each begins when all is well again.
+_START_AND_END_S = 600.0
+_SLOWER = 2.0
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -111,7 +115,7 @@ def _say(text: str) -> None:
 
 
 def _tell(result: ChaosResult) -> None:
-    """All that is to be known, the verdict last."""
+    """Say all that is to be known, except for the verdict."""
     _say(str(result.report).splitlines()[0])
     for kind, gap in sorted(result.longest.items()):
         blamed_s = starved_in(gap, result.stalls)
@@ -136,32 +140,39 @@ def _tell(result: ChaosResult) -> None:
         _say(f"history, explanation and logs: {result.folder}")
         if not result.is_ok:
             _say(f"explanation: {result.folder / 'explanation.txt'}")
-    _say(result.summary)
 
 
-async def _run(config: ChaosConfig) -> ChaosResult:
+async def _run(config: ChaosConfig, harness: Harness) -> ChaosResult:
     """Run it; SIGTERM ends it as SIGINT does, with all processes and disks that it started."""
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await run_chaos(config, say=_say)
+    harness.attach()
+
+    def say(text: str) -> None:
+        harness.note(text)
+        _say(text)
+
+    return await run_chaos(config, say=say)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it. Returns: 0 if all is well, 1 if not, 2 if it could not be started."""
+    """Run it. Returns: 0 if all is well, 1 if not, 2 if it was starved or could not be started."""
     # Read when the first channel is made: what breaks here is meant to, and gRPC need not tell.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
-        # Clients, proxies and all share this loop: a fast one disturbs the brokers least.
-        result = uvloop.run(_run(_config(_parse(arguments))))
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        sys.stderr.write("chaos: stopped\n")
-        return 1
+        config = _config(_parse(arguments))
+        harness = Harness(
+            "chaos", f"seed={config.seed}", planned_s=_START_AND_END_S + _SLOWER * config.duration_s
+        )
     except GazetteError as err:
         sys.stderr.write(f"chaos: error: {err}\n")
         return 2
-    _tell(result)
-    return 0 if result.is_ok else 1
+
+    def play() -> ChaosResult:
+        # Clients, proxies and all share this loop: a fast one disturbs the brokers least.
+        result = uvloop.run(_run(config, harness))
+        _tell(result)
+        return result
+
+    return harness.run(play, tell=_say)
 
 
 if __name__ == "__main__":

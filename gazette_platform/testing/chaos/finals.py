@@ -13,6 +13,8 @@ from gazette_platform.errors import CallFailed, CallUnanswered, DataError, Gazet
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 from gazette_platform.testing.chaos.stored import stored_content, stored_fragments
 from gazette_platform.testing.recording import RecordingClient
+from gazette_platform.testing.starvation import reason_of
+from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,15 +85,16 @@ class _FinalRead:
                     self._end = (await recording.append(self._name, b"")).end
                 except GazetteError as err:
                     # What can be read still says what was lost.
-                    trouble = f"{self._name} takes no appends: {err}"
+                    trouble = reason_of(err, f"{self._name} takes no appends: {err}")
                 await self._read(reading)
                 while self._at < self._end:
                     await asyncio.sleep(_POLL_S)
                     await self._read(reading)
         except (GazetteError, TimeoutError) as err:
-            return trouble or (
+            return trouble or reason_of(
+                err,
                 f"{self._name} can be read up to {self._at}, not to its head {self._end}, within "
-                f"{self._timeout_s} s: {err!r}; {self._time_told}"
+                f"{self._timeout_s} s: {err!r}; {self._time_told}",
             )
         self._scene.recorder.final(self._name, self._content, begin=self._begin)
         contents[self._name] = (self._begin, self._content)
@@ -149,7 +152,7 @@ async def check_replicas(
     """
     wrong: list[str] = []
     async with contextlib.AsyncExitStack() as stack:
-        client = await stack.enter_async_context(scene.client(retry_timeout_s=_REPLICAS_S))
+        client = await stack.enter_async_context(scene.client(retry_timeout_s=patient(_REPLICAS_S)))
         stubs = {}
         for broker, endpoint in endpoints.items():
             target = endpoint.removeprefix("http://")
@@ -191,7 +194,7 @@ async def _check_replica(stub: Any, name: str, begin: int, content: bytes) -> st
     """Returns: how this broker's own content differs."""
     end = begin + len(content)
     loop = asyncio.get_running_loop()
-    until = loop.time() + _REPLICAS_S
+    until = loop.time() + patient(_REPLICAS_S)
     while True:
         try:
             text, head = await _differs(stub, name, begin, content)

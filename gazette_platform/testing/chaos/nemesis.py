@@ -10,6 +10,8 @@ from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.chaos.inflict import Inflictor
 from gazette_platform.testing.chaos.logs import lost_its_lease
 from gazette_platform.testing.chaos.plan import Fault, FaultKind
+from gazette_platform.testing.starvation import Late
+from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -199,7 +201,7 @@ class Nemesis:
         until = (
             self._clock.monotonic()
             + fault.duration_s
-            + _EXCUSED_S
+            + patient(_EXCUSED_S)
             + _EXCUSED_LEASES * self._lease_s
         )
         for name in fault.targets or self._cluster.names:
@@ -241,4 +243,5 @@ class Nemesis:
             else:
                 text = f"{name} ended by itself; its log ends:\n{broker.log_tail()[-2000:]}"
                 self._say(text)
-                self.ended.append(text)
+                # A lease is a limit of time, too.
+                self.ended.append(Late(text) if lost_lease else text)

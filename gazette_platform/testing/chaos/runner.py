@@ -35,6 +35,8 @@ from gazette_platform.testing.etcd import EtcdServer, EtcdTrio
 from gazette_platform.testing.history import Recorder, load_history
 from gazette_platform.testing.slow_disk import slow_disk_problem
 from gazette_platform.testing.small_disk import SmallDisk
+from gazette_platform.testing.starvation import joined, reason_of
+from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -136,7 +138,7 @@ class _Run:
         kind = EtcdTrio if config.etcd_members > 1 else EtcdServer
         etcd = kind(config.etcd_binary)
         await asyncio.to_thread(etcd.start)
-        trouble = ""
+        trouble = cause = ""
         try:
             with (
                 self._disks() as disks,
@@ -164,11 +166,13 @@ class _Run:
                     try:
                         trouble = await self._play(cluster, etcd, disks, recorder)
                     except GazetteError as err:
-                        trouble = str(err)
+                        trouble = reason_of(err)
+                        cause = self._watchdog.machine.cause(waited=getattr(err, "waited", 0.0))
                     self._recorder = None
+                    cause = cause or self._watchdog.machine.cause()
         finally:
             await asyncio.to_thread(etcd.stop)
-        return await self._judge(trouble)
+        return await self._judge(trouble, cause)
 
     @contextlib.contextmanager
     def _disks(self) -> Iterator[dict[str, SmallDisk]]:
@@ -211,7 +215,7 @@ class _Run:
             replicas_of=workload.replicas_of,
             stale_primary=StalePrimary(scene, cluster).inflict,
             settle=lambda is_stored, lost: workload.settle(
-                _RECOVERY_S,
+                patient(_RECOVERY_S),
                 is_stored=is_stored,
                 # Of some journal nobody is left that would know where it ends: that is a loss, which
                 # the history shows, and it takes an operator to go on. After all others nobody is
@@ -240,16 +244,16 @@ class _Run:
             await nemesis.watch_over(began + config.duration_s - self._clock.monotonic())
             if config.workload.has_time_for_streams(config.duration_s):
                 await workload.wait_for_stream()
-            await workload.stop(timeout_s=6 * config.lease_s + _WRITERS_S)
+            await workload.stop(timeout_s=patient(6 * config.lease_s + _WRITERS_S))
             await nemesis.mend()
-            return "; ".join(await self._read_all(cluster, scene))
+            return joined(await self._read_all(cluster, scene))
         finally:
             await workload.close()
 
     async def _read_all(self, cluster: BrokerCluster, scene: Scene) -> list[str]:
         """Returns: what is wrong."""
         self._say("clients have stopped, and all is mended; reading what the journals hold")
-        contents, wrong = await read_finals(scene, timeout_s=_RECOVERY_S)
+        contents, wrong = await read_finals(scene, timeout_s=patient(_RECOVERY_S))
         if wrong:
             return wrong
         endpoints = {name: broker.address for name, broker in cluster.brokers.items()}
@@ -279,7 +283,7 @@ class _Run:
                     found.append(f"{name} logged {len(errors) - len(shown)} more of these")
         return found
 
-    async def _judge(self, trouble: str) -> ChaosResult:
+    async def _judge(self, trouble: str, cause: str) -> ChaosResult:
         config = self._config
         nemesis, scene = self._nemesis, self._scene
         history = load_history(self._history_path)
@@ -292,7 +296,7 @@ class _Run:
             spans,
             suspensions,
             replication=config.workload.replication,
-            lag_s_max=unavailable_s_max(config.lease_s) + starved_s(stalls, 0.0, math.inf),
+            lag_s_max=patient(unavailable_s_max(config.lease_s)) + starved_s(stalls, 0.0, math.inf),
         )
         if trouble:
             # That is the trouble itself, not what it did to anybody.
@@ -329,6 +333,7 @@ class _Run:
             inflicted=Counter(evidence.inflicted),
             left_out=evidence.left_out,
             allowed=allowed,
+            starved_by=cause,
         )
 
 

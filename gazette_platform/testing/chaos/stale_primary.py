@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, final
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
-from gazette_platform.errors import SetupError
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalChange, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 from gazette_platform.testing.local_broker import AppendCall
 from gazette_platform.testing.payloads import Payload, payload_bytes
 from gazette_platform.testing.recording import RecordingClient
+from gazette_platform.testing.starvation import TooLate
+from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
     from typing import Any
@@ -48,18 +49,18 @@ class StalePrimary:
     async def inflict(self) -> None:
         """Do it, and record what everybody was told, and what the journal holds.
 
-        Raises: SetupError: nobody takes over, or the old primary does not end.
+        Raises: TooLate: nobody takes over, or the old primary does not end.
             GazetteError: the new one cannot be used. Cancellation: may leave a broker paused.
         """
         self._count += 1
         name = f"chaos-fenced/journal-{self._count:02d}"
-        async with self._scene.client(retry_timeout_s=_PATIENCE_S) as client:
+        async with self._scene.client(retry_timeout_s=patient(_PATIENCE_S)) as client:
             recording = RecordingClient(client, self._scene.recorder, "fence")
             await client.apply([JournalChange(self._spec(name), "", 0)])
             await recording.append(name, self._payload("before"))
             # The sleeper is the only one that holds the journal: whoever goes on without it gives up
             # what it alone has. That is nothing, since all is stored.
-            await client.flush(f"name={name}", timeout_s=_PATIENCE_S)
+            await client.flush(f"name={name}", timeout_s=patient(_PATIENCE_S))
             old = await self._primary(client, name, instead_of="")
             address = self._cluster.brokers[old].address.removeprefix("http://")
             async with grpc.aio.insecure_channel(address) as channel:
@@ -105,22 +106,26 @@ class StalePrimary:
 
     async def _primary(self, client: AsyncClient, name: str, *, instead_of: str) -> str:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(patient(_PATIENCE_S)):
                 while True:
                     primary = (await client.get(name)).route.primary_id
                     if primary is not None and primary.suffix != instead_of:
                         return primary.suffix
                     await asyncio.sleep(_POLL_S)
-        raise SetupError(f"{name} has no primary but {instead_of or 'none'} after {_PATIENCE_S} s")
+        raise TooLate(
+            f"{name} has no primary but {instead_of or 'none'} after {patient(_PATIENCE_S):g} s"
+        )
 
     async def _ended(self, name: str) -> None:
         loop = asyncio.get_running_loop()
-        until = loop.time() + _PATIENCE_S
+        until = loop.time() + patient(_PATIENCE_S)
         while loop.time() < until:
             if self._cluster.brokers[name].has_ended:
                 return
             await asyncio.sleep(_POLL_S)
-        raise SetupError(f"{name} slept past its lease, and has not ended after {_PATIENCE_S} s")
+        raise TooLate(
+            f"{name} slept past its lease, and has not ended after {patient(_PATIENCE_S):g} s"
+        )
 
     def _payload(self, what: str) -> Payload:
         return Payload(f"fence-{self._count}-{what}", _BYTES)

@@ -9,6 +9,8 @@ from gazette_platform.testing.chaos.availability import unavailable_s_max
 from gazette_platform.testing.chaos.readers import ReaderKind, kind_of as reader_kind
 from gazette_platform.testing.chaos.watchdog import starved_s
 from gazette_platform.testing.chaos.writers import kind_of as writer_kind
+from gazette_platform.testing.starvation import Late, State, headline, judge
+from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,6 +28,8 @@ __all__ = ["ChaosResult", "Evidence", "reasons"]
 _APPENDS_PER_S_MIN = 2.0
 # Of runs at least so long, every kind of client must have got something done.
 _LONG_ENOUGH_S = 50.0
+# Anomalies that rest on a limit of time; all others are wrong on any machine.
+_LATE_ANOMALIES = frozenset({"stuck-read", "unseen"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,26 +67,34 @@ def reasons(
     found += evidence.ended
     found += evidence.unforeseen
     if report.anomaly_count:
-        found.append(f"the history shows {report.anomaly_count} anomalies")
+        text = f"the history shows {report.anomaly_count} anomalies"
+        names = {anomaly.name for anomaly in report.anomalies} | set(report.suppressed)
+        found.append(Late(text) if names <= _LATE_ANOMALIES else text)
     missing = set(evidence.planned) - set(evidence.inflicted) - set(evidence.left_out)
     if not evidence.inflicted:
-        found.append("there were no faults")
+        found.append(Late("there were no faults"))
     elif missing:
-        found.append(f"these faults were planned, and never begun: {_names(missing)}")
+        found.append(Late(f"these faults were planned, and never begun: {_names(missing)}"))
     found += _idle(evidence, report)
-    limit_s = unavailable_s_max(evidence.lease_s)
+    limit_s = patient(unavailable_s_max(evidence.lease_s))
     for kind, gap in sorted(longest.items()):
         length_s = gap.length_s - starved_s(stalls, gap.begin, gap.end)
         if length_s > limit_s:
             found.append(
-                f"{gap.journal} took no appends for {length_s:.1f} s ({kind}); "
-                f"more than {limit_s:.0f} s is for ever"
+                Late(
+                    f"{gap.journal} took no appends for {length_s:.1f} s ({kind}); "
+                    f"more than {limit_s:.0f} s is for ever"
+                )
             )
     return found
 
 
 def _idle(evidence: Evidence, report: Report) -> list[str]:
-    """What was done too little."""
+    """What was done too little: of what takes time, on a starved machine."""
+    return [Late(reason) for reason in _idle_reasons(evidence, report)]
+
+
+def _idle_reasons(evidence: Evidence, report: Report) -> list[str]:
     found = []
     workload = evidence.workload
     enough = _APPENDS_PER_S_MIN * evidence.duration_s
@@ -131,6 +143,13 @@ class ChaosResult:
     """Kinds that cannot be inflicted here, with the reason."""
     allowed: Mapping[str, int] = field(default_factory=dict)
     """Anomalies that the protocol allows during the faults that there were, by name."""
+    starved_by: str = ""
+    """What starved the run, see `starvation.starved_by`; empty: nothing did."""
+
+    @property
+    def state(self) -> State:
+        """Whether it was ok, failed or was starved."""
+        return judge(self.reasons, self.starved_by)
 
     @property
     def is_ok(self) -> bool:
@@ -146,13 +165,11 @@ class ChaosResult:
     def summary(self) -> str:
         """The last line of the run."""
         line = (
-            f"chaos: {'ok' if self.is_ok else 'FAILED'} seed={self.seed} "
+            f"chaos: {self.state} seed={self.seed} "
             f"ops={self.report.operations} faults={self.faults} "
             f"anomalies={self.report.anomaly_count} "
             f"longest_unavailable_s={self.longest_unavailable_s:.1f}"
         )
         if self.is_ok:
             return line
-        first = self.reasons[0].splitlines()[0]
-        more = f" (and {len(self.reasons) - 1} more)" if len(self.reasons) > 1 else ""
-        return f"{line}: {first}{more}"
+        return f"{line}: {headline(self.reasons, self.starved_by)}"

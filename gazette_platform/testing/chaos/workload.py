@@ -18,6 +18,8 @@ from gazette_platform.protocol import FragmentSpec, JournalChange, JournalSpec, 
 from gazette_platform.testing.chaos.readers import run_reader
 from gazette_platform.testing.chaos.upkeep import CODECS, run_flushes, run_upkeep
 from gazette_platform.testing.chaos.writers import run_streams, run_writer
+from gazette_platform.testing.starvation import TooLate, is_late
+from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
     from gazette_platform.client import AsyncClient
@@ -54,7 +56,7 @@ class Workload:
             )
             spec = JournalSpec(name=name, replication=config.replication, fragment=fragment)
             changes.append(JournalChange(spec, "", 0))
-        async with self._scene.client(retry_timeout_s=60.0) as client:
+        async with self._scene.client(retry_timeout_s=patient(60.0)) as client:
             await client.apply(changes)
             for name in config.all_names:
                 await client.append(name, b"")
@@ -85,15 +87,15 @@ class Workload:
     async def stop(self, *, timeout_s: float) -> None:
         """Let every append under way end, and end the readers.
 
-        Raises: SetupError: appends did not end in time, or a client failed by a defect of its own.
+        Raises: TooLate: appends did not end in time. SetupError: a client failed by a defect of its own.
         """
         self._scene.stopping.set()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._writers.join()
         except TimeoutError as err:
-            raise SetupError(
-                f"{len(self._writers)} writers did not come to an end within {timeout_s} s; "
+            raise TooLate(
+                f"{len(self._writers)} writers did not come to an end within {timeout_s:g} s; "
                 "their brokers answer nothing, see their logs"
             ) from err
         await self.close()
@@ -110,7 +112,7 @@ class Workload:
 
     async def replicas_of(self, journal: str) -> list[str]:
         """The brokers that serve a journal, the primary first. Raises: GazetteError."""
-        async with self._scene.client(retry_timeout_s=_FLUSH_S) as client:
+        async with self._scene.client(retry_timeout_s=patient(_FLUSH_S)) as client:
             while True:
                 route = (await client.get(journal)).route
                 if route.primary_id is not None and len(route.members) > 1:
@@ -128,7 +130,7 @@ class Workload:
             may_reset: of some journal all spools may be lost: then its head is reset, as the
                 operating guide says.
 
-        Raises: SetupError: that takes too long.
+        Raises: TooLate: that takes too long. SetupError: a journal refuses appends.
         """
         waiting = set(self._scene.config.journal_names)
         try:
@@ -146,7 +148,9 @@ class Workload:
         except (TimeoutError, GazetteError) as err:
             names = " ".join(sorted(waiting)) or "all"
             what = "are not flushed" if not waiting else "do not take appends by all replicas"
-            raise SetupError(
+            # A journal that refuses appends for another reason may have lost something.
+            kind = TooLate if is_late(err) else SetupError
+            raise kind(
                 f"{timeout_s:.0f} s after faults were undone, journals {what}: {names} ({err!r})"
             ) from err
 
