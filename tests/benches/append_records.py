@@ -8,6 +8,7 @@ from gazette_platform.protocol import (
     FragmentSpec,
     JournalSpec,
 )
+from gazette_platform.testing.waiting import pass_time
 
 
 def spec(name, *, replication=1):
@@ -42,7 +43,7 @@ async def produced(service, journals, *, tasks, goes_on, pause_s=0.0):
             taken.append((journal, task, n, data, await service.submit(journal, data)))
             if n % 5 == 0:
                 await taken[-1][-1]
-                await asyncio.sleep(pause_s)
+                await pass_time(pause_s)
             n += 1
 
     await asyncio.gather(*(produce(task) for task in range(tasks)))

@@ -8,7 +8,7 @@ from append_records import checked, produced, spec
 
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.testing.cluster import BrokerCluster
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, pass_time
 
 pytestmark = pytest.mark.etcd
 
@@ -62,7 +62,7 @@ async def test_a_primary_that_is_killed_loses_nothing_of_a_writer(etcd_server, t
                 writer.write(record)
                 if n % 500 == 0:
                     await writer.drain()
-                    await asyncio.sleep(0.005)
+                    await pass_time(0.005)
                 if n == len(records) // 2:
                     route = (await client.get("a/one")).route
                     primary = route.members[route.primary].suffix

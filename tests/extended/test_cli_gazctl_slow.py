@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from gazctl_runner import gazctl_runner
 
+from gazette_platform.testing.waiting import block_for
+
 pytestmark = pytest.mark.etcd
 SPEC = """
 name: {root}/
@@ -88,7 +90,7 @@ def test_slow_stdin_is_still_one_append(start, gazctl, journals, root):
     process = start("append", "-l", f"name={root}/one")
     process.stdin.write(b"slow ")
     process.stdin.flush()
-    time.sleep(3)  # slower than the minimum rate of brokers, once their credit is spent
+    block_for(3)  # slower than the minimum rate of brokers, once their credit is spent
     _, err = process.communicate(b"input")
     assert err.decode().splitlines()[0] == f"appended 10 bytes to {root}/one at offset 0"
     assert gazctl("read", "-l", f"name={root}/one").out == b"slow input"
