@@ -33,8 +33,7 @@ MAY_SLEEP = {
     "tests/benches/": "starters of servers also watch whether the process has ended",
     "tests/e2e/test_fuzz_run.py": "it plants a broker that blocks its event loop",
     "tests/extended/test_testing_slow_disk.py": "its program needs only the standard library",
-    "tests/unit/test_benchmarks_lake.py": "not cleaned yet",
-    "tests/unit/test_benchmarks_report.py": "not cleaned yet",
+    "tests/unit/test_mutants.py": "it plants a mutant that hangs",
 }
 
 # Which modules each contract of import-linter is about. Contracts can name existing ones only, so
