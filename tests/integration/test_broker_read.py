@@ -156,19 +156,6 @@ async def test_rd5_metadata_only_waits_for_a_commit(cluster, stub, broker):
     assert (metadata.status, metadata.offset, metadata.write_head) == (pb.OK, 3, 6)
 
 
-async def test_the_head_without_block_is_told_and_with_block_is_read(cluster, stub, broker):
-    await cluster.apply(stub, spec())
-    await append(stub, JOURNAL, b"abc")
-    (end,) = await collect(read(stub, JOURNAL, -1))
-    assert (end.status, end.offset, end.write_head) == (pb.OFFSET_NOT_YET_AVAILABLE, 3, 3)
-    responses = aiter(read(stub, JOURNAL, -1, block=True))
-    await eventually(lambda: calls_begun(broker, "Read") == 2)
-    await append(stub, JOURNAL, b"def")
-    assert (await next_metadata(responses)).offset == 3
-    content = await anext(responses)
-    assert (content.offset, content.content) == (3, b"def")
-
-
 async def test_many_readers_and_a_writer(cluster, stub):
     """Each reader sees every byte once, in order, over rolls and the move into the store."""
     await cluster.apply(stub, spec(length=4096, codec=CompressionCodec.GZIP))

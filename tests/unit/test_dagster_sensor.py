@@ -19,6 +19,7 @@ from gazette_platform.assets import raw_checks
 from gazette_platform.errors import (
     JournalNotFound,
     LakeError,
+    NoJournalPrimaryBroker,
     TransportError,
     ValidationError,
 )
@@ -315,6 +316,36 @@ def test_unreachable_broker_fails_the_tick(platform):
     with pytest.raises(TransportError, match="cannot reach"):
         platform.tick()
     assert platform.cursor is None
+
+
+@pytest.mark.parametrize(
+    "error", [TransportError("stores are not listed yet"), NoJournalPrimaryBroker("none")]
+)
+def test_a_journal_that_cannot_be_listed_holds_up_nothing_else(platform, error):
+    """Not its table, not those that come after it, and no audit."""
+    for table in ("a", "b"):
+        platform.write_spec(table)
+        platform.files.append(f"{table}/part=0", line(1), postfix="hour=05")
+    platform.files.append("a/part=1", line(1), postfix="hour=05")
+    platform.tick()
+    platform.failing["a/part=0"] = error
+    for table in ("a", "b"):
+        for part in range(2):
+            platform.files.append(f"{table}/part={part}", line(2), postfix="hour=06")
+    result = platform.tick()
+    told = {(e.asset_key.path[-1], e.partition) for e in result.asset_events if e.partition}
+    assert {("a", "06"), ("b", "06")} <= told
+    assert numbers(platform.instance, "a")["06"] == [1]
+    assert str(error) in platform.text
+    audited = set()
+    for _ in range(4):
+        platform.tick()
+        assert "a" not in platform.kept_up
+        audited.add(parts_of(platform.cursor)["audits"]["s.a"]["journal"])
+    assert audited == {"a/part=0", "a/part=1"}
+    platform.failing.clear()
+    platform.tick()
+    assert numbers(platform.instance, "a")["06"] == [1, 1]
 
 
 def test_a_journal_that_is_gone_holds_up_no_audit_and_stays_exact(platform):

@@ -30,10 +30,10 @@ BROKER_MODULES_MAX = 15  # of a folder
 # Files and folders of tests/ that may call `sleep`, with the reason.
 MAY_SLEEP = {
     "tests/fuzz/pulse.py": "it needs only the standard library",
-    "tests/benches/": "starters of servers also watch whether the process has ended",
-    "tests/e2e/test_fuzz_run.py": "it plants a broker that blocks its event loop",
-    "tests/extended/test_testing_slow_disk.py": "its program needs only the standard library",
-    "tests/unit/test_mutants.py": "it plants a mutant that hangs",
+    "tests/benches/": "starters of servers poll until these serve or have ended",
+    "tests/e2e/test_fuzz_run.py": "a fault to be found",
+    "tests/extended/test_testing_slow_disk.py": "a program that tests start",
+    "tests/unit/test_mutants.py": "a mutant that hangs",
 }
 
 # Which modules each contract of import-linter is about. Contracts can name existing ones only, so

@@ -30,7 +30,7 @@ def spoil(root, at, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_fault_at_some_steps(tmp_path, mode):
-    for at in range(1 + 7 * MODES.index(mode), steps_of_a_history(tmp_path), 37):
+    for at in range(1 + 7 * MODES.index(mode), steps_of_a_history(tmp_path), 61):
         spoil(tmp_path / str(at), at, mode)
 
 

@@ -279,7 +279,7 @@ def test_a_fragment_that_spans_where_nobody_was_is_found(registrar, files, spec)
     assert report.cursors["events/part=0"] == JournalCursor(36, 27, (), 1)
 
 
-@pytest.mark.parametrize("backlogs", [1, 20])
+@pytest.mark.parametrize("backlogs", [1, 6])
 @pytest.mark.parametrize(
     "limits",
     [
