@@ -54,10 +54,11 @@ _TIERS: Final = {
     "azure": ("e2e", "extended"),
     "gcs": ("e2e", "extended"),
     "browser": ("e2e", "extended"),
+    "platform": ("platform",),
 }
 # Tests with these marks start real programs.
 _SERVER_MARKS = frozenset(
-    {"etcd", "s3", "azure", "gcs", "hive", "trino", "spark", "e2e", "browser"}
+    {"etcd", "s3", "azure", "gcs", "hive", "trino", "spark", "e2e", "browser", "platform"}
 )
 
 _conformance: defaultdict[str, Counter[str]] = defaultdict(Counter)

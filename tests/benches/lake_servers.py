@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "configured_spark_session",
+    "ending",
     "lake_servers",
     "plain_spark_session",
     "running",
@@ -184,7 +185,7 @@ class RestartableMetastore:
 def spark_session(settings: LakeSettings) -> Iterator[SparkSession]:
     """A Spark session on the lake; its JVM ends with the scope."""
     os.environ["JAVA_HOME"] = str(tools.java(21))
-    with keeping_interrupt(), _ending(start_session(settings)) as session:
+    with keeping_interrupt(), ending(start_session(settings)) as session:
         yield session
 
 
@@ -192,7 +193,7 @@ def spark_session(settings: LakeSettings) -> Iterator[SparkSession]:
 def configured_spark_session(configuration: Mapping[str, str]) -> Iterator[SparkSession]:
     """A Spark session of just this configuration; its JVM ends with the scope."""
     os.environ["JAVA_HOME"] = str(tools.java(21))
-    with keeping_interrupt(), _ending(open_session(configuration)) as session:
+    with keeping_interrupt(), ending(open_session(configuration)) as session:
         yield session
 
 
@@ -230,7 +231,7 @@ def _end_callbacks(gateway: Any) -> None:
 
 
 @contextmanager
-def _ending(session: SparkSession) -> Iterator[SparkSession]:
+def ending(session: SparkSession) -> Iterator[SparkSession]:
     """Stop the session, and its JVM."""
     from pyspark import SparkContext
 

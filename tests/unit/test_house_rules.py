@@ -33,7 +33,6 @@ MAY_SLEEP = {
     "tests/benches/": "starters of servers poll until these serve or have ended",
     "tests/e2e/test_fuzz_run.py": "a fault to be found",
     "tests/extended/test_testing_slow_disk.py": "a program that tests start",
-    "tests/unit/test_mutants.py": "a mutant that hangs",
 }
 
 # Which modules each contract of import-linter is about. Contracts can name existing ones only, so
