@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from server_fixtures import cluster, start_servers
@@ -13,9 +14,21 @@ from gazette_platform.client import AsyncClient, ClientConfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
 
 __all__ = ["cluster", "start_servers"]
+
+# Fixtures that start servers of a test's own.
+_OWN: Final = {"broker_cluster", "cluster", "local_brokers", "own_etcd_server", "start_servers"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse tests that start servers of their own, and do not say so."""
+    for item in items:
+        if item.path.parent != Path(__file__).parent:
+            continue
+        own = _OWN.intersection(getattr(item, "fixturenames", ()))
+        if own and item.get_closest_marker("own_brokers") is None:
+            raise pytest.UsageError(f"{item.nodeid}: uses {own}, and is not marked own_brokers")
 
 
 @pytest.fixture(scope="session")

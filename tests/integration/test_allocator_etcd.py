@@ -195,6 +195,7 @@ async def test_n3_same_lease_is_idempotent(etcd, etcd_prefix):
 # ------------------------------------------------------------------- one broker
 
 
+@pytest.mark.own_brokers
 async def test_lone_broker_is_assigned_fresh_journals_at_once(cluster):
     a = await cluster.join(A)
     took_s = []
@@ -212,6 +213,7 @@ async def test_lone_broker_is_assigned_fresh_journals_at_once(cluster):
     assert key.lease == a.lease.id
 
 
+@pytest.mark.own_brokers
 async def test_lone_broker_takes_all_of_many_journals_and_lets_go_of_deleted_ones(cluster):
     names = [f"item/{n:04}" for n in range(700)]
     for n in range(0, len(names), 100):
@@ -223,6 +225,7 @@ async def test_lone_broker_takes_all_of_many_journals_and_lets_go_of_deleted_one
     await cluster.until({name: [("broker-a", 0)] for name in names[1:691]})
 
 
+@pytest.mark.own_brokers
 async def test_items_that_cannot_be_served_cost_nothing(cluster):
     a = await cluster.join(A, limit=1000)
     a.is_syncing = False
@@ -240,6 +243,7 @@ async def test_items_that_cannot_be_served_cost_nothing(cluster):
     assert not rounds
 
 
+@pytest.mark.own_brokers
 async def test_replication_beyond_members_is_capped(cluster):
     await cluster.join(A)
     await cluster.apply("item/one", replication=3)
@@ -248,6 +252,7 @@ async def test_replication_beyond_members_is_capped(cluster):
     await cluster.until({"item/one": [("broker-a", 0), ("broker-b", 1)]})
 
 
+@pytest.mark.own_brokers
 async def test_bad_item_does_not_hold_up_the_others(cluster):
     a = await cluster.join(A)
     await cluster.apply("item/bad", "item/good")
@@ -262,6 +267,7 @@ async def test_bad_item_does_not_hold_up_the_others(cluster):
     await cluster.until({**expected, "item/bad": [("broker-a", 0)]})
 
 
+@pytest.mark.own_brokers
 async def test_a_member_that_changes_beneath_a_transaction_does_not_leave_its_item_behind(
     cluster, monkeypatch
 ):
@@ -284,6 +290,7 @@ async def test_a_member_that_changes_beneath_a_transaction_does_not_leave_its_it
     assert refused == [True]
 
 
+@pytest.mark.own_brokers
 async def test_lost_member_key_ends_the_loop(cluster):
     a = await cluster.join(A)
     await cluster.etcd.delete(member_key(cluster.prefix, A))
@@ -291,6 +298,7 @@ async def test_lost_member_key_ends_the_loop(cluster):
         await asyncio.wait_for(a.run, 5)
 
 
+@pytest.mark.own_brokers
 async def test_lone_broker_drains_only_without_journals(cluster):
     a = await cluster.join(A)
     await cluster.apply("item/one")
@@ -310,6 +318,7 @@ async def test_lone_broker_drains_only_without_journals(cluster):
 # ------------------------------------------------------------------- several
 
 
+@pytest.mark.own_brokers
 async def test_z1_journals_are_spread_over_members_and_zones(cluster):
     await cluster.join(A)
     await cluster.join(B)
@@ -327,6 +336,7 @@ async def test_z1_journals_are_spread_over_members_and_zones(cluster):
     assert sorted(held) == [1, 2]
 
 
+@pytest.mark.own_brokers
 async def test_z3_hand_over_waits_for_consistency(cluster):
     a = await cluster.join(A)
     await cluster.apply("item/one")
@@ -344,6 +354,7 @@ async def test_z3_hand_over_waits_for_consistency(cluster):
     await a.relieved()
 
 
+@pytest.mark.own_brokers
 async def test_z16_exiting_members_drain_and_the_last_one_stays(cluster):
     a, b, c = [await cluster.join(m) for m in (A, B, C)]
     names = [f"item/{n}" for n in range(9)]
@@ -362,6 +373,7 @@ async def test_z16_exiting_members_drain_and_the_last_one_stays(cluster):
     assert not c.run.done()
 
 
+@pytest.mark.own_brokers
 async def test_z6_replication_up_and_down(cluster):
     for m in (A, B, C):
         await cluster.join(m)
@@ -373,6 +385,7 @@ async def test_z6_replication_up_and_down(cluster):
     await cluster.until({"item/one": [("broker-a", 0)]})
 
 
+@pytest.mark.own_brokers
 async def test_z19_dead_leader_is_replaced(cluster):
     a = await cluster.join(A)
     b = await cluster.join(B)
@@ -387,6 +400,7 @@ async def test_z19_dead_leader_is_replaced(cluster):
     await cluster.until({"item/one": [("broker-b", 0), ("broker-c", 1)]})
 
 
+@pytest.mark.own_brokers
 async def test_a2_two_leaders_cannot_both_write(cluster):
     a = await cluster.join(A)
     # Somebody else changed A's member key, so that A's comparison is stale until it sees that.
@@ -400,6 +414,7 @@ async def test_a2_two_leaders_cannot_both_write(cluster):
     await cluster.until({"item/one": [("broker-a", 0)]})
 
 
+@pytest.mark.own_brokers
 async def test_n4_a_session_from_announcement_to_the_end_of_its_lease(cluster):
     a = await cluster.join(A)
     b = await cluster.join(B)

@@ -34,7 +34,7 @@ from gazette_platform.protocol.pb import admin_pb2 as admin_pb
 from gazette_platform.protocol.selectors import LabelSelector
 from gazette_platform.serving.interface import Code, RpcFailed
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 KEYS = "c2VjcmV0LWtleQ=="
 

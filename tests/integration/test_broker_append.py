@@ -26,7 +26,7 @@ from gazette_platform.serving import grpc_server
 from gazette_platform.testing.local_broker import AppendCall, append, read_all, spans
 from gazette_platform.testing.waiting import eventually
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 MIB = 1 << 20
 

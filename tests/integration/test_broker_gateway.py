@@ -25,7 +25,7 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.testing.waiting import eventually
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 JOURNAL = "a/journal"
 READ_ONLY = "a/read-only"

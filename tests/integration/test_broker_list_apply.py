@@ -21,7 +21,7 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append
 from gazette_platform.testing.waiting import eventually
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 A, B, C = "journal/1/A", "journal/2/B", "journal/1/C"
 

@@ -29,7 +29,7 @@ from gazette_platform.serving.interface import Code, NotTaken
 from gazette_platform.testing.local_broker import append, read, read_all, store_fragment
 from gazette_platform.testing.waiting import eventually
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 MIB = 1 << 20
 JOURNAL = "a/journal"

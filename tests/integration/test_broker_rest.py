@@ -21,7 +21,7 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.selectors import LabelSelector
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 KEY = base64.b64encode(b"a key of 32 bytes, or more or so").decode()
 

@@ -24,7 +24,7 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.fault_proxy import FaultProxy
 from gazette_platform.testing.local_broker import AppendCall, append
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 JOURNAL = "a/journal"
 SPEC = JournalSpec(

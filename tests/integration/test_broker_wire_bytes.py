@@ -22,7 +22,7 @@ from raw_protobuf import blob, decode, number, only
 from gazette_platform.client.wire import CALL_ERRORS
 from gazette_platform.keyspace import item_key
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 JOURNAL = "wire/journal"
 UNKNOWN_FIELDS = bytes.fromhex("98067ba20603616263ad0601020304b1060102030405060708")

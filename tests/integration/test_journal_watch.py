@@ -10,7 +10,7 @@ from gazette_platform.message import modulo_mapping
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.waiting import eventually
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 
 def journal(name):

@@ -37,7 +37,7 @@ from gazette_platform.errors import (
 from gazette_platform.message import read_uncommitted
 from gazette_platform.testing.waiting import eventually
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 
 @pytest.fixture
