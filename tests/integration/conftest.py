@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -62,10 +63,16 @@ def names(request: pytest.FixtureRequest, leftovers: Leftovers) -> Iterator[Name
     yield from _names_of(request.node.name, leftovers)
 
 
-@pytest.fixture(scope="module")
-def module_names(request: pytest.FixtureRequest, leftovers: Leftovers) -> Iterator[Names]:
-    """Names for what all tests of a module share."""
-    yield from _names_of(request.node.name, leftovers)
+@pytest.fixture(autouse=True)
+def _logging() -> Iterator[None]:
+    """Undo what a command that ran in this process has set: it would go on to log to stderr."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    for handler in set(root.handlers).difference(handlers):
+        if type(handler) is logging.StreamHandler:
+            root.removeHandler(handler)
 
 
 def _names_of(test: str, leftovers: Leftovers) -> Iterator[Names]:

@@ -102,7 +102,7 @@ async def test_la1_journals_come_25_a_message(stub):
 
 
 @pytest.mark.parametrize(
-    ("selector", "names"),
+    ("selector", "expected"),
     [
         ("missing=label", []),
         ("!foo", [C, B]),
@@ -113,9 +113,9 @@ async def test_la1_journals_come_25_a_message(stub):
         (LabelSelector(include=LabelSet.of(prefix="journal/1/")), [A, C]),
     ],
 )
-async def test_la2_selectors(stub, three, selector, names):
+async def test_la2_selectors(stub, three, selector, expected):
     journals, messages = await listed(stub, selector)
-    assert list(journals) == names
+    assert list(journals) == expected
     assert messages[0].status == pb.OK
 
 
