@@ -35,7 +35,7 @@ from gazette_platform.testing.local_broker import (
 )
 from gazette_platform.testing.waiting import eventually, pass_time, patient
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 MIB = 1 << 20
 JOURNAL = "a/journal"

@@ -32,7 +32,7 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import AppendCall, LocalBrokers, append, read, read_all
 from gazette_platform.testing.waiting import eventually, patient, stays
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 NAME = "replicated/journal"
 ZONES = ("zone-a", "zone-b", "zone-c")

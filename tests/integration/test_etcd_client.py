@@ -150,6 +150,7 @@ async def test_lease_revoked_by_another_is_lost(etcd):
     await other.close()
 
 
+@pytest.mark.own_brokers
 async def test_lease_is_lost_when_etcd_stays_silent(etcd_binary):
     with EtcdServer(etcd_binary) as server:
         async with EtcdClient([server.endpoint], request_timeout_s=2) as client:
