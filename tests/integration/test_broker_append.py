@@ -282,7 +282,7 @@ async def test_fs9_fs12_fs14_suspend_and_resume(stub, journal):
     await suspend_is(stub, journal, SuspendSpec(SuspendLevel.NONE, 6))
     response = await append(stub, journal, b"more")
     assert (response.status, response.commit.begin) == (pb.OK, 6)
-    await suspend_is(stub, journal, None), ("content behind the offset has made it void")
+    await suspend_is(stub, journal, None)  # content behind the offset has made it void
 
 
 async def test_suspend_now_persists_the_open_fragment(stub, journal, shared):
