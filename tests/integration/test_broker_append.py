@@ -71,6 +71,15 @@ async def spec_of(stub, journal):
     return None
 
 
+async def suspend_is(stub, journal, expected):
+    """Wait until the broker that lists has seen what the primary wrote."""
+
+    async def is_seen():
+        return (await spec_of(stub, journal)).suspend == expected
+
+    await eventually(is_seen)
+
+
 # ---------------------------------------------------------------------------------------- commits
 async def test_aa1_an_append(stub, journal):
     await apply(stub, spec(journal))
@@ -182,16 +191,14 @@ async def test_fs9_fs12_fs14_suspend_and_resume(stub, journal):
     await append(stub, journal, b"foobar")
     now = AppendSuspend.SUSPEND_NOW.value
     assert (await append(stub, journal, suspend=now)).status == pb.SUSPENDED
-    assert (await spec_of(stub, journal)).suspend == SuspendSpec(SuspendLevel.PARTIAL, 6)
+    await suspend_is(stub, journal, SuspendSpec(SuspendLevel.PARTIAL, 6))
     keep = AppendSuspend.SUSPEND_KEEP.value
     assert (await append(stub, journal, suspend=keep)).status == pb.OK
     assert (await append(stub, journal, b"x", suspend=keep)).status == pb.NOT_ALLOWED
     no_resume = AppendSuspend.SUSPEND_NO_RESUME.value
     assert (await append(stub, journal, suspend=no_resume)).status == pb.SUSPENDED
     assert (await append(stub, journal)).status == pb.OK
-    assert (await spec_of(stub, journal)).suspend == SuspendSpec(SuspendLevel.NONE, 6)
+    await suspend_is(stub, journal, SuspendSpec(SuspendLevel.NONE, 6))
     response = await append(stub, journal, b"more")
     assert (response.status, response.commit.begin) == (pb.OK, 6)
-    assert (await spec_of(stub, journal)).suspend is None, (
-        "content behind the offset has made it void"
-    )
+    await suspend_is(stub, journal, None)  # content behind the offset has made it void
