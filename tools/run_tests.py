@@ -81,7 +81,7 @@ _MODULES: Final = ("tests/unit", "tests/property", "tests/scenario")
 TIERS: Final[dict[str, tuple[Part, ...]]] = {
     "fast": (Part(name="modules", folders=_MODULES, workers=2, is_beside=True),),
     "test": (
-        Part(name="modules", folders=_MODULES, is_beside=True),
+        Part(name="modules", folders=_MODULES, workers=2, is_beside=True),
         Part(name="platform", folders=("tests/platform",)),
         Part(name="integration", folders=("tests/integration",), workers=2),
     ),

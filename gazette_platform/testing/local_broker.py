@@ -26,6 +26,7 @@ __all__ = [
     "AppendCall",
     "LocalBrokers",
     "append",
+    "apply",
     "calls_begun",
     "messages_taken",
     "read",
@@ -104,15 +105,8 @@ class LocalBrokers:
         return protocol_pb2_grpc.JournalStub(channel)  # type: ignore[no-untyped-call]
 
     async def apply(self, stub: Any, *specs: JournalSpec) -> None:
-        """Create journals, and wait until each has a primary that is ready for appends."""
-        request = pb.ApplyRequest()
-        for spec in specs:
-            request.changes.add().upsert.CopyFrom(spec.to_pb())
-        response = await stub.Apply(request, timeout=patient(_DEADLINE_S))
-        assert response.status == Status.OK, response
-        for spec in specs:
-            if spec.flags.may_write:
-                await append(stub, spec.name)
+        """As the function `apply`."""
+        await apply(stub, *specs)
 
 
 @final
@@ -149,6 +143,18 @@ class AppendCall:
             await self.call.done_writing()
         response: pb.AppendResponse = await self.call
         return response
+
+
+async def apply(stub: Any, *specs: JournalSpec) -> None:
+    """Create journals, and wait until each has a primary that is ready for appends."""
+    request = pb.ApplyRequest()
+    for spec in specs:
+        request.changes.add().upsert.CopyFrom(spec.to_pb())
+    response = await stub.Apply(request, timeout=patient(_DEADLINE_S))
+    assert response.status == Status.OK, response
+    for spec in specs:
+        if spec.flags.may_write:
+            await append(stub, spec.name)
 
 
 async def append(stub: Any, journal: str, *chunks: bytes, **fields: Any) -> pb.AppendResponse:

@@ -29,6 +29,7 @@ from gazette_platform.testing.etcd import EtcdServer
 from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
 
 __all__ = ["Leftovers", "Names", "SharedBrokers", "SharedEtcd", "shared_servers"]
@@ -162,6 +163,17 @@ def pytest_configure_node(node: Any) -> None:
     if _DESK not in stash:
         stash[_DESK] = _Desk(stash[_SERVERS])
     node.workerinput["shared_servers"] = (stash[_DESK].address, stash[_DESK].key)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Escape lone surrogates in what a test has logged: no worker can send them to the controller."""
+    report = yield
+    report.sections = [
+        (title, text.encode("utf-8", "backslashreplace").decode())
+        for title, text in report.sections
+    ]
+    return report
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

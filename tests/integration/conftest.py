@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import pytest
+from grpc import aio
 from server_fixtures import cluster, start_servers
 from shared_servers import Leftovers, Names, SharedBrokers, SharedEtcd, shared_servers
 
 from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.client.wire import proxy_options
+from gazette_platform.protocol.pb import protocol_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
 
 __all__ = ["cluster", "start_servers"]
+
+# Fixtures that start servers of a test's own.
+_OWN: Final = {"broker_cluster", "cluster", "local_brokers", "own_etcd_server", "start_servers"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse tests that start servers of their own, and do not say so."""
+    for item in items:
+        if item.path.parent != Path(__file__).parent:
+            continue
+        own = _OWN.intersection(getattr(item, "fixturenames", ()))
+        if own and item.get_closest_marker("own_brokers") is None:
+            raise pytest.UsageError(f"{item.nodeid}: uses {own}, and is not marked own_brokers")
 
 
 @pytest.fixture(scope="session")
@@ -46,10 +63,16 @@ def names(request: pytest.FixtureRequest, leftovers: Leftovers) -> Iterator[Name
     yield from _names_of(request.node.name, leftovers)
 
 
-@pytest.fixture(scope="module")
-def module_names(request: pytest.FixtureRequest, leftovers: Leftovers) -> Iterator[Names]:
-    """Names for what all tests of a module share."""
-    yield from _names_of(request.node.name, leftovers)
+@pytest.fixture(autouse=True)
+def _logging() -> Iterator[None]:
+    """Undo what a command that ran in this process has set: it would go on to log to stderr."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    for handler in set(root.handlers).difference(handlers):
+        if type(handler) is logging.StreamHandler:
+            root.removeHandler(handler)
 
 
 def _names_of(test: str, leftovers: Leftovers) -> Iterator[Names]:
@@ -72,3 +95,11 @@ async def client(shared: SharedBrokers) -> AsyncIterator[AsyncClient]:
     config = ClientConfig(address=shared.address, file_root=shared.fragments)
     async with AsyncClient(config) as client:
         yield client
+
+
+@pytest.fixture
+async def stub(shared: SharedBrokers) -> AsyncIterator[protocol_pb2_grpc.JournalStub]:
+    """The raw RPCs of `broker-a`."""
+    target = shared.address.removeprefix("http://")
+    async with aio.insecure_channel(target, options=proxy_options(target)) as channel:
+        yield protocol_pb2_grpc.JournalStub(channel)

@@ -14,7 +14,7 @@ from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalFla
 from gazette_platform.protocol.content import COMMIT_MARKER, encode_append_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 ARCHITECTURE = Path(__file__).resolve().parents[2] / "ARCHITECTURE.md"
 BROKER = str(Path(broker_package.__file__).parent)

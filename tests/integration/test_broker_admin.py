@@ -35,7 +35,7 @@ from gazette_platform.protocol.selectors import LabelSelector
 from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.testing.waiting import turns
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 KEYS = "c2VjcmV0LWtleQ=="
 

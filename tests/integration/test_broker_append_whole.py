@@ -21,7 +21,7 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, read_all
 from gazette_platform.testing.waiting import patient
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 JOURNAL, MIB = "a/journal", 1 << 20
 KEY = base64.b64encode(b"ab" * 16).decode()

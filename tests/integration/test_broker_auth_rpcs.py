@@ -24,7 +24,7 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import AppendCall
 from gazette_platform.testing.waiting import pass_time, patient
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 A, B = "journal/A", "journal/B"
 KEY, OTHER = (base64.b64encode(secret * 16).decode() for secret in (b"ab", b"cd"))

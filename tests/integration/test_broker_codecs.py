@@ -14,7 +14,7 @@ from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.fragment import files
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 MIB = 1 << 20
 ZSTD_WINDOW_BYTES_MAX = 8 * MIB  # of Trino's reader

@@ -23,7 +23,7 @@ from gazette_platform.keyspace import item_key
 from gazette_platform.testing.local_broker import read_all
 from gazette_platform.testing.waiting import eventually
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 NAME = "shared/journal"
 FOREIGN, OURS = ("a", "foreign-broker"), ("b", "broker-0")

@@ -18,15 +18,10 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.stores.fs import FileStore
-from gazette_platform.testing.local_broker import (
-    append,
-    calls_begun,
-    spans,
-    store_fragment,
-)
+from gazette_platform.testing.local_broker import append, calls_begun, spans, store_fragment
 from gazette_platform.testing.waiting import eventually
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 JOURNAL = "a/journal"
 TIMES = {0: 90, 40: 100, 110: 160, 200: 180, 255: 200}  # begin: modification time

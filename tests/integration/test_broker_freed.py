@@ -15,14 +15,16 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append
 from gazette_platform.testing.waiting import eventually
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 JOURNAL = "a/journal"
 CONTENT = bytes(512 << 10)
+BEFORE = 0
+"""Bytes that appends of other tests left in memory."""
 
 
 @pytest.fixture
-async def broker(cluster):
+async def broker(cluster, monkeypatch):
     broker = await cluster.start()
     spec = JournalSpec(
         JOURNAL,
@@ -35,6 +37,7 @@ async def broker(cluster):
     await cluster.apply(stub, spec)
     await append(stub, JOURNAL, b"first")
     gc.collect()
+    monkeypatch.setitem(globals(), "BEFORE", BEFORE + held_bytes())
     gc.disable()
     yield broker
     gc.enable()
@@ -42,7 +45,7 @@ async def broker(cluster):
 
 def held_bytes():
     """Of content that appends have gathered, which are still in memory."""
-    return sum(o.length for o in gc.get_objects() if type(o) is Pending)
+    return sum(o.length for o in gc.get_objects() if type(o) is Pending) - BEFORE
 
 
 async def without_commit(broker, stub):

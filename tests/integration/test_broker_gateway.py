@@ -26,7 +26,7 @@ from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.testing.local_broker import calls_begun
 from gazette_platform.testing.waiting import eventually, patient
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 JOURNAL = "a/journal"
 READ_ONLY = "a/read-only"

@@ -14,7 +14,7 @@ from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import admin_pb2 as pb, protocol_pb2
 from gazette_platform.testing.waiting import eventually
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 KEYS = "c2VjcmV0LWtleS1vZi0xNi1ieXRlcw=="
 OURS, THEIRS = "tenant/ours", "other/secret"

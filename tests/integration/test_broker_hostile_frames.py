@@ -14,7 +14,7 @@ from gazette_platform.testing.local_broker import LocalBrokers, append
 from gazette_platform.testing.waiting import pass_time, patient, turns
 from tests.fuzz.http2 import headers_frame, preface, request
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 JOURNAL = "a/journal"
 SPEC = JournalSpec(

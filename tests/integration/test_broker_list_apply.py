@@ -21,7 +21,7 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, calls_begun
 from gazette_platform.testing.waiting import eventually, patient
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 A, B, C = "journal/1/A", "journal/2/B", "journal/1/C"
 
@@ -107,7 +107,7 @@ async def test_la1_journals_come_25_a_message(stub):
 
 
 @pytest.mark.parametrize(
-    ("selector", "names"),
+    ("selector", "expected"),
     [
         ("missing=label", []),
         ("!foo", [C, B]),
@@ -118,9 +118,9 @@ async def test_la1_journals_come_25_a_message(stub):
         (LabelSelector(include=LabelSet.of(prefix="journal/1/")), [A, C]),
     ],
 )
-async def test_la2_selectors(stub, three, selector, names):
+async def test_la2_selectors(stub, three, selector, expected):
     journals, messages = await listed(stub, selector)
-    assert list(journals) == names
+    assert list(journals) == expected
     assert messages[0].status == pb.OK
 
 

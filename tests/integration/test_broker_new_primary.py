@@ -16,7 +16,7 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, read, read_all, store_fragment
 from gazette_platform.testing.waiting import eventually, patient, stays
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 
 async def make_new_primary(cluster, etcd, etcd_prefix, monkeypatch, *, offset=0, slot=0):

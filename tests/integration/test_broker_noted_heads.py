@@ -37,7 +37,7 @@ from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.testing.local_broker import AppendCall, append, read_all
 from gazette_platform.testing.waiting import eventually, pass_time, patient
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 JOURNAL = "a/journal"
 ZONES = ("zone-a", "zone-b", "zone-c")

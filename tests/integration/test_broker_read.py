@@ -35,7 +35,7 @@ from gazette_platform.testing.local_broker import (
 )
 from gazette_platform.testing.waiting import eventually, pass_time, patient
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 MIB = 1 << 20
 JOURNAL = "a/journal"
@@ -434,17 +434,13 @@ async def test_the_head_is_remembered_even_if_content_could_not_be_persisted(clu
     await append(stub, JOURNAL, b"two ")
     await eventually(lambda: len(stored(cluster)) == 1)
     cluster.fragments.rename(cluster.fragments.with_name("away"))
-    broker._persister._sleep = _no_sleep
+    broker._persister._sleep = lambda _: pass_time(0.01)
     left = await _drain_within(broker, 0.5)
     assert [(fragment.begin, fragment.end) for fragment in left] == [(4, 8)]
     cluster.fragments.with_name("away").rename(cluster.fragments)
     second = cluster.stub(await cluster.start())
     response = await append(second, JOURNAL, b"three")
     assert (response.status, response.commit.begin) == (pb.OK, 8)
-
-
-async def _no_sleep(_):
-    await pass_time(0.01)
 
 
 async def _drain_within(broker, timeout_s):

@@ -13,7 +13,7 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, read, read_all, spans, store_fragment
 from gazette_platform.testing.waiting import eventually, patient
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 HOUR_NS = 3600 * 10**9
 

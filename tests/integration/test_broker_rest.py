@@ -22,7 +22,7 @@ from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.selectors import LabelSelector
 from gazette_platform.testing.waiting import patient
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 KEY = base64.b64encode(b"a key of 32 bytes, or more or so").decode()
 

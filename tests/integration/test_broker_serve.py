@@ -25,7 +25,7 @@ from gazette_platform.testing.fault_proxy import FaultProxy
 from gazette_platform.testing.local_broker import AppendCall, append, calls_begun
 from gazette_platform.testing.waiting import eventually, patient
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 JOURNAL = "a/journal"
 SPEC = JournalSpec(

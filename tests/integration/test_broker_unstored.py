@@ -24,7 +24,7 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, read, read_all, spans, store_fragment
 from gazette_platform.testing.waiting import eventually, patient, stays
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 
 @pytest.mark.parametrize("ask_timeout_s", [10.0, 0.02], ids=["patient", "asked anew"])

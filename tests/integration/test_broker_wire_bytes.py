@@ -23,7 +23,7 @@ from gazette_platform.client.wire import CALL_ERRORS
 from gazette_platform.keyspace import item_key
 from gazette_platform.testing.waiting import eventually
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 JOURNAL = "wire/journal"
 UNKNOWN_FIELDS = bytes.fromhex("98067ba20603616263ad0601020304b1060102030405060708")

@@ -22,7 +22,7 @@ from gazette_platform.protocol import (
 from gazette_platform.testing.local_broker import append, read
 from gazette_platform.testing.waiting import eventually, patient
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 JOURNAL = "foo/bar"
 KEYS = [base64.b64encode(name * 32).decode() for name in (b"a", b"b")]

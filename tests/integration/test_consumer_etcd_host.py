@@ -185,6 +185,7 @@ async def test_hints_of_the_log_it_runs_on_are_not_kept_as_those_of_another(
     )
 
 
+@pytest.mark.own_brokers
 async def test_it_outlasts_an_etcd_that_does_not_answer(own_etcd_server, etcd_prefix):
     async with EtcdClient([own_etcd_server.endpoint]) as etcd:
         group = ShardGroup(etcd, own_etcd_server.endpoint, etcd_prefix)

@@ -10,7 +10,7 @@ from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes, s
 from gazette_platform.testing.waiting import eventually
 from gazette_platform.yaml_specs import parse_journal_tree
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 JOURNALS = """
 replication: 1

@@ -22,7 +22,7 @@ from gazette_platform.message import (
 from gazette_platform.testing.waiting import eventually
 from gazette_platform.yaml_specs import parse_journal_tree
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers, pytest.mark.timeout(180)]
 
 FOLDER = Path(__file__).parents[2] / "examples" / "flights_live"
 SHARDS = ["enrich-000", "enrich-001"]

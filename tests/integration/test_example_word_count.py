@@ -18,7 +18,7 @@ from gazette_platform.protocol.pb import protocol_pb2
 from gazette_platform.testing.local_consumer import LocalConsumers
 from gazette_platform.yaml_specs import parse_journal_tree
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers, pytest.mark.timeout(180)]
 
 FOLDER = Path(__file__).parents[2] / "examples" / "word_count"
 TEXT = "How much wood would a wood chuck chuck if a wood chuck could chuck wood?"

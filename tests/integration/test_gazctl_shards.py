@@ -31,7 +31,7 @@ from gazette_platform.protocol import (
     LabelSet,
 )
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 SHARD = "shard-000"
 LOG = f"logs/{SHARD}"

@@ -26,7 +26,7 @@ from gazette_platform.protocol.pb import recoverylog_pb2 as pb
 from gazette_platform.testing.waiting import patient
 from tools.golden_shards import DATA, KINDS, LOG, Life, files_of, journal, kept_log
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers, pytest.mark.timeout(120)]
 
 HINTS = ("shard-000.primary", "shard-000.backup.0", "shard-000.backup.1")
 

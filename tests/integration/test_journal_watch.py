@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_platform.client import AsyncClient, Change, ClientConfig, JournalWatch
+from gazette_platform.client import Change, JournalWatch
 from gazette_platform.errors import TransportError
 from gazette_platform.message import modulo_mapping
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
@@ -24,22 +24,21 @@ def journal(name):
     return JournalSpec(name=name, replication=1, labels=labels, fragment=fragment)
 
 
-async def test_a_mapping_follows_the_journals_that_match(local_brokers, tasks):
-    broker = await local_brokers.start()
-    async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
-        await client.apply([Change(journal("a/one")), Change(journal("b/one"))])
-        journals = JournalWatch(client, "name:prefix=a/")
-        with pytest.raises(TransportError, match="not known yet"):
-            journals()
-        await journals.start(tasks)
-        mapping = modulo_mapping(str.encode, journals)
-        assert {mapping(key).journal for key in "abcdef"} == {"a/one"}
-        assert journals() is journals()
-        await client.apply([Change(journal("a/two"))])
+async def test_a_mapping_follows_the_journals_that_match(client, names, tasks):
+    one, two, other = map(names.journal, ("a/one", "a/two", "b/one"))
+    await client.apply([Change(journal(one)), Change(journal(other))])
+    journals = JournalWatch(client, f"name:prefix={names.journal('a')}/")
+    with pytest.raises(TransportError, match="not known yet"):
+        journals()
+    await journals.start(tasks)
+    mapping = modulo_mapping(str.encode, journals)
+    assert {mapping(key).journal for key in "abcdef"} == {one}
+    assert journals() is journals()
+    await client.apply([Change(journal(two))])
 
-        async def has_two():
-            return len(journals()) == 2
+    async def has_two():
+        return len(journals()) == 2
 
-        await eventually(has_two)
-        assert {mapping(key).journal for key in "abcdef"} == {"a/one", "a/two"}
-        await tasks.close()  # before the client
+    await eventually(has_two)
+    assert {mapping(key).journal for key in "abcdef"} == {one, two}
+    await tasks.close()  # before the client

@@ -9,7 +9,7 @@ from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes
 from gazette_platform.testing import local_consumer
 from gazette_platform.yaml_specs import parse_journal_tree
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 JOURNAL = """
 name: a/journal

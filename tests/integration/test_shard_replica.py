@@ -36,7 +36,7 @@ from gazette_platform.errors import (
 from gazette_platform.message import read_uncommitted
 from gazette_platform.testing.waiting import eventually, pass_time, patient, stays
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 
 @pytest.fixture

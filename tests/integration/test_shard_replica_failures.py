@@ -35,7 +35,7 @@ from gazette_platform.errors import (
 )
 from gazette_platform.testing.waiting import eventually, patient
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from gazette_platform.testing.local_consumer import LocalConsumers
 from gazette_platform.testing.waiting import pass_time
 from gazette_platform.yaml_specs.journal_yaml import parse_journal_tree
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers, pytest.mark.timeout(180)]
 
 FOLDER = Path(messages.__file__).parent
 PARTITIONS = 4

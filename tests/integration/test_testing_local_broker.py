@@ -6,7 +6,7 @@ import pytest
 
 from gazette_platform.testing.local_broker import LocalBrokers
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from gazette_platform.app import Application, MemoryStore
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.testing.local_consumer import LocalConsumers
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 
 class Nothing(Application):
