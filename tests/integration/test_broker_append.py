@@ -25,6 +25,7 @@ from gazette_platform.testing.local_broker import (
     apply,
     read_all,
 )
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd
 
