@@ -154,6 +154,9 @@ def _try_module(mutants: list[Mutant], tests: list[str], clone: Clone, out: Text
         changed = mutant.changed(source)
         with clone.broken(module, changed):
             outcome = clone.run(tests, limit_s(clean_s))
+        if outcome.verdict == "killed" and not outcome.noticed_by:
+            # Without a failed test, pytest did not start: by the mutant, or by a broken environment.
+            clone.clean_run_s(tests)
         diff = _difference(source, changed)
         verdicts[outcome.verdict] += 1
         print(json.dumps(_result(mutant, tests, diff, outcome)), file=out, flush=True)
