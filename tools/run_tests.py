@@ -213,8 +213,6 @@ class Runner:
         }
         # Else each of hundreds of processes compiles the project anew.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        # A test of this file may itself run in a worker.
-        environment.pop("PYTEST_XDIST_WORKER", None)
         is_alone = not self._waiting and not self._running
         command = run.part.command_line(self._arguments)
         run.began = time.monotonic()

@@ -13,9 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+# Taken out, so that neither workers nor a pytest that a test starts write to it.
+_REPORT = os.environ.pop("GAZETTE_TEST_REPORT", "")
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if not hasattr(session.config, "workerinput"):
-        _report(collected=len(session.items))
+    _report(collected=len(session.items))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -26,17 +29,15 @@ def pytest_xdist_node_collection_finished(ids: Sequence[str]) -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Write each outcome to the file that `tools/run_tests.py` reads."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        _report(
-            test=report.nodeid,
-            when=report.when,
-            outcome=report.outcome,
-            seconds=round(report.duration, 4),
-        )
+    _report(
+        test=report.nodeid,
+        when=report.when,
+        outcome=report.outcome,
+        seconds=round(report.duration, 4),
+    )
 
 
 def _report(**row: object) -> None:
-    path = os.environ.get("GAZETTE_TEST_REPORT")
-    if path:
-        with Path(path).open("a", encoding="utf-8") as report:
+    if _REPORT:
+        with Path(_REPORT).open("a", encoding="utf-8") as report:
             report.write(json.dumps(row) + "\n")
