@@ -25,7 +25,6 @@ __all__ = [
     "eventually",
     "pass_time",
     "patient",
-    "remains",
     "stays",
     "turns",
     "wait_until",
@@ -145,22 +144,6 @@ async def stays(condition: Callable[[], Any], *, for_s: float, poll_s: float = _
         if passed_s >= limit_s:
             return
         await asyncio.sleep(poll_s)
-
-
-def remains(condition: Callable[[], Any], *, for_s: float, poll_s: float = _POLL_S) -> None:
-    """Check that `condition()` is true all the time, without an event loop.
-
-    Same arguments and errors as `stays`.
-    """
-    start = time.monotonic()
-    limit_s = patient(for_s)
-    while True:
-        passed_s = time.monotonic() - start
-        if not condition():
-            raise AssertionError(f"no longer so after {passed_s:.3f} s: {condition}")
-        if passed_s >= limit_s:
-            return
-        time.sleep(poll_s)
 
 
 async def pass_time(seconds: float) -> None:

@@ -6,16 +6,13 @@ import time
 
 import pytest
 
-from gazette_platform.testing.waiting import VARIABLE, eventually, remains, stays
+from gazette_platform.testing.waiting import VARIABLE, eventually, stays
 
 
 async def test_what_becomes_false_is_noticed():
     values = [1, 1, 0]
     with pytest.raises(AssertionError, match=r"no longer so after 0\.\d+ s"):
         await stays(lambda: values.pop(0), for_s=60.0)
-    values = [1, 1, 0]
-    with pytest.raises(AssertionError, match=r"no longer so after 0\.\d+ s"):
-        remains(lambda: values.pop(0), for_s=60.0)
 
     async def later():
         return False
@@ -30,9 +27,8 @@ async def test_it_is_looked_at_for_all_the_time(monkeypatch):
     for look in (lambda: seen.append(1) is None, lambda: True):
         began = time.monotonic()
         await stays(look, for_s=0.02)
-        remains(look, for_s=0.02)
-        assert time.monotonic() - began >= 0.08
-    assert len(seen) >= 4
+        assert time.monotonic() - began >= 0.04
+    assert len(seen) >= 2
 
 
 async def test_an_error_says_what_is_wrong():
