@@ -44,6 +44,7 @@ from gazette_platform.broker.append.fsm import (
     State,
     must_roll,
     preconditions,
+    registers_problem,
     updated_registers,
 )
 from gazette_platform.broker.replicate.synced import Invalidated, Synced, SyncMismatch, WrongRoute
@@ -496,6 +497,20 @@ def test_an_event_out_of_place_is_a_fault_of_the_shell():
         machine.step(ContentEnd())
 
 
+def test_an_append_starts_over_until_its_content_is_taken():
+    """And once it ended, so that a refusal that nobody was told of can be looked at again."""
+    machine = streaming()
+    assert machine.start_over() == Resolve(0)
+    machine = streaming()
+    machine.step(Content(3))
+    with pytest.raises(RuntimeError, match="append of a/journal: it cannot start over"):
+        machine.start_over()
+    machine.step(ContentBroken("gone"))
+    assert machine.state is State.DONE
+    assert machine.start_over() == Resolve(0)
+    assert machine.content_length == 0
+
+
 def test_what_was_off_the_path_is_told():
     machine = AppendFSM(REQUEST)
     play(machine, [*ON_THE_WAY[:2], (Written(77), Resolve(77))])
@@ -520,6 +535,16 @@ def test_aa2_registers_are_subtracted_from_then_united():
     )
     assert held == LabelSet.of(AA="44", BB="22")
     assert updated_registers(held, REQUEST) is held
+
+
+def test_registers_may_take_256_kib_with_8_bytes_for_each():
+    """Many small ones are as much for replicas and clients as one that is large."""
+    assert registers_problem(LabelSet.of(a="x" * ((256 << 10) - 8 - 1))) == ""
+    assert "would take 262145 bytes" in registers_problem(LabelSet.of(a="x" * ((256 << 10) - 8)))
+    many = LabelSet.of(**{f"r{number:07}": "" for number in range(16_384)})
+    assert registers_problem(many) == ""
+    more = LabelSet.of(**{f"r{number:07}": "" for number in range(16_385)})
+    assert "would take 262160 bytes" in registers_problem(more)
 
 
 def test_united_registers_replace_those_of_their_name():

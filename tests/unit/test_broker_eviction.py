@@ -264,6 +264,22 @@ def test_an_unchanged_instance_starts_over_when_its_key_changes():
     assert world.see(changed, Seen.REFUSED) == []
 
 
+def test_an_instance_that_never_accepted_is_not_known_by_a_change_of_its_key():
+    world = World(OWN, OTHER, SUSPECT)
+    changed = dataclasses.replace(SUSPECT, mod_revision=30)
+    world.members(OWN, OTHER, changed)
+    for _ in range(12):
+        assert world.see(changed, Seen.REFUSED) == []
+
+
+def test_an_instance_that_accepted_is_still_known_when_its_key_changed():
+    world = World(OWN, OTHER, SUSPECT)
+    world.see(SUSPECT, Seen.ACCEPTED)
+    changed = dataclasses.replace(SUSPECT, mod_revision=30)
+    world.members(OWN, OTHER, changed)
+    assert any(world.see(changed, Seen.REFUSED) == [Accuse(changed)] for _ in range(12))
+
+
 def test_a_broker_that_is_no_member_accuses_nobody():
     world = World(OWN, OTHER, SUSPECT)
     world.accuse()

@@ -320,6 +320,22 @@ async def test_listings_that_overtake_each_other_lose_nothing(index):
     assert list(await index.inspect()) == [remote(0, 200, 9)]
 
 
+async def test_lately_stored_is_what_a_new_listing_lacks(index, clock):
+    now = int(clock.now().timestamp())
+    index.replace_remote(
+        listed(
+            remote(0, 100, now),
+            remote(100, 200, now),
+            remote(200, 300, now, "file:///other/"),
+            remote(300, 400, now - HOUR_S * 24 * 365),
+        )
+    )
+    later = index.listing_began()
+    found = index.lately_stored(listed(remote(0, 100, now)), {"file:///"}, listing=later)
+    assert found == [remote(100, 200, now)]
+    assert index.lately_stored(listed(remote(0, 200, now)), {"file:///"}, listing=later) == []
+
+
 async def test_of_equal_fragments_the_listed_one_stands(index):
     """Another broker may have stored the same span before us, in a directory of its own."""
     listing = index.listing_began()

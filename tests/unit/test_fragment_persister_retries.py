@@ -123,6 +123,23 @@ async def test_tries_that_hang_are_two_at_most(bench):
     assert len(bench.stored) == 10
 
 
+async def test_no_try_begins_while_the_former_one_is_under_way(bench):
+    store = bench.registry.get("file:///")
+    store.faults = [StoreUnavailable("down")] * 10
+    for spool in small_spools(bench, 10):
+        bench.persister.add(spool)
+    await bench.settle()
+    store.gate = asyncio.Event()
+    for _ in range(3):
+        bench.retries.release()
+    await turns(50)
+    assert len(bench.pauses) == 1, "it waits for its answers, not for the next pause"
+    store.gate.set()
+    await bench.settle()
+    await bench.retry()
+    assert len(bench.stored) == 10
+
+
 async def test_replicas_do_not_hurry(bench):
     """They would store what the primary is about to store again."""
     store = bench.registry.get("file:///")
