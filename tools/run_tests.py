@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +51,10 @@ class Part:
     markers: str = ""
     workers: int = 0
     """Processes of pytest-xdist; 0: none."""
+    is_any_order: bool = False
+    """Its tests share nothing that is dear, so those of one file may run in several processes."""
+    profile: str = ""
+    """Of hypothesis, unless HYPOTHESIS_PROFILE says another."""
     is_beside: bool = False
     """It starts no server: it runs beside the others, with what they leave of the cores."""
     command: tuple[str, ...] = ()
@@ -60,7 +64,8 @@ class Part:
         """Return what to run, with more arguments for pytest."""
         if self.command:
             return list(self.command)
-        workers = ["-n", str(self.workers), "--dist", "loadfile"] if self.workers else []
+        dist = "worksteal" if self.is_any_order else "loadfile"
+        workers = ["-n", str(self.workers), "--dist", dist] if self.workers else []
         markers = ["-m", self.markers] if self.markers else []
         cache = ["-o", f"cache_dir=.pytest_cache/{self.name}"]
         return [
@@ -75,13 +80,19 @@ class Part:
         ]
 
 
-_MODULES: Final = ("tests/unit", "tests/property", "tests/scenario")
+_MODULES: Final = Part(
+    name="modules",
+    folders=("tests/unit", "tests/property", "tests/scenario"),
+    workers=2,
+    is_any_order=True,
+    is_beside=True,
+)
 
 # The longest come first, so that all end at about the same time.
 TIERS: Final[dict[str, tuple[Part, ...]]] = {
-    "fast": (Part(name="modules", folders=_MODULES, workers=2, is_beside=True),),
+    "fast": (replace(_MODULES, profile="brief"),),
     "test": (
-        Part(name="modules", folders=_MODULES, workers=2, is_beside=True),
+        _MODULES,
         Part(name="platform", folders=("tests/platform",)),
         Part(name="integration", folders=("tests/integration",), workers=2),
     ),
@@ -211,6 +222,8 @@ class Runner:
             "GAZETTE_REQUIRE_SERVERS": "1",
             "GAZETTE_TEST_REPORT": str(run.report),
         }
+        if run.part.profile:
+            environment.setdefault("HYPOTHESIS_PROFILE", run.part.profile)
         # Else each of hundreds of processes compiles the project anew.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         is_alone = not self._waiting and not self._running

@@ -3,7 +3,8 @@
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 
-from dagster import AssetKey, DagsterInstance, DeleteDynamicPartitionsRequest
+from dagster import AssetKey, DeleteDynamicPartitionsRequest
+from dagster_instances import new_instance
 from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.assets.partition_keys import time_partition
@@ -138,7 +139,7 @@ class World(ExitStack):
 
     def new_instance(self):
         """A Dagster that was told nothing."""
-        return self.enter_context(DagsterInstance.ephemeral())
+        return self.enter_context(new_instance())
 
     def drop_partition(self):
         """Somebody drops a Hive partition, if there is one."""

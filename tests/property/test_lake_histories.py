@@ -1,6 +1,5 @@
 """Histories that nobody thought of: any order of fragments, registrars, losses and faults."""
 
-import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from lake_world import MODES, Steps, World
 
@@ -87,7 +86,6 @@ class History(World):
                 self.drop_partition()
 
 
-@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(history=steps)
 def test_any_history_ends_well(tmp_path_factory, history):

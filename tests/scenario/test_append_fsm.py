@@ -44,7 +44,6 @@ from gazette_platform.broker.append.fsm import (
     State,
     must_roll,
     preconditions,
-    registers_problem,
     updated_registers,
 )
 from gazette_platform.broker.replicate.synced import Invalidated, Synced, SyncMismatch, WrongRoute
@@ -535,16 +534,6 @@ def test_aa2_registers_are_subtracted_from_then_united():
     )
     assert held == LabelSet.of(AA="44", BB="22")
     assert updated_registers(held, REQUEST) is held
-
-
-def test_registers_may_take_256_kib_with_8_bytes_for_each():
-    """Many small ones are as much for replicas and clients as one that is large."""
-    assert registers_problem(LabelSet.of(a="x" * ((256 << 10) - 8 - 1))) == ""
-    assert "would take 262145 bytes" in registers_problem(LabelSet.of(a="x" * ((256 << 10) - 8)))
-    many = LabelSet.of(**{f"r{number:07}": "" for number in range(16_384)})
-    assert registers_problem(many) == ""
-    more = LabelSet.of(**{f"r{number:07}": "" for number in range(16_385)})
-    assert "would take 262160 bytes" in registers_problem(more)
 
 
 def test_united_registers_replace_those_of_their_name():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 
 import pytest
-from dagster import DagsterInstance
+from dagster_instances import new_instance
 from sensor_platform import SensorPlatform
 
 from benchmarks import lake_backlog, lake_ticks
@@ -22,7 +22,7 @@ SMALL = Backlog(journals=2, hours=30, fragments=2, rows=3)
 
 @pytest.fixture
 def platform(tmp_path):
-    with DagsterInstance.ephemeral() as instance:
+    with new_instance() as instance:
         yield SensorPlatform(tmp_path, instance)
 
 

@@ -77,9 +77,13 @@ def labels(count, length):
 
 
 def test_registers_are_bounded_together():
-    """However they came together: each append, and each answer, brings all of them."""
-    assert registers_problem(labels(1000, 200)) == ""
-    assert "would take 520000 bytes (expected <= 262144" in registers_problem(labels(1000, 500))
+    """Many small ones are as much for replicas and clients as one that is large."""
+    assert registers_problem(LabelSet.of(a="x" * ((256 << 10) - 8 - 1))) == ""
+    assert "would take 262145 bytes" in registers_problem(LabelSet.of(a="x" * ((256 << 10) - 8)))
+    many = LabelSet.of(**{f"r{number:07}": "" for number in range(16_384)})
+    assert registers_problem(many) == ""
+    more = LabelSet.of(**{f"r{number:07}": "" for number in range(16_385)})
+    assert "would take 262160 bytes" in registers_problem(more)
 
 
 def test_an_append_may_not_add_registers_beyond_the_bound_and_may_take_some_away():

@@ -22,6 +22,7 @@ from dagster import (
     define_asset_job,
     evaluate_automation_conditions,
 )
+from dagster_instances import new_instance
 
 from gazette_platform.assets import (
     SOURCES_KEY,
@@ -57,7 +58,7 @@ def adds_up() -> AssetCheckResult:
 
 @pytest.fixture
 def instance():
-    with DagsterInstance.ephemeral() as made:
+    with new_instance() as made:
         yield made
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from dagster import DagsterInstance, build_sensor_context
+from dagster import build_sensor_context
+from dagster_instances import new_instance
 
 from gazette_platform.assets.rollup_folder import ROLLUPS_KEY
 from gazette_platform.errors import SetupError
@@ -29,7 +30,7 @@ class Origin:
 
 @pytest.fixture
 def instance():
-    with DagsterInstance.ephemeral() as made:
+    with new_instance() as made:
         yield made
 
 

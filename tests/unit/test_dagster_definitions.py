@@ -12,10 +12,10 @@ from dagster import (
     AssetKey,
     AssetMaterialization,
     AssetSelection,
-    DagsterInstance,
     Definitions,
     evaluate_automation_conditions,
 )
+from dagster_instances import new_instance
 
 from gazette_platform.assets import SOURCES_KEY, rollup_definitions, rollup_key, table_key
 from gazette_platform.assets.automation import rollup_condition
@@ -312,7 +312,7 @@ LATER = RollupSpec(
 
 @pytest.fixture
 def instance():
-    with DagsterInstance.ephemeral() as made:
+    with new_instance() as made:
         yield made
 
 

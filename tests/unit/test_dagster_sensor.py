@@ -11,8 +11,8 @@ from dagster import (
     AssetCheckSeverity,
     AssetKey,
     AssetMaterialization,
-    DagsterInstance,
 )
+from dagster_instances import new_instance
 from sensor_platform import SPEC, SensorPlatform, line, numbers, parts_of, total
 
 from gazette_platform.assets import raw_checks
@@ -42,7 +42,7 @@ from gazette_platform.sensors.told import InstanceTold
 
 @pytest.fixture
 def platform(tmp_path):
-    with DagsterInstance.ephemeral() as instance:
+    with new_instance() as instance:
         yield SensorPlatform(tmp_path, instance)
 
 
@@ -165,7 +165,7 @@ def test_a_lost_dagster_home_is_told_everything_again(platform):
         platform.tick()
     assert numbers(platform.instance, "a") == {"05": [1, 1, 1]}
     altered = platform.metastore.partitions_altered
-    with DagsterInstance.ephemeral() as anew:
+    with new_instance() as anew:
         platform.instance, platform.cursor = anew, None
         platform.tick()
         assert numbers(anew, "a") == {"05": [3]}

@@ -6,11 +6,11 @@ import pytest
 from dagster import (
     AssetMaterialization,
     AssetSelection,
-    DagsterInstance,
     Definitions,
     IdentityPartitionMapping,
     evaluate_automation_conditions,
 )
+from dagster_instances import new_instance
 from msgspec import structs
 from typed_world import spec
 
@@ -61,7 +61,7 @@ def definitions(wanted=SPEC, **options):
 
 @pytest.fixture
 def instance():
-    with DagsterInstance.ephemeral() as made:
+    with new_instance() as made:
         yield made
 
 

@@ -7,10 +7,10 @@ import pytest
 from dagster import (
     AssetCheckEvaluation,
     AssetMaterialization,
-    DagsterInstance,
     asset,
     materialize,
 )
+from dagster_instances import new_instance
 from msgspec import structs
 from pyiceberg.table.update import RemoveSnapshotRefUpdate
 from typed_files import write_rows
@@ -123,7 +123,7 @@ def values_of(event):
 
 @pytest.fixture
 def instance():
-    with DagsterInstance.ephemeral() as made:
+    with new_instance() as made:
         yield made
 
 
@@ -161,7 +161,7 @@ def test_what_was_published_is_told_once_with_figures_and_columns(platform):
 def test_a_dagster_that_lost_its_home_is_told_again(platform):
     platform.publish([1, 2])
     platform.tick()
-    with DagsterInstance.ephemeral() as other:
+    with new_instance() as other:
         platform.instance = other
         assert platform.told()["typed/flights"]["rows_added"] == 2
 

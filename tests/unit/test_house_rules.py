@@ -29,7 +29,7 @@ BROKER_MODULES_MAX = 15  # of a folder
 
 # Files and folders of tests/ that may call `sleep`, with the reason.
 MAY_SLEEP = {
-    "tests/unit/test_mutants.py": "it makes a mutant that hangs",
+    "tests/extended/test_mutants.py": "it makes a mutant that hangs",
     "tests/fuzz/pulse.py": "it needs only the standard library",
     "tests/benches/": "starters of servers poll until these serve or have ended",
     "tests/e2e/test_fuzz_run.py": "a fault to be found",

@@ -2,7 +2,8 @@
 
 import msgspec
 import pytest
-from dagster import AssetKey, DagsterInstance, TableColumnDep
+from dagster import AssetKey, TableColumnDep
+from dagster_instances import new_instance
 from rollup_bench import SUMS, Lake, told
 
 from gazette_platform.assets.rollups import rollup_asset
@@ -24,7 +25,7 @@ def lake(tmp_path):
 
 @pytest.fixture
 def instance():
-    with DagsterInstance.ephemeral() as made:
+    with new_instance() as made:
         yield made
 
 

@@ -9,9 +9,9 @@ from dagster import (
     AssetCheckSeverity,
     AssetMaterialization,
     AssetSelection,
-    DagsterInstance,
     materialize,
 )
+from dagster_instances import new_instance
 from rollup_bench import SUMS, Lake, told
 
 from gazette_platform.assets.freshness import SOURCES_KEY, noted_mark, sources_mark
@@ -76,7 +76,7 @@ def test_check_of_a_rollup_is_executed_without_a_run_of_it(lake):
     }
 
     def execute():
-        with DagsterInstance.ephemeral() as instance:
+        with new_instance() as instance:
             result = materialize(
                 [asset],
                 instance=instance,
@@ -189,7 +189,7 @@ def test_a_rollup_whose_source_is_away_is_asked_for_again(lake):
         metadata, is_complete = told(lake, asset, instance)
         return metadata[SOURCES_KEY].value, metadata["slices"].value, is_complete
 
-    with DagsterInstance.ephemeral() as instance:
+    with new_instance() as instance:
         instance.report_runless_asset_event(AssetMaterialization(["shop", "orders"]))
         assert noted(instance) == ("", 1, False)
         assert sources_mark(instance, SUMS) != noted_mark(instance, asset.key)

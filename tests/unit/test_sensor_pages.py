@@ -6,7 +6,8 @@ from pathlib import Path
 
 import dagster_webserver
 import pytest
-from dagster import AssetKey, AssetMaterialization, DagsterInstance
+from dagster import AssetKey, AssetMaterialization
+from dagster_instances import new_instance
 from sensor_platform import SensorPlatform, line, parts_of, total
 
 from gazette_platform.sensors.cursor import SensorCursor
@@ -16,7 +17,7 @@ from gazette_platform.sensors.told import RowTotal, TableRows, Totals
 
 @pytest.fixture
 def platform(tmp_path):
-    with DagsterInstance.ephemeral() as instance:
+    with new_instance() as instance:
         yield SensorPlatform(tmp_path, instance)
 
 

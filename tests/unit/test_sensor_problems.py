@@ -1,13 +1,14 @@
 """What is wrong with specs and selectors is red in Dagster, whole, and told once."""
 
 import pytest
-from dagster import AssetCheckEvaluation, AssetCheckSeverity, DagsterInstance
+from dagster import AssetCheckEvaluation, AssetCheckSeverity
+from dagster_instances import new_instance
 from sensor_platform import SensorPlatform, line, parts_of
 
 
 @pytest.fixture
 def platform(tmp_path):
-    with DagsterInstance.ephemeral() as instance:
+    with new_instance() as instance:
         yield SensorPlatform(tmp_path, instance)
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from dagster import AssetCheckEvaluation, AssetKey, AssetMaterialization, DagsterInstance
+from dagster import AssetCheckEvaluation, AssetKey, AssetMaterialization
+from dagster_instances import new_instance
 from hypothesis import given, strategies as st
 from sensor_platform import SensorPlatform, line, numbers, parts_of, total
 
@@ -67,7 +68,7 @@ class Sharded(SensorPlatform):
 @pytest.fixture
 def platform(tmp_path, monkeypatch):
     monkeypatch.setattr(fragments, "_HAND_OVER_S", 0)
-    with DagsterInstance.ephemeral() as instance:
+    with new_instance() as instance:
         made = Sharded(tmp_path, instance)
         # Only those that a daemon may run on keep states of sensors.
         monkeypatch.setattr(instance, "all_instigator_state", made.states)
@@ -192,13 +193,13 @@ def test_a_sensor_without_a_table_forgets_that_it_had_one(platform):
     assert platform.cursor_of(owner(lonely[0], 6))["tables"] == {}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_however_often_their_number_changes_all_is_told_once(platform, seed):
     chance = random.Random(seed)
     appended = {table: Counter() for table in TABLES}
     for table in TABLES:
         platform.write_spec(table)
-    for count in (1, 3, 2, 1, 3, 5, 2, 1):
+    for count in (1, 3, 2, 5, 1):
         for _ in range(2):
             for table in TABLES:
                 for _ in range(chance.randrange(3)):

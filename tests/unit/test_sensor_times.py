@@ -1,7 +1,8 @@
 """Dagster's partitions are times: what is told of several journals together, and of former releases."""
 
 import pytest
-from dagster import AssetKey, AssetMaterialization, DagsterInstance
+from dagster import AssetKey, AssetMaterialization
+from dagster_instances import new_instance
 from sensor_platform import SPEC, SensorPlatform, line, numbers, total
 
 from gazette_platform.lake import Registrar, StoreRoots, parse_table_spec
@@ -13,7 +14,7 @@ ASSET = AssetKey(["s", "a"])
 
 @pytest.fixture
 def platform(tmp_path):
-    with DagsterInstance.ephemeral() as instance:
+    with new_instance() as instance:
         made = SensorPlatform(tmp_path, instance)
         made.write_spec("a")
         yield made
@@ -151,7 +152,7 @@ def test_keys_of_former_releases_go_and_no_number_is_told_twice(platform, form, 
             platform.files.append(f"a/part={part}", line(part), postfix=f"hour={hour}")
     platform.tick()
     cursor = platform.cursor
-    with DagsterInstance.ephemeral() as home:
+    with new_instance() as home:
         platform.instance = home
         formers = [form.format(part=part, hour=hour) for part in range(2) for hour in hours]
         for count, key in enumerate(formers, 1):
@@ -179,7 +180,7 @@ def test_keys_of_former_releases_go_in_batches(platform, monkeypatch):
             platform.files.append(f"a/part={part}", line(part), postfix=f"hour={hour}")
     platform.tick()
     cursor = platform.cursor
-    with DagsterInstance.ephemeral() as home:
+    with new_instance() as home:
         platform.instance, platform.cursor = home, cursor
         for number, hour in enumerate(hours):
             for part in range(2):

@@ -1,7 +1,7 @@
 """Turns: every table gets one, whatever the others need; and what a tick leaves to the next."""
 
 import pytest
-from dagster import DagsterInstance
+from dagster_instances import new_instance
 from hypothesis import given, strategies as st
 from lake_bench import FragmentFiles, MemoryMetastore
 
@@ -98,7 +98,7 @@ class Platform:
 
 @pytest.fixture
 def platform(tmp_path):
-    with DagsterInstance.ephemeral() as instance:
+    with new_instance() as instance:
         yield Platform(tmp_path, 4, instance)
 
 

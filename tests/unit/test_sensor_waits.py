@@ -1,7 +1,8 @@
 """Waits and stalls: what is awaited since when, when Dagster is told, and when a table is red."""
 
 import pytest
-from dagster import AssetObservation, DagsterInstance
+from dagster import AssetObservation
+from dagster_instances import new_instance
 from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.lake import (
@@ -178,7 +179,7 @@ class Platform:
 
 @pytest.fixture
 def platform(tmp_path):
-    with DagsterInstance.ephemeral() as instance:
+    with new_instance() as instance:
         yield Platform(tmp_path, instance)
 
 
