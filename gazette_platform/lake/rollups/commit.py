@@ -24,11 +24,12 @@ from gazette_platform.lake.rollups.iceberg import COVERS, IcebergTable, IcebergT
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
-    from pyiceberg.manifest import DataFile
+    from pyiceberg.manifest import DataFile, ManifestFile
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.update.snapshot import _OverwriteFiles
 
     from gazette_platform.lake.rollups.covers import Covers
     from gazette_platform.lake.rollups.spec import RollupSpec
@@ -197,12 +198,30 @@ def _next_metadata(  # noqa: PLR0917
     transaction = table.transaction()
     properties = _properties(what, covers_path)
     with transaction.update_snapshot(snapshot_properties=properties).overwrite() as overwrite:
+        _judge_each_manifest_apart(overwrite)
         for file in set(old) - set(kept):
             overwrite.delete_data_file(file)
         for file in files:
             file.spec_id = start.default_spec_id
             overwrite.append_data_file(file)
     return transaction.table_metadata, kept
+
+
+def _judge_each_manifest_apart(overwrite: _OverwriteFiles) -> None:
+    """Give each manifest an evaluator of its own.
+
+    PyIceberg 0.12 looks at manifests in several threads with one evaluator, which remembers the manifest
+    that it looks at. So it may take another one's bounds for them, and not find the files to delete.
+    """
+    build = overwrite._build_manifest_evaluator  # noqa: SLF001
+
+    def build_one_for_each(spec_id: int) -> Callable[[ManifestFile], bool]:
+        def judge(manifest: ManifestFile) -> bool:
+            return build(spec_id)(manifest)
+
+        return judge
+
+    overwrite._build_manifest_evaluator = build_one_for_each  # type: ignore[method-assign]  # noqa: SLF001
 
 
 def _kept(base: IcebergTable, what: Commit, old: list[DataFile]) -> list[DataFile]:
