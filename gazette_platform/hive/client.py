@@ -90,6 +90,7 @@ class MetastoreClient:
                 client,
                 self.uri,
                 limit=lambda seconds: socket.setTimeout(min(seconds, self._call_timeout_s) * 1000),
+                hang_up=transport.close,
             )
         finally:
             transport.close()
@@ -145,7 +146,10 @@ class SharedMetastore:
 
 @final
 class MetastoreSession:
-    """Calls over one connection; not for use by several threads at once."""
+    """Calls over one connection; not for use by several threads at once.
+
+    A call that is broken off ends the connection: all that follow raise LakeError at once.
+    """
 
     def __init__(
         self,
@@ -154,8 +158,10 @@ class MetastoreSession:
         *,
         clock: Clock | None = None,
         limit: Callable[[float], None] | None = None,
+        hang_up: Callable[[], None] | None = None,
     ) -> None:
         self._client = client
+        self._hang_up = hang_up
         self._uri = uri
         self._clock = clock or SystemClock()
         self._limit = limit
@@ -179,6 +185,9 @@ class MetastoreSession:
         try:
             yield
         except TTransportException as err:
+            # The answer may still come, and would be taken for that of the next call.
+            if self._hang_up is not None:
+                self._hang_up()
             raise LakeError(
                 f"the Hive Metastore at {self._uri} broke off {what}: {err.message or err} "
                 "(see its log; the call may be repeated)"

@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import pytest
 from lake_bench import MemoryMetastore
+from thrift.protocol.TBinaryProtocol import TBinaryProtocol
+from thrift.Thrift import TMessageType, TType
+from thrift.transport.TTransport import TMemoryBuffer
 
 from gazette_platform.errors import LakeError, ValidationError
 from gazette_platform.hive import (
@@ -147,3 +150,34 @@ def test_a_metastore_that_does_not_answer_is_not_waited_for_beyond_the_end_of_a_
                 with pytest.raises(LakeError, match="broke off"), shared.connect() as session:
                     session.table("d", "t")
         assert time.monotonic() - begun < 30.0  # a call of its own has a minute
+
+
+def databases_reply(*names):
+    """The bytes of an answer to `get_all_databases`."""
+    memory = TMemoryBuffer()
+    protocol = TBinaryProtocol(memory)
+    protocol.writeMessageBegin("get_all_databases", TMessageType.REPLY, 0)
+    protocol.writeStructBegin("result")
+    protocol.writeFieldBegin("success", TType.LIST, 0)
+    protocol.writeListBegin(TType.STRING, len(names))
+    for name in names:
+        protocol.writeString(name)
+    protocol.writeListEnd()
+    protocol.writeFieldEnd()
+    protocol.writeFieldStop()
+    protocol.writeStructEnd()
+    protocol.writeMessageEnd()
+    return memory.getvalue()
+
+
+def test_a_late_answer_is_not_taken_for_that_of_the_next_call():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = MetastoreClient(
+            f"thrift://127.0.0.1:{server.getsockname()[1]}", call_timeout_s=0.3
+        )
+        with client.connect() as session, server.accept()[0] as theirs:
+            with pytest.raises(LakeError, match=r"broke off list databases: .*timeout"):
+                session.databases()
+            theirs.sendall(databases_reply("late"))
+            with pytest.raises(LakeError, match=r"broke off list databases: .*open"):
+                session.databases()
