@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +16,11 @@ import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gazette_platform import FragmentListing
 from gazette_platform.lake.layout import PartitionColumn
-from gazette_platform.lake.local_sql.dataset import TableDataset, prune
+from gazette_platform.lake.local_sql.dataset import TableDataset, prune, selected
 from gazette_platform.lake.local_sql.json_values import fitted, parse_line
 from gazette_platform.lake.local_sql.reading import Piece
 from gazette_platform.lake.local_sql.rows import arrow_type, row_parser
@@ -367,6 +368,44 @@ def test_rows_are_filtered_by_columns_that_nobody_asked_for(scanned):
     found = dataset.scanner(["v"], condition).to_reader().read_all()
     assert found.to_pylist() == [{"v": 3}]
     assert len(closed) == 1
+
+
+_NUMBERS = [-1.5, -0.0, 0.0, 2.5, math.inf, -math.inf, math.nan]
+_ATOMS = st.builds(
+    "{} {} {}".format,
+    st.sampled_from(["d", "f", "s.x", "l[1]"]),
+    st.sampled_from([">", ">=", "<", "<=", "=", "<>", "IS DISTINCT FROM"]),
+    st.sampled_from(_NUMBERS).map(lambda number: f"'{number}'::DOUBLE"),
+) | st.sampled_from(["d IN (2.5, 'nan')", "f BETWEEN 0 AND 'nan'", "s IS NULL", "n % 2 = 0"])
+
+
+@given(st.lists(_ATOMS, min_size=1, max_size=3), st.sampled_from([" AND ", " OR "]))
+@settings(max_examples=120)
+def test_comparisons_of_arrow_data_are_duckdbs(atoms, joint):
+    values = [*_NUMBERS, None]
+    table = pa.table(
+        {
+            "n": range(len(values)),
+            "d": pa.array(values, pa.float64()),
+            "f": pa.array(values[::-1], pa.float32()),
+            "s": pa.array(
+                [{"x": value} for value in values[:-1]] + [None], pa.struct([("x", pa.float64())])
+            ),
+            "l": pa.array([[value] for value in values]),
+        }
+    )
+    with duckdb.connect() as engine:
+        engine.register("rows", ds.dataset(table))
+        engine.execute("CREATE TABLE own AS FROM rows")
+        engine.execute(f"CREATE VIEW seen AS SELECT {selected(table.schema)} FROM rows")
+        told = [
+            engine.execute(f"SELECT n FROM {name} WHERE {joint.join(atoms)} ORDER BY n").fetchall()
+            for name in ("own", "seen")
+        ]
+        assert (
+            engine.execute("DESCRIBE seen").fetchall() == engine.execute("DESCRIBE own").fetchall()
+        )
+    assert told[0] == told[1]
 
 
 def test_why_a_scan_failed_is_told_and_its_reader_closed(scanned):
