@@ -145,8 +145,9 @@ def infer_spec(
     if marked:
         found.remarks.insert(
             0,
-            f"{marked} lines begin with a byte order mark, as files of Windows do: engines pass over it, "
-            "and the check `fits_spec` counts it; leave it out when you append",
+            f"{marked} lines begin with a byte order mark, as files of Windows do: Spark passes over it, "
+            "Trino only at the begin of a fragment, and else reads a row of NULLs; the check `fits_spec` "
+            "counts it: leave it out when you append",
         )
     unlike = _unlike_texts(found.spec, lines)
     if unlike:
