@@ -1,7 +1,5 @@
 """`gazctl attach-uuids`: give each line of files a message UUID."""
 
-import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,12 +10,14 @@ import typer
 from gazette_platform.cli.connection import opened
 from gazette_platform.cli.output import writing
 from gazette_platform.errors import DataError, ValidationError
+from gazette_platform.gotemplate import GoObject, Method, Template
 from gazette_platform.ops.clock import SystemClock
 
 __all__ = ["attach_uuids"]
 
-_ACTION = re.compile(r"\{\{\s*(.*?)\s*\}\}", re.DOTALL)
 _LENGTH_MAX = 4 << 20
+# Lines need not be text.
+_ENCODING = ("utf-8", "surrogateescape")
 
 
 def attach_uuids(
@@ -30,7 +30,7 @@ def attach_uuids(
         str,
         typer.Option(
             "--template",
-            help="What to write for a line; {{.UUID}} and {{.Line}} stand for its parts.",
+            help="What to write for a line: a template of Go's, with {{.UUID}} and {{.Line}}.",
             show_default=r"'{{.UUID}},{{.Line}}\n'",
         ),
     ] = "{{.UUID}},{{.Line}}\n",
@@ -51,6 +51,8 @@ def attach_uuids(
     gazctl attach-uuids events.csv --skip-header | gazctl journals append events/part=0 -f lines
 
     gazctl attach-uuids events.jsonl --template $'{"uuid":"{{.UUID}}","event":{{.Line}}}\n'
+
+    gazctl attach-uuids notes.txt --template '{{printf "%s %q\n" .UUID .Line}}'
     """
     write = _writer(template)
     uuids = _uuids()
@@ -66,7 +68,7 @@ def attach_uuids(
         out.flush()
 
 
-def _uuids() -> Iterator[bytes]:
+def _uuids() -> Iterator[str]:
     """UUIDs of one producer, each later than the one before."""
     from gazette_platform.message import (  # noqa: PLC0415  slow to import
         Flags,
@@ -78,28 +80,25 @@ def _uuids() -> Iterator[bytes]:
     producer, clock, now = new_producer_id(), MessageClock(), SystemClock()
     while True:
         clock.update(int(now.unix_s() * 1e9))
-        yield str(build_uuid(producer, clock.tick(), Flags.OUTSIDE_TXN)).encode()
+        yield str(build_uuid(producer, clock.tick(), Flags.OUTSIDE_TXN))
 
 
-def _writer(template: str) -> Callable[[bytes, bytes], bytes]:
-    """What makes the output of a UUID and its line. Raises: ValidationError: no such template."""
-    *parts, tail = _ACTION.split(template)
-    texts = [os.fsencode(text) for text in parts[::2]]
-    fields = parts[1::2]
-    for field in fields:
-        if field not in (".UUID", ".Line"):
-            raise ValidationError(
-                f"{{{{{field}}}}} is not known; there are {{{{.UUID}}}} and {{{{.Line}}}}",
-                path="--template",
-            )
-    rest = os.fsencode(tail)
+def _writer(text: str) -> Callable[[str, bytes], bytes]:
+    """Return what makes the output of a UUID and its line. Raises: ValidationError: not a template."""
 
-    def write(uuid: bytes, line: bytes) -> bytes:
-        values = [uuid if field == ".UUID" else line for field in fields]
-        return (
-            b"".join([piece for pair in zip(texts, values, strict=True) for piece in pair]) + rest
-        )
+    def write(uuid: str, line: bytes) -> bytes:
+        made = GoObject("uuid.UUID", {"String": Method(lambda: uuid)}, text=uuid)
+        fields = GoObject("line", {"UUID": made, "Line": line.decode(*_ENCODING)})
+        try:
+            # The user's own, who gives the lines as well.
+            return template.execute(fields, is_bounded=False).encode(*_ENCODING)
+        except ValidationError as err:
+            raise err.within("--template") from err
 
+    try:
+        template = Template(text)
+    except ValidationError as err:
+        raise err.within("--template") from err
     return write
 
 

@@ -18,8 +18,7 @@ from gazette_platform.client import (
 from gazette_platform.client.listing import list_response
 from gazette_platform.protocol import (
     SuspendLevel,
-    journal_listing_jsonpb,
-    list_response_jsonpb,
+    message_jsonpb,
     message_text,
 )
 
@@ -148,10 +147,6 @@ def _print_listing(snapshot: ListSnapshot, output_format: ListFormat) -> None:
     if output_format is ListFormat.YAML:
         print_text(spec_tree(snapshot), end="")
     elif output_format is ListFormat.JSON:
-        journals = [
-            journal_listing_jsonpb(each.spec, each.mod_revision, each.create_revision, each.route)
-            for each in snapshot
-        ]
-        print_json(list_response_jsonpb(snapshot.header, journals))
+        print_json(message_jsonpb(list_response(snapshot)))
     else:
         print_text(message_text(list_response(snapshot)), end="")

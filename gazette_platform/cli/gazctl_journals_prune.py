@@ -59,7 +59,7 @@ def prune(
         typer.Option(
             "--file-root",
             envvar="BROKER_FILE_ROOT",
-            help="Directory that file:// stores are rooted at, as of the brokers.",
+            help="Directory that file:// stores are rooted at, as of the brokers; a dry run needs none.",
         ),
     ] = None,
 ) -> None:

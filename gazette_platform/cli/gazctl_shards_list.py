@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from gazette_platform.cli.output import NONE, note, print_json, print_table, print_text
 from gazette_platform.cli.shards_connection import connected_shards
 from gazette_platform.consumer.client import shard_list_response
-from gazette_platform.consumer.protocol import ReplicaCode, message_jsonpb
+from gazette_platform.consumer.protocol import ReplicaCode
 from gazette_platform.consumer.protocol.shard_yaml import shards_yaml
 from gazette_platform.errors import StatusError
 from gazette_platform.ops.side_by_side import side_by_side
-from gazette_platform.protocol import message_text
+from gazette_platform.protocol import message_jsonpb, message_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -104,13 +104,18 @@ def _rf(shard: ShardListing) -> str:
 
 
 def _primary(shard: ShardListing) -> str:
-    route = shard.route
-    return route.members[route.primary].suffix if route.primary >= 0 else NONE
+    return _replicas(shard)[shard.route.primary] if shard.route.primary >= 0 else NONE
 
 
 def _others(shard: ShardListing) -> str:
-    members = enumerate(shard.route.members)
-    return ",".join(m.suffix for index, m in members if index != shard.route.primary) or NONE
+    found = _replicas(shard)
+    return ",".join(each for n, each in enumerate(found) if n != shard.route.primary) or NONE
+
+
+def _replicas(shard: ShardListing) -> list[str]:
+    """Return who holds a shard, each with its status."""
+    pairs = zip(shard.route.members, shard.statuses, strict=True)
+    return [f"{member.suffix}:{status.code.name}" for member, status in pairs]
 
 
 def _failures(shard: ShardListing) -> list[str]:

@@ -22,7 +22,7 @@ from gazette_platform.errors import (
 )
 from gazette_platform.fragment.refresh import fragment_of
 from gazette_platform.fragment.retention import Kept, PruneRule, StoredFragment, plan_prune
-from gazette_platform.protocol import SuspendLevel
+from gazette_platform.protocol import SuspendLevel, parse_store_url
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
@@ -69,7 +69,7 @@ class Pruner:
     What has gone stays gone. A run that was ended in the middle is completed by another one.
 
     Args:
-        file_root: directory that ``file`` stores are rooted at; None refuses these.
+        file_root: directory that ``file`` stores are rooted at; None refuses these, except in a dry run.
         rule: which fragments to remove; None: by the retention of each journal's spec.
         tell: takes a line for the person at the terminal.
         on_planned: takes how many fragments of a journal are about to be removed.
@@ -99,6 +99,10 @@ class Pruner:
         self._on_planned = on_planned
         self._on_removed = on_removed
         self._remover = FragmentRemover(clock, file_root=file_root, dry_run=dry_run)
+        # Gazette's dry run takes the brokers' word for every store. Ours does so only where it must: brokers
+        # know neither sizes nor fragments that lie within others.
+        self._trusts_files = dry_run and file_root is None
+        self._unseen: set[str] = set()
 
     async def prune(self, journals: Iterable[JournalListing]) -> Pruning:
         """Prune all of them. Cancellation: what is removed stays so; the rest stays."""
@@ -135,13 +139,15 @@ class Pruner:
         noted_head = suspend.offset if suspend is not None and is_partial else 0
         named = [each.fragment for each in known if each.is_persisted]
         urls = dict.fromkeys([*fragment_spec.stores, *(each.backing_store for each in named)])
-        stored = [each for url in urls for each in await self._list(journal.name, url)]
+        stored = [each for url in urls for each in await self._stored(journal.name, url, named)]
         if named and noted_head < named[-1].end:
             _check_is_same(named, stored)
         plan = plan_prune(
             stored,
             rule,
-            now_s=await self._time.now_s(self._remover.store(url) for url in _urls_of(stored)),
+            now_s=await self._time.now_s(
+                self._remover.store(url) for url in _urls_of(stored) if not self._is_unseen(url)
+            ),
             local=[each.fragment for each in known if not each.is_persisted],
             noted_head=noted_head,
             savepoint=await self._savepoint(journal.name),
@@ -162,6 +168,22 @@ class Pruner:
 
     async def _savepoint(self, journal: str) -> int | None:
         return None if self._savepoints is None else await self._savepoints.first_of(journal)
+
+    def _is_unseen(self, url: str) -> bool:
+        return self._trusts_files and parse_store_url(url).scheme == "file"
+
+    async def _stored(
+        self, journal: str, url: str, named: Iterable[Fragment]
+    ) -> list[StoredFragment]:
+        """Return what a store holds of a journal. Raises: GazetteError."""
+        if not self._is_unseen(url):
+            return await self._list(journal, url)
+        if url not in self._unseen:
+            self._unseen.add(url)
+            self._tell(
+                f"{url}: as its brokers list it, without the sizes there (--file-root looks at the files)"
+            )
+        return [StoredFragment(each, size=0) for each in named if each.backing_store == url]
 
     async def _list(self, journal: str, url: str) -> list[StoredFragment]:
         """All fragments of a journal in one store. Raises: GazetteError."""

@@ -1,4 +1,4 @@
-"""A subset of Go's ``text/template``, enough for the path postfixes of fragments.
+"""A subset of Go's ``text/template``, enough for the path postfixes of fragments, and for lines.
 
 Nouns: a *template* is text with *actions* in ``{{ }}``; an action evaluates a *pipeline* of
 *commands*, each an operand or a call of a *function* or *method*. *Objects* are what templates see
@@ -10,8 +10,8 @@ Not supported, and refused with their name: ``define``, ``template``, ``block``,
 ``continue``, ``call``, ``html``, ``js``. Stricter than Go: ``printf`` with arguments that do not
 fit its verbs is an error instead of a ``%!d(string=…)`` in a path.
 
-Templates come from users, so their length, and the steps and output of an execution are bounded:
-see `runtime`. Whatever goes wrong is a `ValidationError`.
+Templates come from users, so their length, and the steps and output of an execution are bounded, except
+where users run them for themselves: see `runtime`. Whatever goes wrong is a `ValidationError`.
 """
 
 from __future__ import annotations

@@ -20,6 +20,11 @@ _VERB: Final = re.compile(
 # Wider than any path; a format from a spec must not make a broker build a gigabyte.
 _WIDTH_MAX = 512
 
+_ESCAPES: Final = {
+    "\a": r"\a", "\b": r"\b", "\f": r"\f", "\n": r"\n", "\r": r"\r", "\t": r"\t", "\v": r"\v",
+    "\\": r"\\", '"': r"\"",
+}  # fmt: skip
+
 # Characters of a verb that an error shows.
 _SHOWN_MAX = 40
 
@@ -125,8 +130,19 @@ def _string(value: Value, precision: int | None) -> str | None:
 def _quoted(value: Value, precision: int | None) -> str | None:
     if not isinstance(value, str):
         return None
-    escaped = value[:precision].replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    return '"' + "".join(map(_escaped, value[:precision])) + '"'
+
+
+def _escaped(character: str) -> str:
+    """A character as Go quotes it; a surrogate stands for a byte that is not UTF-8."""
+    if (escape := _ESCAPES.get(character)) is not None:
+        return escape
+    if character.isprintable():
+        return character
+    number = ord(character)
+    if number < 0x80 or 0xDC80 <= number <= 0xDCFF:
+        return f"\\x{number & 0xFF:02x}"
+    return f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"
 
 
 def _character(value: Value, _: int | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import TYPE_CHECKING, Final
 
 from gazette_platform.errors import ValidationError
@@ -87,20 +88,25 @@ class Template:
         with _template_errors():
             self._nodes = parse_template(text)
 
-    def execute(self, data: GoObject) -> str:
-        """The text that the template makes of `data`.
+    def execute(self, data: GoObject, *, is_bounded: bool = True) -> str:
+        """Return the text that the template makes of `data`.
+
+        Args:
+            is_bounded: whether to end what takes many steps or makes long text; else only the data does.
 
         Raises: ValidationError: a field is missing, types do not fit, or it does not end.
         """
-        execution = _Execution(data)
+        execution = _Execution(data, is_bounded=is_bounded)
         with _template_errors():
             execution.run(self._nodes, data)
         return "".join(execution.output)
 
 
 class _Execution:
-    def __init__(self, data: GoObject) -> None:
+    def __init__(self, data: GoObject, *, is_bounded: bool) -> None:
         self.output: list[str] = []
+        self._length_max = OUTPUT_LENGTH_MAX if is_bounded else math.inf
+        self._steps_max = STEPS_MAX if is_bounded else math.inf
         self._length = 0
         self._steps = 0
         self._variables: list[tuple[str, Value]] = [("$", data)]
@@ -128,19 +134,19 @@ class _Execution:
 
     def _step(self, count: int = 1) -> None:
         self._steps += count
-        if self._steps > STEPS_MAX:
+        if self._steps > self._steps_max:
             raise ValidationError(f"template: takes more than {STEPS_MAX} steps")
 
     def _pay(self, *values: Value) -> None:
         """Count what it takes to handle values, and refuse large ones."""
         total = sum(map(weight, values))
-        if total > OUTPUT_LENGTH_MAX:
+        if total > self._length_max:
             raise ValidationError(f"template: computes more than {OUTPUT_LENGTH_MAX} characters")
         self._step(total // _CHARACTERS_PER_STEP)
 
     def _write(self, text: str) -> None:
         self._length += len(text)
-        if self._length > OUTPUT_LENGTH_MAX:
+        if self._length > self._length_max:
             raise ValidationError(f"template: makes more than {OUTPUT_LENGTH_MAX} characters")
         self.output.append(text)
 

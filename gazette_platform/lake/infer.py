@@ -145,8 +145,9 @@ def infer_spec(
     if marked:
         found.remarks.insert(
             0,
-            f"{marked} lines begin with a byte order mark, as files of Windows do: engines pass over it, "
-            "and the check `fits_spec` counts it; leave it out when you append",
+            f"{marked} lines begin with a byte order mark, as files of Windows do: Spark passes over it, "
+            "Trino only at the begin of a fragment, and else reads a row of NULLs; the check `fits_spec` "
+            "counts it: leave it out when you append",
         )
     unlike = _unlike_texts(found.spec, lines)
     if unlike:
@@ -186,7 +187,12 @@ def _section(spec: TableSpec, proposal: Proposal) -> str:
     if proposal.columns:
         lines.append("  columns:")
     for column in proposal.columns:
-        given = {"name": column.name, "from": column.key, "type": column.type}
+        given: dict[str, str | bool] = {
+            "name": column.name,
+            "from": column.key,
+            "type": column.type,
+            "truncate": column.truncate,
+        }
         entry = {key: value for key, value in given.items() if value}
         lines += [f"    # {column.name}: {column.why}", f"    - {_flow(entry)}"]
     if proposal.time:
@@ -461,7 +467,7 @@ def _at(remark: str) -> str:
     return f"{place}: {text}" if colon and place[:1] in ".[{" else f": {remark}"
 
 
-def _flow(entry: Mapping[str, str]) -> str:
+def _flow(entry: Mapping[str, str | bool]) -> str:
     text = yaml.safe_dump(
         dict(entry), default_flow_style=True, sort_keys=False, allow_unicode=True, width=1 << 30
     )

@@ -13,7 +13,7 @@ from gazette_platform.lake.profile import Profile
 from gazette_platform.lake.schema import ColumnType
 from gazette_platform.lake.spec_rules import is_key
 from gazette_platform.lake.typed.rows.parsing import BlockParser
-from gazette_platform.lake.typed_spec.columns import text_of, typed_from_raw
+from gazette_platform.lake.typed_spec.columns import has_times, text_of, typed_from_raw
 from gazette_platform.lake.typed_spec.typed_columns import SYSTEM_COLUMNS
 from gazette_platform.ops.counted import counted
 
@@ -40,6 +40,7 @@ class ProposedColumn(NamedTuple):
     """The key that records have, if another name is given to it; else empty."""
     type: str
     """Empty: that of the raw column."""
+    truncate: bool
     why: str
 
 
@@ -81,7 +82,11 @@ def propose_typed(raw: TableSpec, records: Profile) -> Proposal:
     times: list[str] = []
     for column in raw.columns:
         name, given = column.name, typed_from_raw(column.parsed)
-        kind, why = _typed_of(column.parsed, records.fields.get(column.key) or Profile())
+        profile = records.fields.get(column.key) or Profile()
+        kind, why = _typed_of(column.parsed, profile)
+        truncates = has_times(kind) and _has_excess(profile)
+        if truncates:
+            why = f"{why}; digits beyond microseconds are cut off"
         if name.lower() in _SYSTEM:
             name = _free(name.strip("_"), taken)
             why = why or f"each row of a typed table has a {column.name} of its own"
@@ -90,7 +95,7 @@ def propose_typed(raw: TableSpec, records: Profile) -> Proposal:
         if name != column.name or text_of(kind) != text_of(given):
             text = text_of(kind) if text_of(kind) != text_of(given) else ""
             key = column.key if name != column.name else ""
-            columns.append(ProposedColumn(name, key, text, why))
+            columns.append(ProposedColumn(name, key, text, truncates, why))
     return Proposal(
         uuid=".".join(uuid.path) if uuid is not None else "none",
         why_uuid=_why_uuid(uuid, total),
@@ -159,6 +164,12 @@ def _typed_of(raw: ColumnType, profile: Profile) -> tuple[ColumnType, str]:
     parts = [_typed_of(part, of) for part, of in zip(raw.arguments, below, strict=True)]
     kind = ColumnType(raw.name, tuple(kind for kind, _ in parts), raw.field_names)
     return kind, "; ".join(dict.fromkeys(why for _, why in parts if why))
+
+
+def _has_excess(profile: Profile) -> bool:
+    """Whether a time has digits beyond microseconds, at any depth."""
+    below = [*profile.fields.values(), *([profile.elements] if profile.elements else [])]
+    return profile.excess > 0 or any(map(_has_excess, below))
 
 
 def _of_string(profile: Profile) -> tuple[ColumnType, str]:

@@ -39,6 +39,8 @@ __all__ = [
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 # As metastores' tables have room for.
 _VALUE_CHARACTERS_MAX = 256
+# Spark reads NULL; Trino, and SQL in this process, the text.
+_NULL = "__HIVE_DEFAULT_PARTITION__"
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -53,7 +55,7 @@ class Layout:
     def of_directory(cls, directory: str) -> Layout:
         """The layout of one directory ``journal[/postfix]``.
 
-        Raises: LakeError: a key occurs twice, or has no value.
+        Raises: LakeError: a key occurs twice, or has no value, or Hive's for NULL.
         """
         segments: list[str] = []
         keys: set[str] = set()
@@ -69,6 +71,11 @@ class Layout:
                 )
             if not value:
                 raise LakeError(f"{directory}: key {key!r} has no value, which Hive cannot hold")
+            if value == _NULL:
+                raise LakeError(
+                    f"{directory}: key {key!r} has the value that stands for NULL in Hive, which engines read "
+                    "each in its own way: give the journal or the path postfix another one"
+                )
             keys.add(key.lower())
             segments.append(f"{{{key}}}")
         return cls(tuple(segments))

@@ -31,7 +31,7 @@ _EXACT_IN_DOUBLE = 1 << 53
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
 _TIME = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}")
 _INSTANT = re.compile(
-    r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?(?P<zone>Z|[+-]\d{2}(?::?\d{2})?)?)?\Z"
+    r"\d{4}-\d{2}-\d{2}(?:[Tt ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6}0*(?P<excess>\d*))?)?(?P<zone>[Zz]|[+-]\d{2}(?::?\d{2})?)?)?\Z"
 )
 _UUID = re.compile(r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\Z")
 # The version that producers of messages make, and the variant of it.
@@ -64,6 +64,8 @@ class Profile:
     """Texts that are dates or times of ISO 8601, as typed tables take them."""
     zoned: int = 0
     """Of these, those with a zone."""
+    excess: int = 0
+    """Of these, those with digits other than zeros beyond microseconds."""
     uuids: int = 0
     """Texts that are UUIDs, as usually written."""
     message_uuids: int = 0
@@ -106,6 +108,7 @@ class Profile:
         self.times += other.times
         self.instants += other.instants
         self.zoned += other.zoned
+        self.excess += other.excess
         self.uuids += other.uuids
         self.message_uuids += other.message_uuids
         self.numerals += other.numerals
@@ -141,6 +144,7 @@ class Profile:
         instant = _INSTANT.match(value)
         self.instants += instant is not None
         self.zoned += instant is not None and instant["zone"] is not None
+        self.excess += instant is not None and bool(instant["excess"])
         if _UUID.match(value):
             self.uuids += 1
             self.message_uuids += _is_of_message(value)
@@ -237,7 +241,7 @@ class Profiler:
 def decoded(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], list[bytes]]:
     """The records of JSON lines, and the lines that are no JSON object. Blank lines are neither.
 
-    A byte order mark before a record is passed over, as engines do.
+    A byte order mark before a record is passed over, as Spark does, and Trino at the begin of a file.
     """
     records: list[dict[str, Any]] = []
     others: list[bytes] = []

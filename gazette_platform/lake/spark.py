@@ -60,6 +60,14 @@ def is_connect(master: str) -> bool:
     return master.startswith("sc://")
 
 
+# What rows a query gives. Spark's reader of JSON applies pushed filters as soon as it has their columns: it drops
+# a row before it sees that the rest of the line is not JSON, which without the filter is a row of NULLs.
+_ANSWERS: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.json.filterPushdown.enabled": "false",
+}
+
+
 def is_local(master: str) -> bool:
     """Whether the Spark of `master` is this process, or on this machine with it."""
     return master == "local" or master.startswith(("local[", "local-cluster["))
@@ -90,7 +98,7 @@ def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[s
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_LOGGING}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.session.timeZone": "UTC",
+        **_ANSWERS,
         "spark.sql.catalogImplementation": "hive",
         "spark.hadoop.hive.metastore.uris": metastore,
         # A session that lives longer than a query must see new fragments: no cached listings.
@@ -125,7 +133,7 @@ def _connect_configuration(settings: LakeSettings, metastore: str) -> dict[str, 
             "has a token in it, and masters are shown: give it by SPARK_CONNECT_AUTHENTICATE_TOKEN",
             path="GAZETTE_SPARK_MASTER",
         )
-    configuration = {"spark.master": settings.spark_master, "spark.sql.session.timeZone": "UTC"}
+    configuration = {"spark.master": settings.spark_master, **_ANSWERS}
     return configuration | (_iceberg_catalogs(settings, metastore) if settings.iceberg_jar else {})
 
 

@@ -23,9 +23,7 @@ from gazette_platform.protocol.fragments import ZERO_SUM, Fragment, parse_fragme
 from gazette_platform.protocol.json_form import (
     escape_html,
     fragment_json,
-    journal_listing_jsonpb,
-    journal_spec_jsonpb,
-    list_response_jsonpb,
+    message_jsonpb,
     selector_json,
 )
 from gazette_platform.protocol.labels import Label, LabelSet
@@ -106,9 +104,7 @@ __all__ = [
     "format_duration",
     "fragment_json",
     "fragments_text",
-    "journal_listing_jsonpb",
-    "journal_spec_jsonpb",
-    "list_response_jsonpb",
+    "message_jsonpb",
     "message_text",
     "parse_duration",
     "parse_fragment_path",

@@ -1,40 +1,47 @@
-"""JSON of specs, listings and claims, field by field as Gazette's tools write it.
+"""JSON of messages, fragments and claims, field by field as Gazette's tools write it.
 
-Two dialects: *jsonpb* (listings: original field names, defaults included, 64-bit integers as text,
-durations as ``"300s"``) and Go's plain ``encoding/json`` (fragments, claims: numbers as numbers,
-zero fields left out). Functions return values that any JSON encoder takes; `escape_html` makes what
-it writes the bytes that Go would write.
+Two dialects: *jsonpb* (listings and the HTTP gateways: defaults included, 64-bit integers as text, enums by
+name, bytes in base64, durations as ``"300s"``) and Go's plain ``encoding/json`` (fragments, claims: numbers
+as numbers, zero fields left out). Functions return values that any JSON encoder takes; `escape_html` makes
+what it writes the bytes that Go would write.
 """
 
 from __future__ import annotations
 
+from base64 import b64encode
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from gazette_platform.ops.durations import SECOND_NS
+from google.protobuf.descriptor import FieldDescriptor
+
+from gazette_platform.ops.durations import SECOND_NS, duration_from_pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from google.protobuf.message import Message
 
     from gazette_platform.protocol.fragments import Fragment
     from gazette_platform.protocol.labels import LabelSet
-    from gazette_platform.protocol.routing import Header, Route
     from gazette_platform.protocol.selectors import LabelSelector
-    from gazette_platform.protocol.specs import FragmentSpec, JournalSpec
 
 __all__ = [
     "duration_jsonpb",
     "escape_html",
     "fragment_json",
-    "header_jsonpb",
-    "journal_listing_jsonpb",
-    "journal_spec_jsonpb",
-    "list_response_jsonpb",
-    "route_jsonpb",
+    "message_jsonpb",
     "selector_json",
 ]
 
 Json: TypeAlias = "dict[str, Any]"
 
+# Messages that Go points to; the protocol itself does not say so.
+_POINTERS: Final = frozenset(
+    {
+        "protocol.JournalSpec.suspend",
+        "protocol.ReadResponse.header",
+        "protocol.ReadResponse.fragment",
+    }
+)
+_DURATION: Final = "google.protobuf.Duration"
+_INT64S: Final = frozenset({FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64})
 
 # What Go's encoders escape beside what JSON asks for: HTML, and two line ends of JavaScript.
 _ESCAPES: Final = tuple(
@@ -54,14 +61,6 @@ def escape_html(document: bytes) -> bytes:
     return document
 
 
-def _labels_jsonpb(labels: LabelSet) -> Json:
-    return {
-        "labels": [
-            {"name": label.name, "value": label.value, "prefix": label.prefix} for label in labels
-        ]
-    }
-
-
 def duration_jsonpb(nanoseconds: int) -> str:
     """Seconds, with as many digits as needed of three, six or nine."""
     seconds, nanos = divmod(abs(nanoseconds), SECOND_NS)
@@ -74,73 +73,53 @@ def duration_jsonpb(nanoseconds: int) -> str:
     return f"{sign}{seconds}.{digits}s"
 
 
-def _fragment_spec_jsonpb(fragment: FragmentSpec) -> Json:
+def message_jsonpb(message: Message, *, camel_case: bool = False) -> Json:
+    """Return a message as jsonpb, its fields in the order of the protocol.
+
+    A message that is absent is null where Go has a pointer to it; elsewhere Go has a value, which is never
+    absent. Bytes that are absent are null.
+
+    Args:
+        camel_case: whether to name fields as the HTTP gateways do, instead of as the protocol does.
+    """
     return {
-        "length": str(fragment.length),
-        "compression_codec": fragment.codec.name,
-        "stores": list(fragment.stores),
-        "refresh_interval": duration_jsonpb(fragment.refresh_interval_ns),
-        "retention": duration_jsonpb(fragment.retention_ns),
-        "flush_interval": duration_jsonpb(fragment.flush_interval_ns),
-        "path_postfix_template": fragment.path_postfix_template,
+        field.camelcase_name if camel_case else field.name: _field_jsonpb(
+            message, field, camel_case=camel_case
+        )
+        for field in message.DESCRIPTOR.fields
     }
 
 
-def journal_spec_jsonpb(spec: JournalSpec) -> Json:
-    """A journal's spec. Flags are a number, since the wire has a bit field."""
-    suspend = None
-    if spec.suspend is not None:
-        suspend = {"level": spec.suspend.level.name, "offset": str(spec.suspend.offset)}
-    return {
-        "name": spec.name,
-        "replication": spec.replication,
-        "labels": _labels_jsonpb(spec.labels),
-        "fragment": _fragment_spec_jsonpb(spec.fragment),
-        "flags": int(spec.flags),
-        "max_append_rate": str(spec.max_append_rate),
-        "suspend": suspend,
-    }
+def _field_jsonpb(message: Message, field: FieldDescriptor, *, camel_case: bool) -> Any:
+    value = getattr(message, field.name)
+    entry = field.message_type
+    if entry is not None and entry.GetOptions().map_entry:
+        of_value = entry.fields_by_name["value"]
+        return {
+            str(key): _value_jsonpb(of_value, value[key], camel_case=camel_case)
+            for key in sorted(value)
+        }
+    if field.is_repeated:
+        return [_value_jsonpb(field, one, camel_case=camel_case) for one in value]
+    if field.full_name in _POINTERS and not message.HasField(field.name):
+        return None
+    return _value_jsonpb(field, value, camel_case=camel_case)
 
 
-def route_jsonpb(route: Route) -> Json:
-    """A route."""
-    return {
-        "members": [{"zone": zone, "suffix": suffix} for zone, suffix in route.members],
-        "primary": route.primary,
-        "endpoints": list(route.endpoints),
-    }
-
-
-def header_jsonpb(header: Header) -> Json:
-    """A header."""
-    zone, suffix = header.process_id or ("", "")
-    return {
-        "process_id": {"zone": zone, "suffix": suffix},
-        "route": route_jsonpb(header.route),
-        "etcd": {
-            "cluster_id": str(header.etcd.cluster_id),
-            "member_id": str(header.etcd.member_id),
-            "revision": str(header.etcd.revision),
-            "raft_term": str(header.etcd.raft_term),
-        },
-    }
-
-
-def journal_listing_jsonpb(
-    spec: JournalSpec, mod_revision: int, create_revision: int, route: Route
-) -> Json:
-    """One journal of a listing."""
-    return {
-        "spec": journal_spec_jsonpb(spec),
-        "mod_revision": str(mod_revision),
-        "route": route_jsonpb(route),
-        "create_revision": str(create_revision),
-    }
-
-
-def list_response_jsonpb(header: Header, journals: Iterable[Json]) -> Json:
-    """A whole listing with status OK, of journals by `journal_listing_jsonpb`."""
-    return {"status": "OK", "header": header_jsonpb(header), "journals": list(journals)}
+def _value_jsonpb(field: FieldDescriptor, value: Any, *, camel_case: bool) -> Any:
+    if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
+        if field.message_type.full_name == _DURATION:
+            return duration_jsonpb(duration_from_pb(value))
+        return message_jsonpb(value, camel_case=camel_case)
+    if field.cpp_type in _INT64S:
+        return str(value)
+    if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:
+        found = field.enum_type.values_by_number.get(value)
+        return found.name if found is not None else value
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        # Go has no bytes where the wire has none.
+        return b64encode(value).decode() if value else None
+    return value
 
 
 def fragment_json(fragment: Fragment, signed_url: str = "") -> Json:

@@ -1,25 +1,18 @@
-"""JSON of the REST gateway: requests, and results as grpc-gateway 1 writes them. Pure.
-
-Names are camel case, fields of their default are there, 64-bit integers are text, enums are names,
-durations are like ``"10s"``, bytes are base64. A message that is absent is null where Go has a
-pointer to it; elsewhere Go has a value, which is never absent.
+"""JSON of the REST gateway: requests, results and errors as grpc-gateway 1 writes them. Pure.
 
 Source: Gazette's ``/v1/`` routes; departs: a field that the request does not have is refused.
 """
 
 from __future__ import annotations
 
-from base64 import b64encode
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import orjson
 from google.protobuf import json_format
-from google.protobuf.descriptor import FieldDescriptor
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.ops.durations import duration_from_pb
-from gazette_platform.protocol.json_form import duration_jsonpb, escape_html
+from gazette_platform.protocol.json_form import escape_html, message_jsonpb
 from gazette_platform.serving.interface import Code, Denied
 
 if TYPE_CHECKING:
@@ -29,30 +22,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INVALID_ARGUMENT",
+    "call_error_line",
     "error_line",
     "error_of",
-    "message_json",
     "message_line",
     "parse_request",
     "result_line",
 ]
 
 M = TypeVar("M", bound="Message")
-
-_POINTERS: Final = frozenset(
-    {
-        "protocol.JournalSpec.suspend",
-        "protocol.ReadResponse.header",
-        "protocol.ReadResponse.fragment",
-    }
-)
-_DURATION: Final = "google.protobuf.Duration"
-_INT64S: Final = frozenset(
-    {
-        FieldDescriptor.CPPTYPE_INT64,
-        FieldDescriptor.CPPTYPE_UINT64,
-    }
-)
 
 # Numbers of gRPC's codes, and the statuses that grpc-gateway gives them.
 _CODES: Final = {
@@ -86,50 +64,14 @@ def parse_request(kind: type[M], body: bytes) -> M:
         raise ValidationError(f"the body is no {kind.DESCRIPTOR.name} as JSON: {err}") from err
 
 
-def message_json(message: Message) -> dict[str, Any]:
-    """A message, as a value that any JSON encoder takes."""
-    return {
-        field.camelcase_name: _field_json(message, field) for field in message.DESCRIPTOR.fields
-    }
-
-
-def _field_json(message: Message, field: FieldDescriptor) -> Any:
-    value = getattr(message, field.name)
-    entry = field.message_type
-    if entry is not None and entry.GetOptions().map_entry:
-        of_value = entry.fields_by_name["value"]
-        return {str(key): _value_json(of_value, value[key]) for key in sorted(value)}
-    if field.is_repeated:
-        return [_value_json(field, one) for one in value]
-    if field.full_name in _POINTERS and not message.HasField(field.name):
-        return None
-    return _value_json(field, value)
-
-
-def _value_json(field: FieldDescriptor, value: Any) -> Any:
-    if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
-        if field.message_type.full_name == _DURATION:
-            return duration_jsonpb(duration_from_pb(value))
-        return message_json(value)
-    if field.cpp_type in _INT64S:
-        return str(value)
-    if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:
-        found = field.enum_type.values_by_number.get(value)
-        return found.name if found is not None else value
-    if field.type == FieldDescriptor.TYPE_BYTES:
-        # Go has no bytes where the wire has none.
-        return b64encode(value).decode() if value else None
-    return value
-
-
 def result_line(message: Message) -> bytes:
     """One result of a stream."""
-    return _line({"result": message_json(message)})
+    return _line({"result": message_jsonpb(message, camel_case=True)})
 
 
 def message_line(message: Message) -> bytes:
     """The answer to a call that has one."""
-    return _line(message_json(message))
+    return _line(message_jsonpb(message, camel_case=True))
 
 
 def error_of(err: RpcFailed) -> tuple[int, HTTPStatus]:
@@ -138,7 +80,7 @@ def error_of(err: RpcFailed) -> tuple[int, HTTPStatus]:
 
 
 def error_line(text: str, code: tuple[int, HTTPStatus]) -> bytes:
-    """What an answer says in place of results, or behind the last of them."""
+    """Return what a stream says in place of results, or after the last of them."""
     number, status = code
     error = {
         "grpcCode": number,
@@ -148,6 +90,11 @@ def error_line(text: str, code: tuple[int, HTTPStatus]) -> bytes:
         "details": [],
     }
     return _line({"error": error})
+
+
+def call_error_line(text: str, code: tuple[int, HTTPStatus]) -> bytes:
+    """Return the answer to a call that has no stream, or whose stream does not begin."""
+    return _line({"error": text, "code": code[0], "message": text, "details": []})
 
 
 def _line(value: dict[str, Any]) -> bytes:

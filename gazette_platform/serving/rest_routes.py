@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.serving.rest_messages import error_line
+from gazette_platform.serving.rest_messages import call_error_line
 
 if TYPE_CHECKING:
     from gazette_platform.serving.origins import Origins
@@ -46,8 +46,8 @@ class RestRoutes:
     def refusal(
         self, request: web.Request, text: str, code: tuple[int, HTTPStatus]
     ) -> web.Response:
-        """The answer to a request that fails, of a code as `rest_messages` has them."""
-        return self.answer(request, error_line(text, code), code[1])
+        """Return the answer to a request that is not served, of a code as `rest_messages` has them."""
+        return self.answer(request, call_error_line(text, code), code[1])
 
     def answer(
         self, request: web.Request, body: bytes, status: HTTPStatus = HTTPStatus.OK

@@ -6,8 +6,10 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from gazette_platform.errors import OffsetJump, ValidationError
+from gazette_platform.message.framing import FIXED_HEADER, FIXED_MAGIC
 from gazette_platform.message.registry import framing_of_labels
 from gazette_platform.ops.side_by_side import side_by_side
+from gazette_platform.spark.records import FIXED, TEXTS
 from gazette_platform.spark.splits import Bounds, Range, Span, pack, plan_range
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from gazette_platform.client import AsyncClient, JournalListing
     from gazette_platform.spark.options import Place, SourceOptions
 
-__all__ = ["Journals", "find_journals", "place_of", "ranges_of_batch", "splits_of"]
+__all__ = ["Journals", "find_journals", "no_match", "place_of", "ranges_of_batch", "splits_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +57,8 @@ async def place_of(
     Args:
         side: for errors, ``starting`` or ``ending``.
 
-    Raises: ValidationError: an offset is of no such journal, or lies behind its head. SavepointNotFound.
+    Raises: ValidationError: an offset is of no such journal, lies behind its head, or within a message.
+        SavepointNotFound. TransportError.
     """
     heads = {name: head for name, (_, head) in journals.items()}
     if place.word:
@@ -69,28 +72,88 @@ async def place_of(
         raise ValidationError(
             f"names {', '.join(wrong)}, which the selector does not match", path=f"{side}Offsets"
         )
+    path = f"{side}Savepoint" if place.savepoint else f"{side}Offsets"
     for name, offset in given.items():
         if offset > heads[name]:
             raise ValidationError(
-                f"{name}: {offset} is behind the write head, {heads[name]}", path=f"{side}Offsets"
+                f"{name}: {offset} is behind the write head, {heads[name]}", path=path
+            )
+        if 0 < offset < heads[name] and await _is_within_message(
+            client, name, offset, *journals[name]
+        ):
+            raise ValidationError(
+                f"{name}: {offset} is within a message (`_begin` and `_end` of rows are between messages)",
+                path=path,
             )
     others = heads if side == "ending" else dict.fromkeys(heads, 0)
     return {**others, **given}
 
 
+async def _is_within_message(
+    client: AsyncClient, name: str, offset: int, content_type: str, head: int
+) -> bool:
+    """Whether an offset is not between messages; of content types that are not ours it is not known.
+
+    Content that is gone ended with a message, as fragments do.
+    """
+    if content_type in TEXTS:
+        before = await _bytes_at(client, name, offset - 1, offset)
+        return before not in {b"", b"\n"}
+    if content_type != FIXED:
+        return False
+    # What looks like the begin of a message may be within one, but not also lead to the begin of the next.
+    for _ in range(2):
+        header = await _bytes_at(client, name, offset, min(offset + FIXED_HEADER.size, head))
+        if len(header) < FIXED_HEADER.size:
+            return header != b""
+        magic, length = FIXED_HEADER.unpack(header)
+        if magic != FIXED_MAGIC:
+            return True
+        offset += FIXED_HEADER.size + length
+        if offset >= head:
+            break
+    return offset > head
+
+
+async def _bytes_at(client: AsyncClient, name: str, begin: int, end: int) -> bytes:
+    """Return bytes [begin, end) of a journal; none, if the first of them is gone."""
+    reader = client.read(name, begin, end_offset=end, direct=True, on_jump="continue")
+    found = bytearray()
+    try:
+        async for piece in reader:
+            if not found and reader.offset - len(piece) != begin:
+                return b""
+            found += piece
+    finally:
+        await reader.aclose()
+    return bytes(found)
+
+
+def no_match(options: SourceOptions, *, when: str = "") -> str:
+    """Return what to say of a selector that matches no journal."""
+    return (
+        f"no journal with content matches {options.selector}{when} (write it as name=a/journal, or "
+        "name:prefix=a/ for all below; `gazctl journals list` shows which there are)"
+    )
+
+
 async def ranges_of_batch(client: AsyncClient, options: SourceOptions) -> list[Range]:
     """What a batch reads of each journal.
 
-    Raises: ValidationError: no journal matches; and as `find_journals` and `place_of`. Cancellation: safe.
+    Raises: ValidationError: no journal matches, or one ends before it begins; and as `find_journals` and
+        `place_of`. Cancellation: safe.
     """
     journals = await find_journals(client, options)
     if not journals:
-        raise ValidationError(
-            f"no journal with content matches {options.selector} (write it as name=a/journal, or "
-            "name:prefix=a/ for all below; `gazctl journals list` shows which there are)"
-        )
+        raise ValidationError(no_match(options))
     begins = await place_of(client, options.starting, journals, "starting")
     ends = await place_of(client, options.ending, journals, "ending")
+    for name, end in ends.items():
+        if end < begins[name]:
+            raise ValidationError(
+                f"{name}: {end} is before {begins[name]}, where reading begins",
+                path="endingSavepoint" if options.ending.savepoint else "endingOffsets",
+            )
     return [
         Range(journal=name, content_type=kind, begin=begins[name], end=ends[name])
         for name, (kind, _) in sorted(journals.items())

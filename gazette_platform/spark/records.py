@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from gazette_platform.spark.columns import Columns
     from gazette_platform.spark.options import Mode
 
-__all__ = ["CSV", "JSON", "TEXTS", "Block", "Records"]
+__all__ = ["CSV", "FIXED", "JSON", "TEXTS", "Block", "Records"]
 
 JSON: Final = "application/x-ndjson"
 CSV: Final = "text/csv"
+FIXED: Final = "application/x-protobuf-fixed"
 TEXTS: Final = (JSON, CSV)
 """Content types whose records are lines."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Final, final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -19,7 +20,7 @@ from gazette_platform.spark.offsets import (
     producers_of,
     reach,
 )
-from gazette_platform.spark.planning import find_journals, place_of, splits_of
+from gazette_platform.spark.planning import find_journals, no_match, place_of, splits_of
 from gazette_platform.spark.reading import read_spans
 from gazette_platform.spark.records import JSON, TEXTS
 from gazette_platform.spark.sequencing import producers_behind
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from gazette_platform.spark.planning import Journals
 
 __all__ = ["StreamReader"]
+
+_log = logging.getLogger(__name__)
 
 _AT_A_TIME: Final = 16
 # How much is read at first to find where a message ends.
@@ -63,6 +66,8 @@ class StreamReader(DataSourceStreamReader):
         # The offset behind the last batch that was planned; None: of a new query there is none.
         self._last: dict[str, Any] | None = None
         self._begins: dict[str, int] | None = None
+        # Whether it was said that no journal matches: Spark asks several times a second.
+        self._is_told = False
 
     # Spark pickles the reader for its tasks, which need no more than this.
     @override
@@ -77,6 +82,9 @@ class StreamReader(DataSourceStreamReader):
     def latestOffset(self) -> dict[str, Any]:
         client = self._open()
         journals = client.run(find_journals(client.asynchronous, self._options))
+        if not journals and not self._is_told:
+            self._is_told = True
+            _log.warning("%s", no_match(self._options, when=" yet"))
         heads = {name: head for name, (_, head) in journals.items()}
         if self._last is not None:
             positions = positions_of(self._last)

@@ -1,14 +1,16 @@
 """The ``file`` store: a directory, shared or not, with the layout of an object store.
 
 Our own driver, because engines read the directory while brokers write: an object appears under its
-name by a rename, whole and synced to disk. While being written its name begins with a dot, which
-engines and listings hide. A spool on the same file system is not copied: its file gets the name.
+name by a rename, whole and synced to disk. While being written it is in a folder of the store's root: engines
+hide its name, and no listing of a journal comes there. Brokers of Gazette's would warn of any name below a
+journal that is not a fragment's. A spool on the same file system is not copied: its file gets the name.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -45,6 +47,8 @@ _T = TypeVar("_T")
 _DIRECTORY_MODE = 0o750
 _FILE_MODE = 0o640
 _MAY_WRITE: Final = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+_PARTIAL_FOLDER: Final = ".partial"
+# Beside the object, where that folder is on another file system.
 _PARTIAL_PREFIX: Final = ".partial-"
 _COPY_BYTES_MAX = 8 * 1024 * 1024
 _LIST_BATCH = 512
@@ -75,7 +79,9 @@ class FileStore:
         self._url = url.text
         self._rule = KeyRule.of(url.prefix.lstrip("/"), take_args(url, frozenset()))
         self._root = file_root
-        self._needs = file_root if makes_folder else file_root / self._rule.prefix
+        folder = file_root / self._rule.prefix
+        self._needs = file_root if makes_folder else folder
+        self._partials = folder / _PARTIAL_FOLDER
         self._executor = executor
 
     @property
@@ -115,9 +121,7 @@ class FileStore:
         # and the number may be given to another file at once.
         own_fd = os.dup(fd)
         is_cancelled = threading.Event()
-        future = self._executor.submit(
-            partial(_put, self._needs, target, own_fd, length, is_cancelled)
-        )
+        future = self._executor.submit(partial(self._put, target, own_fd, length, is_cancelled))
         future.add_done_callback(lambda _: os.close(own_fd))
         try:
             with _store_errors():
@@ -125,6 +129,24 @@ class FileStore:
         except asyncio.CancelledError:
             is_cancelled.set()
             raise
+
+    def _put(
+        self, target: Path, source_fd: int, length: int, is_cancelled: threading.Event
+    ) -> None:
+        # Not made: a root that is missing is more often a mount that is, and an unmounted directory
+        # would take fragments that nobody finds again.
+        _check_root(self._needs)
+        _make_directories(target.parent)
+        self._partials.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
+        hidden = self._partials / target.name
+        try:
+            _put_by_way_of(hidden, target, source_fd, length, is_cancelled)
+        except OSError as err:
+            if err.errno != errno.EXDEV:
+                raise
+            beside = target.with_name(f"{_PARTIAL_PREFIX}{target.name}")
+            _put_by_way_of(beside, target, source_fd, length, is_cancelled)
+        _sync_directory(target.parent)
 
     async def list(self, prefix: str) -> AsyncIterator[StoredObject]:
         """Objects below a directory; see `FragmentStore.list`."""
@@ -188,24 +210,20 @@ def _open_to_read(path: Path) -> int:
     return fd
 
 
-def _put(
-    base: Path, target: Path, source_fd: int, length: int, is_cancelled: threading.Event
+def _put_by_way_of(
+    partial: Path, target: Path, source_fd: int, length: int, is_cancelled: threading.Event
 ) -> None:
-    # Not made: a root that is missing is more often a mount that is, and an unmounted directory
-    # would take fragments that nobody finds again.
-    _check_root(base)
-    _make_directories(target.parent)
-    written = _link(source_fd, length, target) or _write(source_fd, length, target, is_cancelled)
+    """Write the object under a name like `partial`, then rename it."""
+    written = _link(source_fd, length, partial) or _write(source_fd, length, partial, is_cancelled)
     try:
         written.rename(target)
     except BaseException:
         written.unlink(missing_ok=True)
         raise
-    _sync_directory(target.parent)
 
 
-def _link(source_fd: int, length: int, target: Path) -> Path | None:
-    """Give a file a name beside the target, if nobody may write to it any more.
+def _link(source_fd: int, length: int, partial: Path) -> Path | None:
+    """Give a file a name like `partial`, if nobody may write to it any more.
 
     Either it has no name, or one, and no mode by which anybody might open it to write: so its owner
     says that it is done with it.
@@ -216,7 +234,7 @@ def _link(source_fd: int, length: int, target: Path) -> Path | None:
     is_done = info.st_nlink == 0 or (info.st_nlink == 1 and not info.st_mode & _MAY_WRITE)
     if not is_done or info.st_size != length:
         return None
-    partial = target.with_name(f"{_PARTIAL_PREFIX}{target.name}.{secrets.token_hex(4)}")
+    partial = partial.with_name(f"{partial.name}.{secrets.token_hex(4)}")
     try:
         # The directory is of no use to an absolute path: it makes Python follow the symbolic link.
         os.link(f"/proc/self/fd/{source_fd}", partial, src_dir_fd=source_fd, follow_symlinks=True)
@@ -232,11 +250,9 @@ def _link(source_fd: int, length: int, target: Path) -> Path | None:
     return partial
 
 
-def _write(source_fd: int, length: int, target: Path, is_cancelled: threading.Event) -> Path:
-    """Copy the content to a new file beside the target."""
-    partial_fd, partial_name = tempfile.mkstemp(
-        prefix=f"{_PARTIAL_PREFIX}{target.name}.", dir=target.parent
-    )
+def _write(source_fd: int, length: int, partial: Path, is_cancelled: threading.Event) -> Path:
+    """Copy the content to a new file of a name like `partial`."""
+    partial_fd, partial_name = tempfile.mkstemp(prefix=f"{partial.name}.", dir=partial.parent)
     try:
         try:
             os.fchmod(partial_fd, _FILE_MODE)

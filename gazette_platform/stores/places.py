@@ -19,7 +19,7 @@ _SEGMENT_BYTES_MAX: Final = 255
 _FOLDER_BYTES_MAX: Final = 2560
 
 # Folders that brokers and the lake keep for themselves beside journals.
-_RESERVED: Final = (".test", ".covered", ".gazette", ".partial-")
+_RESERVED: Final = (".test", ".covered", ".gazette", ".partial")
 
 
 def store_place(url: str, *, file_only: bool = False) -> str:

@@ -78,7 +78,7 @@ VALUES: list[ValueCase] = [
     *_cases("decimal(10,2)", "1.25", "7", "1.255", '"1.25"', "100000000", '"x"', "1e2"),
     *_cases(
         "date", '"2026-01-02"', "18263", '"2020-13-45"', '"2023-02-29"', '"2026-1-2"',
-        '"2026-01-02T03:04:05"', '"2026-01-02 03:04:05"', '"1500-01-01"', '"x"',
+        '"2026-01-02T03:04:05"', '"2026-01-02 03:04:05"', '"1500-01-01"', '"0000-01-01"', '"x"',
     ),
     *_cases("array<int>", "[1,null]", '[1,"x"]', "[1.0]", "[[1]]", "1", '"x"', '""', "{}"),
     *_cases("array<string>", "[1.5,true]", '"a"'),
@@ -103,7 +103,7 @@ HIDING: list[ValueCase] = [
 @final
 @dataclass(frozen=True, slots=True)
 class LineCase:
-    """A line of a table with columns n (bigint) and Text (string)."""
+    """A line of a table with columns n (bigint) and Text (string), or two of one file."""
 
     line: bytes
 
@@ -137,6 +137,17 @@ LINES = [
         b'[{"n":1},{"n":2}]',
         b"12",
         b'\xef\xbb\xbf{"n":1}',
+        b'{"n":0}\n\xef\xbb\xbf{"n":1}',
+        b'{"n":1,"Text":00.5}',
+        b'{"Text":00.5,"n":1}',
+        b'{"n":1,"other":00.5,"Text":"a"}',
+        b'{"n":1,"other":+5,"Text":"a"}',
+        b'{"n":1,"other":.5,"Text":"a"}',
+        b'{"n":1,"other":5.,"Text":"a"}',
+        b'{"n":1,"other":tru,"Text":"a"}',
+        b'{"n":1,"Text":"a",}',
+        b'{"n":1 "Text":"a"}',
+        b'{"n":"x","Text":"a"}',
         b'{"n":1,"Text":"a\tb"}',
         b'{"n":1,"Text":"\xff"}',
         b'{"n":1,\r"Text":"a"}',
@@ -189,6 +200,8 @@ def shown(value: Any, kind: str = "") -> str:
     """
     if kind == "float" and value is not None:
         return f"{value:g}"  # Spark's client gives the nearest double
+    if kind == "date":
+        return "NULL" if value is None else str(value)  # as text: Python has no year 0
     match value:
         case None:
             return "NULL"

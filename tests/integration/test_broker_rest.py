@@ -97,6 +97,19 @@ async def test_content_is_read_until_the_head(client, http):
     assert answer["status"] == "JOURNAL_NOT_FOUND"
 
 
+async def test_errors_have_gazettes_forms(client, http):
+    """Before a call begins, one of a call's own; after that, a line of its stream."""
+    async with http.post("/v1/journals/list", data=b"no JSON") as response:
+        refused = orjson.loads(await response.read())
+        assert response.status == 400
+    assert (refused["code"], refused["details"]) == (3, [])
+    assert refused["error"] == refused["message"]
+    assert "the body is no ListRequest" in refused["error"]
+    async with http.post("/v1/journals/read", json={"journal": "/bad"}) as response:
+        error = orjson.loads(await response.read())["error"]
+        assert (response.status, error["grpcCode"], error["httpCode"]) == (400, 3, 400)
+
+
 async def test_a_blocking_read_sends_what_is_appended_as_it_comes(client, http):
     body = {"journal": "a/one", "offset": 0, "block": True}
     async with http.post("/v1/journals/read", json=body) as response:

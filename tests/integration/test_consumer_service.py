@@ -440,6 +440,8 @@ async def test_gateway_lists_and_stats_as_json(group, ours, gateway):
         )
         async with session.post(f"{gateway}/stat", json={"shards": SHARD}) as answer:
             assert answer.status == 400
-            assert "no field named" in (await answer.json())["error"]["message"]
+            error = await answer.json()
+            assert (error["code"], error["error"]) == (3, error["message"])
+            assert "no field named" in error["message"]
         async with session.options(f"{gateway}/list") as answer:
             assert answer.headers["Access-Control-Allow-Methods"] == "POST"

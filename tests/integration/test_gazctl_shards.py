@@ -204,8 +204,8 @@ async def test_list_shows_status_replicas_labels_and_lag(group, gazctl, journals
     assert done.code == 0
     assert [line.split() for line in done.out.splitlines()] == [
         ["ID", "Status", "RF", "Primary", "Replicas", "team", "Lag"],
-        [SHARD, "PRIMARY", "3", "ours", "zone-standby", "search", f"{SOURCE}:22"],
-        ["shard-111", "FAILED", "1", "broken", "<none>", "<none>", "<none>"],
+        [SHARD, "PRIMARY", "3", "ours:PRIMARY", "zone-standby:STANDBY", "search", f"{SOURCE}:22"],
+        ["shard-111", "FAILED", "1", "broken:FAILED", "<none>", "<none>", "<none>"],
     ]
     assert done.err.splitlines() == [
         "shard-111: failed at broken: some error",
@@ -215,6 +215,8 @@ async def test_list_shows_status_replicas_labels_and_lag(group, gazctl, journals
     (found,) = orjson.loads(selected.out)["shards"]
     assert (found["spec"]["id"], found["spec"]["max_txn_duration"]) == (SHARD, "1s")
     assert [each["code"] for each in found["status"]] == ["PRIMARY", "STANDBY"]
+    assert selected.out.endswith('"}],"extension":null}\n')
+    assert [*found] == ["spec", "mod_revision", "route", "status", "create_revision"]
     assert "code: PRIMARY" in (await gazctl("list", SHARD, "-o", "proto")).out
     missing = await gazctl("list", "shard-999")
     assert (missing.code, "shard-999: SHARD_NOT_FOUND" in missing.err) == (1, True)
@@ -233,7 +235,7 @@ async def test_options_may_stand_anywhere_and_errors_name_them(gazctl, group):
     ):
         done = await gazctl("list", option, value)
         assert (done.code, option in done.err) == (1, True)
-    done = await gazctl("unassign", "-l", "team=none")
+    done = await gazctl("edit", "-l", "team=none")
     assert (done.code, "no shards match the selector (team=none)" in done.err) == (1, True)
     assert "give IDs or --selector, and not both" in (await gazctl("edit", SHARD, "-l", "")).err
 
@@ -254,6 +256,13 @@ async def test_unassign_prints_who_lost_an_assignment(group, gazctl):
     assert [*ours.space.state.assignments] == [SHARD]
     assert (await gazctl("unassign", SHARD)).out == f"{SHARD}\n"
     assert not ours.space.state.assignments
+
+
+async def test_unassign_of_no_match_succeeds(gazctl, group):
+    done = await gazctl("unassign", "-l", "team=none")
+    assert (done.code, done.out, done.err) == (0, "", "0 of 0 shards unassigned\n")
+    missing = await gazctl("unassign", SHARD)
+    assert (missing.code, f"{SHARD}: SHARD_NOT_FOUND" in missing.err) == (1, True)
 
 
 # --------------------------------------------------------------------------- recover, prune

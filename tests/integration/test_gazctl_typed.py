@@ -159,6 +159,24 @@ def test_a_query_sees_what_no_run_has_read_and_tells_of_it(lake, gazctl, root, a
     ]
 
 
+def test_nan_is_greater_than_all_numbers(gazctl, root, apply, append):
+    """As DuckDB has it, with offsets and without."""
+    apply(change=lambda text: text.replace("columns:", "columns:\n  - {name: x, type: double}", 1))
+    append(f"{root}/part=one", message(1, x="NaN"), message(2, x=4), message(3, x=6), message(4))
+    append(f"{root}/part=two", message(5, x="NaN"), message(6, x=7))
+    for table in ("shop.orders", 'shop."orders$offsets"', '"orders$offsets"'):
+        for condition, expected in (
+            ("x > 5", "1,3,5,6"),
+            ("x >= 'Infinity'", "1,5"),
+            ("x > 5 AND x <> 'NaN'", "3,6"),
+            ("x <= 'NaN'", "1,2,3,5,6"),
+        ):
+            query = f"SELECT string_agg(n, ',' ORDER BY n) AS found FROM {table} WHERE {condition}"
+            done = gazctl(query, "-o", "json", group="sql")
+            assert done.code == 0, done.err
+            assert json.loads(done.out) == {"found": expected}, (table, condition)
+
+
 @pytest.mark.parametrize(
     ("args", "why"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
@@ -223,6 +223,69 @@ def test_offsets_that_cannot_be_are_told(client, batch, stream, prefix):
     end = reader.latestOffset()
     with pytest.raises(DataError, match=f"read up to offset {head + 5}"):
         reader.partitions({"journals": {name: head + 5}}, end)
+
+
+@pytest.mark.parametrize("content_type", ["application/x-ndjson", "application/x-protobuf-fixed"])
+def test_offsets_within_messages_are_refused(client, batch, stream, prefix, content_type):
+    [name] = create(client, prefix, "a", content_type=content_type)
+    framed = (
+        json_lines if content_type.endswith("json") else lambda row: frame_fixed(b"%d" % row["n"])
+    )
+    messages = [framed({"n": n}) for n in range(10)]
+    ends = [*accumulate(map(len, messages))]
+    client.append(name, b"".join(messages))
+
+    def place(side, offset):
+        return {f"{side}Offsets": json.dumps({name: offset})}
+
+    for side in ("starting", "ending"):
+        for wrong in (1, ends[3] - 1, ends[3] + 1, ends[-1] - 1):
+            told = f"{side}Offsets: {name}: {wrong} is within a message"
+            with pytest.raises(ValidationError, match=told):
+                batch(f"name={name}", VALUES, **place(side, wrong)).partitions()
+    with pytest.raises(ValidationError, match=f"startingOffsets: {name}: 1 is within a message"):
+        stream(f"name={name}", VALUES, **place("starting", 1)).latestOffset()
+    label = prefix.replace("/", "-")
+    client.create_savepoint(f"{label}-within", offsets={name: ends[3] + 1})
+    with pytest.raises(ValidationError, match=r"startingSavepoint: .* is within a message"):
+        batch(f"name={name}", VALUES, startingSavepoint=f"{label}-within").partitions()
+    for begin, end in ((0, ends[3]), (ends[3], ends[7]), (ends[3], ends[3]), (ends[-1], ends[-1])):
+        reader = batch(f"name={name}", VALUES, **place("starting", begin), **place("ending", end))
+        found = [row["value"].rstrip(b"\n") for row in rows_of(reader, reader.partitions())]
+        first, last = (0 if at == 0 else ends.index(at) + 1 for at in (begin, end))
+        assert found == [message.rstrip(b"\n") for message in messages[first:last]]
+
+
+def test_offset_where_pruned_content_ended_is_between_messages(client, shared, batch, prefix):
+    [name] = create(client, prefix, "a")
+    for part in range(2):
+        store(client, name, bulk(part * 100, 100))
+    end = prune_first(client, shared, name)
+    assert numbers(batch(f"name={name}", startingOffsets=json.dumps({name: end}))) == [
+        *range(100, 200)
+    ]
+
+
+def test_batch_that_ends_before_it_begins_is_refused(client, batch, prefix):
+    [name] = create(client, prefix, "a")
+    client.append(name, bulk(0, 10))
+    middle = client.write_head(name)
+    client.append(name, bulk(10, 10))
+    given = {"endingOffsets": json.dumps({name: middle})}
+    for begin in ("latest", json.dumps({name: client.write_head(name)})):
+        with pytest.raises(ValidationError, match=f"endingOffsets: {name}: {middle} is before"):
+            batch(f"name={name}", startingOffsets=begin, **given).partitions()
+
+
+def test_stream_that_matches_nothing_says_so_once(client, stream, prefix, caplog):
+    reader = stream(f"name:prefix={prefix}/")
+    for _ in range(3):
+        assert positions_of(reader.latestOffset()) == {}
+    (told,) = [record.getMessage() for record in caplog.records if "matches" in record.getMessage()]
+    assert told.startswith(f"no journal with content matches name:prefix={prefix}/ yet")
+    [name] = create(client, prefix, "a")
+    client.append(name, bulk(0, 1))
+    assert positions_of(reader.latestOffset()) == {name: client.write_head(name)}
 
 
 def test_savepoints_are_places(client, batch, prefix):

@@ -9,6 +9,7 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, Denied, RpcFailed
 from gazette_platform.serving.rest_messages import (
     INVALID_ARGUMENT,
+    call_error_line,
     error_line,
     error_of,
     parse_request,
@@ -109,6 +110,9 @@ def test_errors_have_the_codes_of_grpc_and_of_http():
     assert error_line("no token", error_of(RpcFailed(Code.UNAUTHENTICATED, ""))) == (
         b'{"error":{"grpcCode":16,"httpCode":401,"message":"no token","httpStatus":"Unauthorized",'
         b'"details":[]}}\n'
+    )
+    assert call_error_line("no <JSON>", INVALID_ARGUMENT) == (
+        b'{"error":"no \\u003cJSON\\u003e","code":3,"message":"no \\u003cJSON\\u003e","details":[]}\n'
     )
     assert error_of(Denied("other")) == (7, 403)
     assert INVALID_ARGUMENT == (3, 400)

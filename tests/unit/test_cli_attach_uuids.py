@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import types
 
@@ -50,12 +51,38 @@ def test_files_may_have_headers_and_output_a_shape(attach, tmp_path):
     assert all(parse_uuid(row[3:-1]).flags == Flags.OUTSIDE_TXN for row in rows)
 
 
+@pytest.mark.parametrize(
+    ("template", "pattern"),
+    [
+        ("<{{- .Line -}}  >{{ .UUID }}\n", rb"<a\tb>(.{36})\n"),
+        ('{{ printf "%s:%q" .UUID .Line }}\n', rb'(.{36}):"a\\tb"\n'),
+        ('{{ .UUID.String }}{{ if eq .Line "" }}-{{ else }}+{{ end }}\n', rb"(.{36})\+\n"),
+    ],
+)
+def test_templates_are_gos(attach, template, pattern):
+    code, out, err = attach("--template", template, stdin=b"a\tb\n")
+    assert code == 0, err
+    found = re.fullmatch(pattern, out)
+    assert found is not None, out
+    assert parse_uuid(found[1].decode()).flags == Flags.OUTSIDE_TXN
+
+
+def test_template_takes_the_longest_line(attach):
+    line = b"\xff" * (4 << 20)
+    code, out, err = attach("--template", '{{ printf "%s" .Line }}', stdin=line)
+    assert (code, out == line) == (0, True), err
+
+
 def test_what_cannot_work_is_said_in_one_line(attach, tmp_path):
     (tmp_path / "long").write_bytes(b"12345\n123456\n")
     for arguments, text in (
         (("--max-length", 5, "long"), "line 2 of long has more than 5 bytes"),
         (("none",), "FILE: cannot read none: No such file"),
-        (("--template", "{{.Uuid}}", "long"), "{{.Uuid}} is not known"),
+        (
+            ("--template", "{{.Uuid}}", "long"),
+            "--template: template: line 1: can't evaluate field Uuid",
+        ),
+        (("--template", "{{.Line", "long"), "--template: template: line 1: unclosed action"),
     ):
         code, _, err = attach(*arguments)
         assert (code, err.count("\n")) == (1, 1)

@@ -66,6 +66,15 @@ def test_prune_removes_what_is_older_than_the_retention(gazctl, broker, tmp_path
     assert "kept: 1 at the end of the journal" in result.err
 
 
+def test_dry_run_of_files_needs_no_file_root(gazctl, broker, tmp_path):
+    put(broker, "a/short", 60, tmp_path)
+    result = gazctl("prune", "a/short", "--ignore-savepoints", "--dry-run")
+    assert (result.code, result.out.count(b"would remove a/short/")) == (0, 2), result.err
+    assert "file:///: as its brokers list it, without the sizes there" in result.err
+    assert "2 of 3 fragments would be removed: 0 bytes in stores, 20 bytes of content" in result.err
+    assert not (tmp_path / ".test").exists()  # no store was asked for its time
+
+
 def test_prune_says_what_it_could_not_remove(gazctl, broker, tmp_path):
     put(broker, "a/short", 60, tmp_path)
     put(broker, "a/wrong", 60, tmp_path)

@@ -87,7 +87,12 @@ def test_cv6_of_one_shard_everything_but_its_id_is_common():
         replace(INDEX_A, id=""), (ShardEntry(ShardSpec("index-a"), revision=12),)
     )
     assert shard_space_of([]).hoist() == ShardSpace()
-    assert shards_yaml([]) == "{}\n"
+
+
+def test_yaml_names_common_and_shards_even_if_empty():
+    assert shards_yaml([]) == "common: {}\nshards: []\n"
+    one, other = ShardSpec("shard-000", hot_standbys=1), ShardSpec("shard-001", hot_standbys=2)
+    assert shards_yaml([(one, 0), (other, 0)]).startswith("common: {}\nshards:\n- id: shard-000\n")
 
 
 def test_cv3_shard_wins_over_common_by_field_and_by_name_of_label():

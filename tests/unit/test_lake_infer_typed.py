@@ -46,7 +46,21 @@ RANDOM = "721b6513-58d5-4b72-9379-43fcdb76197b"
         ),
         (["2026-01-02 03:04", "2026-01-02T03:04:05.1"], "timestamp", "times without a zone"),
         (["2026-01-02T03:04:05Z", "soon"], "string", ""),
-        (["2026-01-02T03:04:05.1234567Z"], "string", ""),
+        (
+            ["2026-01-02t03:04:05.123456000z"],
+            "timestamptz",
+            "times with a zone\n    - {name: v, type: timestamptz}",
+        ),
+        (
+            ["2026-01-02T03:04:05.123456789Z", "2026-01-02T03:04:05Z"],
+            "timestamptz",
+            "times with a zone; digits beyond microseconds are cut off\n    - {name: v, type: timestamptz, truncate: true}",
+        ),
+        (
+            [{"at": ["2026-01-02T03:04:05.1234567"]}],
+            "struct<at:array<timestamp>>",
+            "truncate: true}",
+        ),
         (["2026-01-02T03:04:05 Europe/Berlin"], "string", ""),
         ([str(uuid4()), str(uuid4())], "uuid", "UUIDs"),
         ([str(uuid4()), "x"], "string", ""),

@@ -60,6 +60,7 @@ def test_varying_literal_is_refused_with_a_name_for_it():
         (["a/x=1", "a/x=1/y=2"], "have 2 and 3 segments"),
         (["a/x=1/X=2"], "occurs twice"),
         (["a/x="], "has no value"),
+        (["a/x=__HIVE_DEFAULT_PARTITION__"], "key 'x' has the value that stands for NULL in Hive"),
         ([], "at least one journal"),
     ],
 )

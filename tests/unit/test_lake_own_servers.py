@@ -290,7 +290,11 @@ def test_a_server_of_spark_connect_is_told_what_a_session_can_say():
     assert all(name.startswith("spark.sql.") for name in found)
     assert "spark.sql.extensions" not in found
     without = spark_configuration(replace(settings, iceberg_jar=""))
-    assert set(without) == {"spark.master", "spark.sql.session.timeZone"}
+    assert set(without) == {
+        "spark.master",
+        "spark.sql.json.filterPushdown.enabled",
+        "spark.sql.session.timeZone",
+    }
     for url in ("sc://h/;token=abc", "sc://h:1/;use_ssl=true;token=abc"):
         with pytest.raises(ValidationError, match="SPARK_CONNECT_AUTHENTICATE_TOKEN") as refused:
             spark_configuration(replace(settings, spark_master=url))

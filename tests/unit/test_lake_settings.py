@@ -99,6 +99,8 @@ def test_spark_configuration(tmp_path):
     assert configuration["spark.sql.catalog.iceberg.uri"] == "thrift://h:1"
     assert configuration["spark.sql.catalog.iceberg.warehouse"] == "file:///w"
     assert configuration["spark.hadoop.hive.metastore.uris"] == "thrift://h:1"
+    # Else counts of NULLs would leave out lines that are not JSON.
+    assert configuration["spark.sql.json.filterPushdown.enabled"] == "false"
     logging = configuration["spark.driver.extraJavaOptions"].partition("file:")[2]
     assert "rootLogger" in Path(logging).read_text()
 

@@ -20,7 +20,7 @@ from gazette_platform.protocol import (
     SuspendLevel,
     SuspendSpec,
     fragment_json,
-    journal_spec_jsonpb,
+    message_jsonpb,
     parse_fragment_path,
     route_text,
     selector_json,
@@ -123,7 +123,7 @@ def _compact(value: object) -> str:
 
 
 def test_json_of_a_journal_and_a_fragment():
-    assert _compact(journal_spec_jsonpb(_journal_spec())) == _LINES["JSONPB"]
+    assert _compact(message_jsonpb(_journal_spec().to_pb())) == _LINES["JSONPB"]
     fragment = Fragment.from_pb(pb.Fragment.FromString(_raw("Fragment")))
     assert _compact(fragment_json(fragment)) == _LINES["FragJSON"]
 

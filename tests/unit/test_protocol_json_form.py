@@ -12,11 +12,10 @@ from gazette_platform.protocol import (
     ProcessId,
     Route,
     fragment_json,
-    journal_listing_jsonpb,
-    journal_spec_jsonpb,
-    list_response_jsonpb,
+    message_jsonpb,
     route_text,
 )
+from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 _ROUTE = Route((ProcessId("a", "broker"),), 0, ("http://b/",))
 
@@ -30,7 +29,10 @@ def test_listing_has_defaults_and_text_for_large_integers():
         ),
     )
     header = Header(None, Route(), EtcdHeader(2**64 - 1, 2, 3, 4))
-    listing = list_response_jsonpb(header, [journal_listing_jsonpb(spec, 7, 5, _ROUTE)])
+    response = pb.ListResponse(header=header.to_pb())
+    listed = response.journals.add(mod_revision=7, create_revision=5, spec=spec.to_pb())
+    listed.route.CopyFrom(_ROUTE.to_pb())
+    listing = message_jsonpb(response)
     assert json.loads(json.dumps(listing)) == listing
     assert listing["status"] == "OK"
     assert listing["header"] == {
@@ -55,7 +57,7 @@ def test_listing_has_defaults_and_text_for_large_integers():
 def test_durations_have_three_six_or_nine_digits():
     def shown(nanoseconds: int) -> str:
         spec = JournalSpec("", fragment=FragmentSpec(retention_ns=nanoseconds))
-        return journal_spec_jsonpb(spec)["fragment"]["retention"]
+        return message_jsonpb(spec.to_pb())["fragment"]["retention"]
 
     assert shown(1_000_001_000) == "1.000001s"
     assert shown(1_100_000_001) == "1.100000001s"

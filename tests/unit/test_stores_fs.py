@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import stat
@@ -148,7 +149,10 @@ async def test_directories_and_files_are_not_for_everybody(tmp_path, executor):
 
 
 async def test_objects_appear_whole_and_hidden_meanwhile(tmp_path, executor):
-    """While the content is copied, only a hidden name is in the directory."""
+    """While the content is copied, no listing of a journal finds it, not even one of hidden names.
+
+    Gazette's brokers warn of every name below a journal that is not a fragment's.
+    """
     store = make(tmp_path, executor)
     read_fd, write_fd = os.pipe()
     # A pipe cannot be copied with an offset, so the copy fails after the partial file was made.
@@ -156,7 +160,7 @@ async def test_objects_appear_whole_and_hidden_meanwhile(tmp_path, executor):
     sendfile = os.sendfile
 
     def spy(*args):
-        seen.extend(path.name for path in (tmp_path / "j").iterdir())
+        seen.extend(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*name*"))
         return sendfile(*args)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -166,8 +170,24 @@ async def test_objects_appear_whole_and_hidden_meanwhile(tmp_path, executor):
     os.close(read_fd)
     os.close(write_fd)
     assert len(seen) == 1
-    assert seen[0].startswith(".partial-name.")
+    assert seen[0].startswith(".partial/name.")
+    assert [*(tmp_path / ".partial").iterdir()] == []
     assert await listing(store, "j/") == []
+
+
+async def test_put_works_where_journals_have_their_own_disks(tmp_path, executor, monkeypatch):
+    """A name cannot move from one file system to another."""
+    store, rename = make(tmp_path, executor), Path.rename
+
+    def refuse(path, target):
+        if path.parent.name == ".partial":
+            raise OSError(errno.EXDEV, "Invalid cross-device link", str(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    await put_bytes(store, "j/name", b"content")
+    assert (tmp_path / "j/name").read_bytes() == b"content"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "j/name"]
 
 
 async def test_a_cancelled_put_reads_no_descriptor_of_its_caller(tmp_path):

@@ -38,6 +38,7 @@ def spec(*columns, path=("_meta", "uuid"), **more):
                 key="" if "segment" in told else told.get("from", name),
                 format=told.get("format", {"timestamptz": "iso", "binary": "base64"}.get(kind, "")),
                 segment=told.get("segment", ""),
+                truncate="truncate" in options,
                 required="required" in options,
             )
         )
@@ -59,7 +60,7 @@ def parse(wanted, content, begin=0):
 
 def value(kind, text, **options):
     """The value of a column, of JSON text; `bad` and the reason, if it is set aside."""
-    told = " ".join(f"{key}={of}" for key, of in options.items())
+    told = " ".join(f"{key}={of}" if of is not True else key for key, of in options.items())
     content = b'{"c":' + text.encode() + b"}\n"
     # Among others it has to be the same as alone: these two fit each type.
     rest = b'{"c":null}\n{}\n'
@@ -91,7 +92,27 @@ GOOD = [
     ("timestamptz", '"2026-01-02T03:04:05+02:00"', datetime(2026, 1, 2, 1, 4, 5, tzinfo=UTC)),
     ("timestamptz", '"2026-01-02 03:04:05"', datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)),
     ("timestamptz", '"2026-01-02"', datetime(2026, 1, 2, tzinfo=UTC)),
+    (
+        "timestamptz",
+        '"2026-01-02t03:04:05.123456000z"',
+        datetime(2026, 1, 2, 3, 4, 5, 123_456, UTC),
+    ),
+    (
+        "timestamptz",
+        '"2026-01-02T03:04:05.1000000+01:00"',
+        datetime(2026, 1, 2, 2, 4, 5, 100_000, UTC),
+    ),
+    ("timestamptz", '"2026-01-02 03:04:05.0000000"', datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)),
+    ("timestamptz", '"2026-01-02T03:04-0130"', datetime(2026, 1, 2, 4, 34, tzinfo=UTC)),
+    ("timestamptz", '"2026-01-02T03-01"', datetime(2026, 1, 2, 4, tzinfo=UTC)),
     ("timestamp", '"2026-01-02T03:04:05.5"', datetime(2026, 1, 2, 3, 4, 5, 500_000)),  # noqa: DTZ001
+    ("timestamp", '"2026-01-02t03:04:05.5000000"', datetime(2026, 1, 2, 3, 4, 5, 500_000)),  # noqa: DTZ001
+    (
+        "array<timestamptz>",
+        '["2026-01-02t00:00:00z",null]',
+        [datetime(2026, 1, 2, tzinfo=UTC), None],
+    ),
+    ("map<string,timestamp>", '{"a":"2026-01-02t00:00:00"}', [("a", datetime(2026, 1, 2))]),  # noqa: DTZ001
     ("binary", '"/w=="', b"\xff"),
     ("uuid", '"00000000-0000-0000-0000-000000000007"', uuid.UUID(int=7)),
     ("array<string>", '["a",null]', ["a", None]),
@@ -120,7 +141,7 @@ BAD = [
     ("decimal(10,2)", ["1.255", "100000000", "12345678901234567890.5", "{}"]),
     ("decimal(5,2)", ["1234"]),
     ("date", ['"2026-1-2"', '"2026-01-02T03:04:05Z"', '"2023-02-29"', "18263", '"0000-01-01"']),
-    ("timestamptz", ['"2026-01-02T03:04:05.123456789Z"', '"2026-02-30T00:00:00Z"', "1767323045", '""']),
+    ("timestamptz", ['"2026-01-02T03:04:05.123456789Z"', '"2026-01-02T03:04:05.1234560001Z"', '"0000-01-02"', '"2026-02-30T00:00:00Z"', "1767323045", '""']),
     ("timestamp", ['"2026-01-02T03:04:05Z"', '"2026-01-02T03:04:05+00:00"']),
     ("binary", ['"x"', '"_w=="']),
     ("uuid", ['"7"', '"0000000000000000000000000000000000007"']),
@@ -146,6 +167,32 @@ def test_instants_may_be_numbers(form, text, expected):
     assert value("timestamptz", text, format=form) == at
     assert value("timestamptz", '"2026-01-02"', format=form)[0] == "bad"
     assert value("timestamptz", "99999999999999999", format="epoch_s")[0] == "bad"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        (
+            "timestamptz",
+            "2026-01-02T03:04:05.123456789Z",
+            datetime(2026, 1, 2, 3, 4, 5, 123_456, UTC),
+        ),
+        (
+            "timestamptz",
+            "1969-12-31t23:59:59.9999999",
+            datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC),
+        ),
+        ("timestamp", "2026-01-02 03:04:05.12345678901", datetime(2026, 1, 2, 3, 4, 5, 123_456)),  # noqa: DTZ001
+    ],
+)
+def test_digits_beyond_microseconds_are_cut_if_asked(kind, text, expected):
+    refused = value(kind, f'"{text}"')
+    assert refused[0] == "bad"
+    assert refused[1].endswith("has more than six digits of a second (`truncate: true` cuts them)")
+    assert value(kind, f'"{text}"', truncate=True) == expected
+    nested = f'{{"at":["{text}"]}}'
+    assert value(f"struct<at:array<{kind}>>", nested, truncate=True) == {"at": [expected]}
+    assert value(kind, '"soon"', truncate=True)[0] == "bad"
 
 
 def test_bytes_may_be_hexadecimal():

@@ -123,6 +123,20 @@ def test_the_table_that_is_made_of_a_spec():
     ]
 
 
+def test_truncate_is_of_texts_that_are_times():
+    spec = good(
+        """
+        uuid: none
+        columns:
+          - {name: a, type: timestamptz, truncate: true}
+          - {name: b, type: 'array<struct<at:timestamp>>', truncate: true}
+          - {name: c, type: timestamptz}
+        """
+    )
+    forms = {c.name: c.form for c in spec.columns}
+    assert [forms[name] for name in "abc"] == ["iso truncate", "truncate", "iso"]
+
+
 def test_a_format_is_of_what_arrays_and_maps_hold():
     spec = good("""
         uuid: none
@@ -216,6 +230,14 @@ MISTAKES = [
     (
         "{uuid: none, columns: [{name: a, type: timestamptz, format: '%Y'}]}",
         r"typed.columns\[0\].format: '%Y' is not a form of timestamptz .use one of iso, epoch_s",
+    ),
+    (
+        "{uuid: none, columns: [{name: a, type: timestamptz, format: epoch_s, truncate: true}]}",
+        r"typed.columns\[0\].truncate: is about times that are texts .leave it out",
+    ),
+    (
+        "{uuid: none, columns: [{name: a, type: date, truncate: true}]}",
+        r"typed.columns\[0\].truncate: is about times that are texts",
     ),
     (
         "{uuid: none, columns: [{name: a, type: timestamp, format: epoch_s}]}",

@@ -29,6 +29,7 @@ from gazette_platform.serving.sending import ClientGone, caller_metadata, writte
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from http import HTTPStatus
 
     from google.protobuf.message import Message
 
@@ -72,10 +73,19 @@ class RestGateway(RestRoutes):
         """Answer a request. Cancellation: the client has gone; ends the call."""
         try:
             message = parse_request(method.request, await self.read_body(request))
-            method.validate(message)
         except ValidationError as err:
             return self.refusal(request, str(err), INVALID_ARGUMENT)
+        try:
+            method.validate(message)
+        except ValidationError as err:
+            return self._failure(request, str(err), INVALID_ARGUMENT)
         return await self._stream(method, request, message)
+
+    def _failure(
+        self, request: web.Request, text: str, code: tuple[int, HTTPStatus]
+    ) -> web.Response:
+        """Return a stream that has no results."""
+        return self.answer(request, error_line(text, code), code[1])
 
     async def _stream(
         self, method: _Method, request: web.Request, message: Message
@@ -100,7 +110,7 @@ class RestGateway(RestRoutes):
                 raise
             except RpcFailed as err:
                 if not response.prepared:
-                    return self.refusal(request, err.text, error_of(err))
+                    return self._failure(request, err.text, error_of(err))
                 await written(request, response, error_line(err.text, error_of(err)))
         except ClientGone as err:
             raise asyncio.CancelledError from err

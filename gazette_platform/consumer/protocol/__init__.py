@@ -10,8 +10,6 @@ from __future__ import annotations
 from gazette_platform.consumer.protocol.checkpoint import Checkpoint
 from gazette_platform.consumer.protocol.enums import ReplicaCode, ShardStatus
 from gazette_platform.consumer.protocol.json_form import (
-    message_jsonpb,
-    parse_jsonpb,
     shard_spec_json,
 )
 from gazette_platform.consumer.protocol.rules import (
@@ -52,8 +50,6 @@ __all__ = [
     "ShardSpace",
     "ShardSpec",
     "ShardStatus",
-    "message_jsonpb",
-    "parse_jsonpb",
     "shard_space_of",
     "shard_spec_json",
     "validate_shard_apply_request",

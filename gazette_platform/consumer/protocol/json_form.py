@@ -1,45 +1,16 @@
-"""JSON of shards, in the two dialects of Gazette's tools.
+"""JSON of shards as Go's ``encoding/json`` prints it: durations are nanoseconds, most zero fields are left out.
 
-*jsonpb* is protobuf's own (``gazctl shards list --format json``, the HTTP gateway): original field
-names, defaults included, 64-bit integers as text, durations as ``"1.500s"``. Plain JSON is what Go's
-``encoding/json`` prints: durations are nanoseconds, and most zero fields are left out.
+Protobuf's own dialect is in `protocol.json_form`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
-from google.protobuf.message import Message
-
-from gazette_platform.errors import ValidationError
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from gazette_platform.consumer.protocol.specs import ShardSpec
 
-__all__ = ["message_jsonpb", "parse_jsonpb", "shard_spec_json"]
-
-P = TypeVar("P", bound=Message)
-
-
-def message_jsonpb(message: Message) -> dict[str, Any]:
-    """A message as jsonpb; messages within it that are absent are left out."""
-    return MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-
-
-def parse_jsonpb(document: Mapping[str, Any], message: P) -> P:
-    """Fill an empty message from jsonpb, in original or camel-case names. Returns: the message.
-
-    Raises: ValidationError: an unknown field, or a value of a wrong type.
-    """
-    try:
-        return ParseDict(dict(document), message)
-    except (ParseError, TypeError, AttributeError, RecursionError) as err:
-        raise ValidationError(f"the JSON is no {message.DESCRIPTOR.name}: {err}") from err
+__all__ = ["shard_spec_json"]
 
 
 def shard_spec_json(spec: ShardSpec) -> dict[str, Any]:

@@ -110,12 +110,16 @@ def _read_labels(mapping: StrictMapping) -> LabelSet:
 
 
 def render_shard_space(space: ShardSpace) -> str:
-    """The YAML of a document, as it is: zero fields are left out, except the values of labels."""
-    document: dict[str, object] = {
-        "common": _spec_fields(space.common),
-        "shards": [_entry_fields(entry) for entry in space.shards],
-    }
-    return dump_yaml({key: value for key, value in document.items() if value})
+    """Return the YAML of a document as it is.
+
+    Zero fields of a shard are left out, except the values of labels; `common` and `shards` never are.
+    """
+    return dump_yaml(
+        {
+            "common": _spec_fields(space.common),
+            "shards": [_entry_fields(entry) for entry in space.shards],
+        }
+    )
 
 
 def _entry_fields(entry: ShardEntry) -> dict[str, object]:

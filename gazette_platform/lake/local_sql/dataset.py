@@ -19,6 +19,7 @@ import pyarrow.dataset as ds  # type: ignore[import-untyped]
 from pyarrow.fs import LocalFileSystem  # type: ignore[import-untyped]
 from typing_extensions import override
 
+from gazette_platform.lake.local_sql.names import quoted
 from gazette_platform.lake.local_sql.reading import ScanCounts, SegmentReader
 from gazette_platform.lake.local_sql.rows import arrow_type, row_parser
 from gazette_platform.lake.schema import parse_type
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.local_sql.snapshot import TableSnapshot
     from gazette_platform.lake.segments import Segment
 
-__all__ = ["ORIGIN_COLUMNS", "Scanner", "TableDataset", "possible", "prune"]
+__all__ = ["ORIGIN_COLUMNS", "Scanner", "TableDataset", "possible", "prune", "selected"]
 
 ORIGIN_COLUMNS: Final = ("_journal", "_offset", "_fragment")
 """Where a row comes from: its journal, the byte offset of its record, and the name of the persisted
@@ -198,6 +199,27 @@ class Scanner:
     def to_reader(self) -> pa.RecordBatchReader:
         """The batches."""
         return self._reader
+
+
+def selected(fields: Iterable[pa.Field]) -> str:
+    """Return the list of columns by which a view selects fields of a data set.
+
+    DuckDB leaves comparisons of a plain column to Arrow, and those of floating-point numbers are not its own: to
+    DuckDB, NaN is greater than all numbers, to Arrow it compares as false. A column in a CASE stays with DuckDB.
+    """
+    return ", ".join(
+        f"CASE WHEN {name} IS NULL THEN NULL ELSE {name} END AS {name}"
+        if _has_floats(field.type)
+        else name
+        for field, name in ((field, quoted(field.name)) for field in fields)
+    )
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    """Whether a type is of floating-point numbers, or a struct that has some."""
+    if pa.types.is_struct(kind):
+        return any(_has_floats(field.type) for field in kind)
+    return bool(pa.types.is_floating(kind))
 
 
 def prune(

@@ -39,6 +39,8 @@ _NUMERAL: Final = re.compile(
 _INTEGER: Final = re.compile(r"-?\d{1,400}\Z", re.ASCII)
 _DATE: Final = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[T ]|\Z)", re.ASCII)
 _NOT_FINITE: Final = ("NaN", "Infinity", "-Infinity")
+_EPOCH: Final = date(1970, 1, 1)
+_DAYS_OF_400_YEARS: Final = 146_097
 # More digits than any column has: sums and products are never rounded on the way.
 _EXACT: Final = Context(prec=1000)
 
@@ -155,14 +157,18 @@ def _decimal(value: Any, kind: ColumnType) -> Decimal | None:
     return rounded if abs(rounded) < Decimal(10) ** (kind.precision - kind.scale) else None
 
 
-def _date(value: Any, _: ColumnType) -> date | None:
+def _date(value: Any, _: ColumnType) -> date | int | None:
+    """A date; of the year 0, which Python has not, its days since 1970."""
     found = _DATE.match(value) if isinstance(value, str) else None
     if found is None:
         return None
+    year, month, day = map(int, found.groups())
     try:
-        return date(*map(int, found.groups()))
+        # The calendar repeats itself every 400 years.
+        found_date = date(year or 400, month, day)
     except ValueError:
         return None
+    return found_date if year else (found_date - _EPOCH).days - _DAYS_OF_400_YEARS
 
 
 def _array(value: Any, kind: ColumnType) -> list[Any] | None:

@@ -184,8 +184,6 @@ _JSON: Final = _span("application/x-ndjson")
 def _checked(column: pa.Array, kind: ColumnType) -> pa.Array:
     """A column as Arrow parsed it. Raises: pa.ArrowException: it took what does not fit."""
     if kind.name == "date":
-        if pc.any(pc.starts_with(column, "0000")).as_py():
-            raise pa.ArrowInvalid("a year before the first")
         return pc.cast(column, arrow_type(kind))
     if "decimal" in kind.hive:
         # It compares digits before it scales a number: 1234 becomes 1234.00 of a decimal(5,2).

@@ -379,7 +379,7 @@ class LocalSql(Closing):
                 self._duckdb.execute(f"DROP VIEW IF EXISTS temp.main.{view}")
 
     def _register(self, snapshot: TableSnapshot) -> None:
-        from gazette_platform.lake.local_sql.dataset import TableDataset  # noqa: PLC0415
+        from gazette_platform.lake.local_sql.dataset import TableDataset, selected  # noqa: PLC0415
 
         spec = snapshot.spec
         self._is_new = False
@@ -392,22 +392,22 @@ class LocalSql(Closing):
             parsers=self._parsers,
         )
         self._datasets[spec.name] = dataset
-        is_short = self._names.get(spec.table) == spec.name
-        whole = f"{spec.table if is_short else spec.name}{OFFSETS_SUFFIX}"
+        whole = f"{spec.name}{OFFSETS_SUFFIX}"
         self._duckdb.register(whole, dataset)
-        columns = [c.name for c in spec.columns] + [c.column for c in snapshot.columns]
-        listed = ", ".join(map(_quoted, columns))
-        views = [f"VIEW {_place(spec)}.{_quoted(spec.table)}"]
-        if is_short:
-            views.append(f"TEMP VIEW {_quoted(spec.table)}")
-        self._duckdb.execute(
-            f"CREATE OR REPLACE VIEW {_place(spec)}.{_quoted(spec.table + OFFSETS_SUFFIX)} AS "
-            f"FROM temp.main.{_quoted(whole)}"
-        )
-        for view in views:
-            self._duckdb.execute(
-                f"CREATE OR REPLACE {view} AS SELECT {listed} FROM temp.main.{_quoted(whole)}"  # noqa: S608
-            )
+        own = {column.name for column in spec.columns} | {c.column for c in snapshot.columns}
+        fields = list(dataset.schema)
+        for suffix, seen in (
+            (OFFSETS_SUFFIX, fields),
+            ("", [field for field in fields if field.name in own]),
+        ):
+            view = _quoted(spec.table + suffix)
+            views = [f"VIEW {_place(spec)}.{view}"]
+            if self._names.get(spec.table) == spec.name:
+                views.append(f"TEMP VIEW {view}")
+            for each in views:
+                self._duckdb.execute(
+                    f"CREATE OR REPLACE {each} AS SELECT {selected(seen)} FROM temp.main.{_quoted(whole)}"  # noqa: S608
+                )
 
     def _register_typed(self, name: str) -> None:
         self._is_new = False

@@ -131,6 +131,7 @@ class TypedView:
             database: that has the schema.
             short: what it is called without a schema.
         """
+        from gazette_platform.lake.local_sql.dataset import selected  # noqa: PLC0415
         from gazette_platform.lake.local_sql.typed_dataset import uuid_columns  # noqa: PLC0415
         from gazette_platform.lake.typed.planning.last_rows import view_of  # noqa: PLC0415
         from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema  # noqa: PLC0415
@@ -138,8 +139,10 @@ class TypedView:
         schema = arrow_schema(self._pinned.schema)
         uuids = set(uuid_columns(schema))
         listed = ", ".join(
-            f"CAST({quoted(name)} AS UUID) AS {quoted(name)}" if name in uuids else quoted(name)
-            for name in schema.names
+            f"CAST({quoted(field.name)} AS UUID) AS {quoted(field.name)}"
+            if field.name in uuids
+            else selected([field])
+            for field in schema
         )
         parts = {HISTORY_SUFFIX: self._history, TAIL_SUFFIX: self._tail}
         for suffix, rows in parts.items():

@@ -31,8 +31,8 @@ follows docs/internals/typed-parsing.md; where Arrow's reader of JSON does not d
 - decimal: a number or the text of one, with no digit more than fits on either side of the point. Arrow compares
   digits before it scales, so 1234 gets into a decimal(5,2): validate.
 - date: a text `2026-01-02`; Arrow reads none from JSON (read texts, cast them). Year 0 is none.
-- timestamptz: by format `iso`, a date with or without a time behind `T` or a blank, of six digits of a second at most, with or
-  without a zone; without one it is UTC. By `epoch_s`, `epoch_ms` and `epoch_us` an integer, of years 1 to 9999.
+- timestamptz: by format `iso`, a date with or without a time behind `T` or a blank, with or without a zone, in letters of either
+  case; without a zone it is UTC. Digits of a second beyond the sixth are zeros, or cut off where the column says `truncate`. By `epoch_s`, `epoch_ms` and `epoch_us` an integer, of years 1 to 9999.
 - timestamp: the same texts without a zone. Arrow turns one that has a zone to UTC and forgets it: look for those.
 - binary: a text in `base64` (with padding, as Go writes bytes) or `hex`. Arrow takes the text itself for the bytes.
 - uuid: a text of 36 characters. Arrow reads none from JSON.
@@ -55,6 +55,8 @@ __all__ = [
     "KEY_TYPES",
     "SCALARS",
     "TRANSFORMS",
+    "TRUNCATED",
+    "has_times",
     "leaf_of",
     "parse_typed",
     "spark_ddl",
@@ -110,6 +112,9 @@ FORMATS: Final = {
     "binary": ("base64", "hex"),
 }
 """How values of a type may be written; the first is meant where nothing is said."""
+
+TRUNCATED: Final = "truncate"
+"""At the end of a form in which times are written: digits of a second beyond the sixth are cut off."""
 
 _TEXTS: Final = frozenset({"string", "binary"})
 _INTEGERS: Final = frozenset({"int", "bigint"})
@@ -175,6 +180,11 @@ def leaf_of(kind: ColumnType) -> ColumnType:
     """
     *_, leaf = _inward(kind)
     return leaf
+
+
+def has_times(kind: ColumnType) -> bool:
+    """Return whether a type is of instants, or holds some at any depth."""
+    return kind.name in _INSTANTS or any(map(has_times, kind.arguments))
 
 
 def _inward(kind: ColumnType) -> Iterator[ColumnType]:

@@ -15,6 +15,8 @@ from gazette_platform.lake.ownership import shown
 from gazette_platform.lake.spec_rules import is_column_name, is_key
 from gazette_platform.lake.typed_spec.columns import (
     FORMATS,
+    TRUNCATED,
+    has_times,
     leaf_of,
     parse_typed,
     text_of,
@@ -88,6 +90,7 @@ class ColumnEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     comment: str = ""
     source: str = msgspec.field(default="", name="from")
     format: str = ""
+    truncate: bool = False
     segment: str = ""
     required: bool | None = None
 
@@ -104,6 +107,8 @@ class TypedColumn(msgspec.Struct, frozen=True, kw_only=True):
     """Key of the `key=value` segment of the journal's name that its values are; or empty."""
     format: str = ""
     """How values of a type that has several forms are written; see `FORMATS`."""
+    truncate: bool = False
+    """Whether digits of a second beyond microseconds are cut off, instead of the record being set aside."""
     comment: str = ""
     required: bool = False
     """Whether a record without a value of it is set aside."""
@@ -113,6 +118,11 @@ class TypedColumn(msgspec.Struct, frozen=True, kw_only=True):
     def parsed(self) -> ColumnType:
         """The parsed type."""
         return parse_typed(self.type)
+
+    @property
+    def form(self) -> str:
+        """How its values are read: the format, and `TRUNCATED`."""
+        return f"{self.format} {TRUNCATED}".strip() if self.truncate else self.format
 
 
 SYSTEM_COLUMNS: Final = (
@@ -264,6 +274,7 @@ def _merged(
         segment=entry.segment,
         comment=entry.comment or (base.comment if base else ""),
         format=entry.format or _format_of(kind),
+        truncate=entry.truncate,
         required=is_required if entry.required is None else entry.required,
     )
     return PlacedColumn(column, path, kind)
@@ -280,6 +291,7 @@ def _entry_errors(entry: ColumnEntry, kind: ColumnType, path: str) -> Iterator[V
         given = {
             "from": entry.source,
             "format": entry.format,
+            "truncate": entry.truncate,
             "required": entry.required is not None,
         }
         for key in (key for key, value in given.items() if value):
@@ -303,6 +315,11 @@ def _entry_errors(entry: ColumnEntry, kind: ColumnType, path: str) -> Iterator[V
         yield ValidationError(
             f"{shown(entry.format)} is not a form of {text_of(kind)} ({told})",
             path=f"{path}.format",
+        )
+    if entry.truncate and (entry.format.startswith("epoch") or not has_times(kind)):
+        yield ValidationError(
+            "is about times that are texts (leave it out, or use timestamptz or timestamp)",
+            path=f"{path}.truncate",
         )
 
 

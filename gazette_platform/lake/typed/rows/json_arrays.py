@@ -28,6 +28,7 @@ from pyiceberg.types import NestedField
 
 from gazette_platform.errors import DataError
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema, iceberg_type
+from gazette_platform.lake.typed_spec.columns import TRUNCATED
 from gazette_platform.message.arrow_parsers import DEPTH_MAX, check_depth, depth_of
 from gazette_platform.message.uuid import uuid_bytes
 
@@ -52,6 +53,8 @@ __all__ = [
 ]
 
 _UUID_CHARS: Final = 36
+_DATE_CHARS: Final = len("2026-01-02")
+_ZONE: Final = r"\A.{11,}(Z|[+-][0-9]{2}(:?[0-9]{2})?)\z"
 _YEAR_1_S: Final = -62_135_596_800
 _YEAR_10000_S: Final = 253_402_300_800
 _PER_S: Final = {"epoch_s": 1, "epoch_ms": 1_000, "epoch_us": 1_000_000}
@@ -103,10 +106,10 @@ def read_type(kind: ColumnType, form: str) -> Any:
         case "struct":
             parts = zip(kind.field_names, kind.arguments, strict=True)
             return pa.struct([(name, read_type(part, form)) for name, part in parts])
-        case "date" | "timestamp" | "binary" | "uuid":
-            return pa.string()
-        case "timestamptz" if form.startswith("epoch"):
+        case "timestamptz" if form in _PER_S:
             return pa.int64()
+        case "date" | "timestamp" | "timestamptz" | "binary" | "uuid":
+            return pa.string()
         case _:
             return plain_type(kind)
 
@@ -127,8 +130,8 @@ def converter(kind: ColumnType, form: str) -> Callable[[pa.Array], pa.Array] | N
             return _StructConverter(kind, form)
         case name if name in _SCALARS_THAT_FIT:
             return None
-        case "timestamptz":
-            return _EpochConverter(_PER_S[form]) if form in _PER_S else _within_years
+        case "timestamptz" | "timestamp":
+            return _EpochConverter(_PER_S[form]) if form in _PER_S else _TextConverter(kind, form)
         case "binary":
             decode = binascii.unhexlify if form == "hex" else _from_base64
             return _BytesConverter(decode)
@@ -196,6 +199,36 @@ class _EpochConverter:
 
 
 @final
+class _TextConverter:
+    """Of times that are texts of ISO 8601, most often as they stand."""
+
+    def __init__(self, kind: ColumnType, form: str) -> None:
+        self._type = plain_type(kind)
+        truncates = form.endswith(TRUNCATED)
+        self._excess = r"(\.[0-9]{6})[0-9]+" if truncates else r"(\.[0-9]{6})0+"
+
+    def __call__(self, array: Any) -> Any:
+        try:
+            found = pc.cast(array, self._type)
+        except pa.ArrowInvalid:
+            found = pc.cast(self._plain(array), self._type)
+        # Arrow reads a year 0; and a zone leads out of the years that Python and engines have.
+        numbers = found.view(pa.int64())
+        _refuse(_lies_outside(numbers, _YEAR_1_S * 1_000_000, _YEAR_10000_S * 1_000_000))
+        return found
+
+    def _plain(self, array: Any) -> Any:
+        """As Arrow takes it: six digits of a second at most, and a zone if and only if the type has one."""
+        texts = pc.replace_substring_regex(pc.ascii_upper(array), self._excess, r"\1")
+        if self._type.tz is None:
+            return texts
+        is_date = pc.equal(pc.binary_length(texts), _DATE_CHARS)
+        utc = pc.if_else(is_date, "T00:00:00Z", "Z")
+        has_zone = pc.match_substring_regex(texts, _ZONE)
+        return pc.if_else(has_zone, texts, pc.binary_join_element_wise(texts, utc, ""))
+
+
+@final
 class _BytesConverter:
     """Of texts, each by itself: Arrow has no such function."""
 
@@ -226,13 +259,6 @@ def _lies_outside(numbers: Any, least: int, end: int) -> Any:
     return pc.or_(pc.less(numbers, low), pc.greater_equal(numbers, high))
 
 
-def _within_years(array: Any) -> Any:
-    # Arrow reads a year 0; and a zone leads out of the years that Python and engines have.
-    numbers = array.view(pa.int64())
-    _refuse(_lies_outside(numbers, _YEAR_1_S * 1_000_000, _YEAR_10000_S * 1_000_000))
-    return array
-
-
 def _finite(array: Any) -> Any:
     # `NaN` and `Infinity` are no JSON; and 1e39 does not fit 32 bits.
     if pc.all(pc.is_finite(array)).as_py() is False:
@@ -251,11 +277,6 @@ def _date(array: Any) -> Any:
     return pc.cast(array, pa.date32())
 
 
-def _timestamp(array: Any) -> Any:
-    # The cast refuses a zone, which the reader of JSON would take.
-    return _within_years(pc.cast(array, pa.timestamp("us")))
-
-
 def _uuid(array: Any) -> Any:
     if pc.any(pc.not_equal(pc.binary_length(array), _UUID_CHARS)).as_py() is True:
         raise RefusedError
@@ -272,7 +293,6 @@ _CONVERTERS: Final[dict[str, Callable[[Any], Any]]] = {
     "double": _finite,
     "decimal": _decimal,
     "date": _date,
-    "timestamp": _timestamp,
     "uuid": _uuid,
 }
 

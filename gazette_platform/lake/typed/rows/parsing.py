@@ -271,7 +271,7 @@ def _guess(spec: TypedSpec) -> Callable[[bytes], bool]:
     """Whether a line is likely a record of the table. Quick, and wrong at times, either way."""
     forbids_unknown = spec.unknown == "quarantine"
     columns = record_columns(spec)
-    kinds = {column.key: (column.parsed, column.format) for column in columns}
+    kinds = {column.key: (column.parsed, column.form) for column in columns}
     if spec.uuid:
         kind, form = kinds.get(spec.uuid[0], (None, ""))
         kinds[spec.uuid[0]] = (with_uuid(kind, spec.uuid[1:]), form)

@@ -5,6 +5,7 @@ Asked for lines that were refused only; what it says decides nothing.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
@@ -18,7 +19,7 @@ from gazette_platform.lake.typed.rows.json_arrays import (
     repeated_keys,
 )
 from gazette_platform.lake.typed.rows.records import record_columns
-from gazette_platform.lake.typed_spec.columns import FORMATS, text_of
+from gazette_platform.lake.typed_spec.columns import FORMATS, TRUNCATED, text_of
 from gazette_platform.message.uuid import parse_uuid
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ _VALUE_CHARACTERS_MAX: Final = 60
 _TYPE_CHARACTERS_MAX: Final = 80
 _PATH_CHARACTERS_MAX: Final = 120
 _NULL: Final = b"null"
+_LONG_FRACTION: Final = re.compile(rb"\.[0-9]{7}")
 _CUT: Final = "ends within a record"
 # Of longer lines nobody is told where: taken apart they are up to forty times as large.
 _APART_BYTES_MAX: Final = 4 << 20
@@ -144,7 +146,7 @@ class Reasons:
             form = reader.form
             said = f" ({form})" if form in FORMATS.get(reader.kind.name, ())[1:] else ""
             kind = _shortened(text_of(reader.kind), _TYPE_CHARACTERS_MAX)
-            yield f"{path}: {_value(raw)} is no {kind}{said}"
+            yield f"{path}: {_value(raw)} is no {kind}{said}{_advice(raw, reader)}"
 
     def _parts_faults(self, path: str, raw: bytes, reader: ValueReader) -> Iterator[str]:
         """What is wrong within an array, map or struct, if it is one."""
@@ -206,6 +208,13 @@ def _first_refused(
         else:
             first = middle
     return first
+
+
+def _advice(raw: bytes, reader: ValueReader) -> str:
+    """What a spec can say so that a value fits; most often nothing."""
+    if not reader.kind.name.startswith("timestamp") or _LONG_FRACTION.search(raw) is None:
+        return ""
+    return f", has more than six digits of a second (`{TRUNCATED}: true` cuts them)"
 
 
 def _path(key: str) -> str:

@@ -125,19 +125,19 @@ class RecordsReader:
         if spec.uuid and spec.uuid[0] in kinds:
             kinds[spec.uuid[0]] = with_uuid(kinds[spec.uuid[0]], spec.uuid[1:])
         self.values = {
-            c.key: ValueReader(kinds[c.key], c.format, forbids_unknown=forbids_unknown)
+            c.key: ValueReader(kinds[c.key], c.form, forbids_unknown=forbids_unknown)
             for c in self._columns
         }
         easy = [column for column in self._columns if not is_hard(column.parsed)]
         self._hard = [column for column in self._columns if is_hard(column.parsed)]
-        schema = {c.key: read_type(kinds[c.key], c.format) for c in easy}
+        schema = {c.key: read_type(kinds[c.key], c.form) for c in easy}
         if spec.uuid and spec.uuid[0] not in schema:
             schema[spec.uuid[0]] = read_type(with_uuid(None, spec.uuid[1:]), "")
         self._lines = LineReader(
             pa.schema(list((schema or {_NO_KEY: pa.string()}).items())),
             forbids_unknown=forbids_unknown and not self._hard,
         )
-        self._converters = {c.key: converter(c.parsed, c.format) for c in easy}
+        self._converters = {c.key: converter(c.parsed, c.form) for c in easy}
         self._types = {c.key: plain_type(c.parsed) for c in self._columns}
         self._required = [c.name for c in self._columns if c.required]
         self._taker = None
