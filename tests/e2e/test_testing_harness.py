@@ -60,9 +60,9 @@ def test_hard_end_stops_all_processes(etcd_binary, kind):
     )
     pids, last = ran.stdout.splitlines()
     limit_s = patient(5)
-    assert last.startswith(
-        f"trial: FAILED seed=7: not over after {limit_s:g} s; it was doing: waiting for appends"
-    ), ran
-    assert ran.returncode == 1
+    over = f"seed=7: not over after {limit_s:g} s; it was doing: waiting for appends"
+    # A busy machine may have starved it.
+    verdict, code = ("starved", 2) if ran.returncode == 2 else ("FAILED", 1)
+    assert (last.startswith(f"trial: {verdict} {over}"), ran.returncode) == (True, code), ran
     assert "never" in ran.stderr  # the task that hangs
     assert [wait_until(lambda pid=pid: is_gone(pid)) for pid in pids.split()] == [True] * 2
