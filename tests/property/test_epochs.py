@@ -27,14 +27,15 @@ from gazette_platform.broker.epochs import (
     Standing,
     announce,
     claim,
+    noted,
     release,
     standing,
 )
 from gazette_platform.protocol import LabelSet, ProcessId
 
 REVISION = 7
-picks = st.integers(0, 59)  # one of any few things, by its remainder
 NOTHING = LabelSet()
+picks = st.integers(0, 59)  # one of any few things, by its remainder
 PAST_MAX = epochs._PAST_MAX
 
 
@@ -45,6 +46,7 @@ class Tenure:
     holder: Holder
     broker: int
     spans: list[tuple[int, list[int]]]
+    registers: LabelSet = NOTHING  # as of its end
     is_lost: bool = False
     is_torn: bool = False
     is_storing: bool = False
@@ -55,8 +57,9 @@ class Tenure:
         begin, values = self.spans[-1]
         return begin + len(values)
 
-    def roll(self, to: int) -> None:
+    def roll(self, to: int, registers: LabelSet) -> None:
         self.spans.append((to, []))
+        self.registers = registers
 
     def has(self, offset: int, value: int) -> bool:
         return any(
@@ -93,6 +96,8 @@ class Journal(RuleBasedStateMachine):
         self.record: EpochRecord | None = None
         self.mod = 0
         self.noted = 0  # head, in the journal's spec
+        self.listed = {0}  # heads that old listings of specs have
+        self.registers = NOTHING  # as they were acknowledged last
         self.plans: list[tuple[int, int, EpochRecord | None, int, bool]] = []
         self.tenures: list[Tenure] = []
         self.store: dict[int, int] = {}
@@ -140,7 +145,7 @@ class Journal(RuleBasedStateMachine):
                 continue  # it is being settled
             if not found.is_torn and self.standing(found).is_holder:
                 broker.left.remove(found)
-                found.roll(found.end)
+                found.roll(found.end, found.registers)
                 found.is_storing = found.is_stored = False
                 return found
         holder = Holder(f"t{len(self.tenures)}", broker.process)
@@ -163,11 +168,14 @@ class Journal(RuleBasedStateMachine):
     def in_step(self) -> frozenset[Holder]:
         return frozenset(one.holder for one in self.members)
 
-    def sync(self, to: int = 0) -> None:
-        end = max([one.end for one in self.members] + [max(self.store, default=-1) + 1])
-        end = max(end, self.noted, to)
+    def sync(self, to: int = 0, registers: LabelSet | None = None) -> None:
+        """Have all begin where the furthest ends, with its registers, or where they are told to."""
+        furthest = max(self.members, key=lambda one: one.end)
+        if to >= furthest.end and registers is not None:
+            furthest = replace(furthest, registers=registers)
+        end = max(furthest.end, max(self.store, default=-1) + 1, to)
         for one in self.members:
-            one.roll(end)
+            one.roll(end, furthest.registers)
         self.is_synced, self.is_claimed = True, False
 
     def decide(self, *, is_reset=False):
@@ -176,7 +184,8 @@ class Journal(RuleBasedStateMachine):
             create_revision=REVISION,
             holders=self.in_step,
             end=self.members[0].end,
-            has_noted_head=self.noted > 0,
+            registers=self.members[0].registers,
+            noted_head=self.noted or None,
             is_reset=is_reset,
         )
 
@@ -216,7 +225,7 @@ class Journal(RuleBasedStateMachine):
         if isinstance(decision, Held):
             self.is_claimed = True
         elif isinstance(decision, GoOn):
-            self.sync(decision.head)
+            self.sync(decision.head, decision.registers)
         elif isinstance(decision, Await):
             if decision.record is not None:
                 assert self.swap(decision.record, self.mod)
@@ -235,10 +244,45 @@ class Journal(RuleBasedStateMachine):
     def can_append(self) -> bool:
         return self.is_routed() and self.is_synced and self.is_claimed
 
+    def follows(self) -> None:
+        """Content follows: neither the spec nor the record says any more where the journal goes on."""
+        self.noted = 0
+        former = self.record
+        self.record = noted(
+            former,
+            self.members[0].holder.tenure,
+            create_revision=REVISION,
+            head=None,
+            registers=NOTHING,
+        )
+        self.mod += self.record != former
+
+    @rule(pick=picks)
+    def apply_old_listing(self, pick):
+        """An operator applies specs that were listed some time ago."""
+        self.noted = sorted(self.listed)[pick % len(self.listed)]
+
+    @precondition(lambda self: self.can_append())
+    @rule(pick=picks)
+    def suspend_and_resume(self, pick):
+        head = self.members[0].end
+        self.noted = head
+        self.listed.add(head)
+        self.record = noted(
+            self.record,
+            self.members[0].holder.tenure,
+            create_revision=REVISION,
+            head=head,
+            registers=self.members[0].registers,
+        )
+        self.mod += 1
+
     @precondition(lambda self: self.can_append())
     @rule(n=st.integers(1, 3))
     def append(self, n):
-        self.noted = 0
+        self.follows()
+        assert self.members[0].registers == self.registers, "a stale writer passes the fence"
+        self.registers = LabelSet.of(at=str(self.values))
         for one in self.members:
             assert not one.is_lost
         values = range(self.values, self.values + n)
@@ -250,12 +294,13 @@ class Journal(RuleBasedStateMachine):
             self.copies[offset] = list(self.members)
         for one in self.members:
             one.spans[-1][1].extend(values)
+            one.registers = self.registers
 
     @precondition(lambda self: self.can_append())
     @rule(n=st.integers(1, 3), taken=st.sets(st.integers(0, 2)), takes_back=st.booleans())
     def append_in_vain(self, n, taken, takes_back):
         """Some have recorded it when the pipeline breaks; nobody was answered."""
-        self.noted = 0
+        self.follows()
         values = range(self.values, self.values + n)
         self.values += n
         members = self.members
@@ -304,6 +349,7 @@ class Journal(RuleBasedStateMachine):
         self.persist(tenure, tenure.end)
         if notes_head:
             self.noted = tenure.end
+            self.listed.add(tenure.end)
         self.let_go(tenure)
         self.is_synced = self.is_claimed = False
         broker.is_up = False
@@ -315,7 +361,7 @@ class Journal(RuleBasedStateMachine):
             tenure.holder.tenure,
             create_revision=REVISION,
             head=tenure.end,
-            registers=NOTHING,
+            registers=tenure.registers,
         )
         if released is not None:
             self.swap(released, self.mod)
@@ -360,7 +406,7 @@ class Journal(RuleBasedStateMachine):
                     one.holder.tenure,
                     create_revision=REVISION,
                     head=one.end,
-                    registers=NOTHING,
+                    registers=one.registers,
                 )
                 assert announced is not None
                 if announced != self.record:
@@ -385,16 +431,17 @@ class Journal(RuleBasedStateMachine):
     @rule()
     def reset(self):
         """An operator gives up those who do not come back, or thinks so."""
-        self.sync()
+        self.sync(self.noted)
         decision = self.decide(is_reset=True)
         if isinstance(decision, GoOn):
-            self.sync(decision.head)
+            self.sync(decision.head, decision.registers)
             decision = self.decide(is_reset=True)
         if isinstance(decision, Claim):
             end = self.members[0].end
             if any(offset >= end for offset in self.acked):
                 self.is_spared = False
             self.acked = {o: value for o, value in self.acked.items() if o < end}
+            self.registers = self.members[0].registers
             assert self.swap(decision.record, self.mod)
         assert isinstance(decision, Claim | Held)
         self.is_claimed = True
@@ -504,7 +551,8 @@ def test_one_holder_suffices():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"end": 0}, {"end": 10**9}, {"has_noted_head": False}, {"is_reset": False}]
+    "options",
+    [{}, {"end": 0}, {"end": 10**9}, {"noted_head": 0}, {"noted_head": 10**9}, {"is_reset": False}],
 )
 def test_without_a_holder_nobody_goes_on(options):
     record = record_of(A, B, past=(Past((C, D), 50),))
@@ -513,10 +561,44 @@ def test_without_a_holder_nobody_goes_on(options):
     assert claimed(decision.record, C, D, **options) == Await((A, B), None)
 
 
-@pytest.mark.parametrize("options", [{"has_noted_head": True}, {"is_reset": True}])
-def test_those_go_on_who_may(options):
-    decision = claimed(record_of(A, B), C, **options)
+def test_operator_lets_anybody_go_on():
+    decision = claimed(record_of(A, B), C, is_reset=True)
     assert decision == Claim(record_of(C, epoch=4, past=(Past((A, B), 100),)))
+
+
+def test_noted_head_needs_no_holder_while_record_covers_it():
+    noted_at = Released(100, REGISTERS)
+    record = record_of(A, B, released=noted_at)
+    for head in (70, 100):
+        assert claimed(record, C, end=0, noted_head=head) == GoOn(100, REGISTERS)
+        decision = claimed(record, C, end=100, registers=REGISTERS, noted_head=head)
+        after = record_of(C, epoch=4, past=(Past((A, B), 100),), released=noted_at)
+        assert decision == Claim(after), "until content follows, the next one needs it, too"
+    for options in ({"end": 101, "noted_head": 101}, {"end": 101, "noted_head": 100}, {}):
+        assert isinstance(claimed(record, C, **options), Await)
+
+
+def test_what_was_let_go_of_stays_in_the_record_until_content_follows():
+    record = claimed(released(record_of(A), A, 70), B, end=70).record
+    assert record.released == Released(70, REGISTERS)
+    assert claimed(record, B, end=70) == Held()
+
+    def note(tenure, head):
+        return noted(record, tenure, create_revision=REVISION, head=head, registers=NOTHING)
+
+    assert note(B.tenure, None) == replace(record, released=None)
+    assert note(B.tenure, 90) == replace(record, released=Released(90, NOTHING))
+    assert note(A.tenure, None) == record, "whoever is not a holder takes nothing back"
+    assert noted(None, B.tenure, create_revision=REVISION, head=None, registers=NOTHING) is None
+    other = replace(record, create_revision=REVISION + 1)
+    assert noted(other, B.tenure, create_revision=REVISION, head=None, registers=NOTHING) == other
+
+
+def test_head_of_spec_is_gone_to_with_the_registers_of_the_record():
+    record = released(record_of(A), A, 70)
+    assert claimed(record, C, end=0, noted_head=90) == GoOn(90, REGISTERS)
+    assert claimed(record_of(A), A, end=70, noted_head=90) == GoOn(90, None)
+    assert claimed(None, A, end=70, noted_head=90) == GoOn(90, None)
 
 
 def test_new_journal_has_no_former_holders():
@@ -530,7 +612,8 @@ def test_what_was_let_go_of_goes_on_at_its_head():
     record = released(record_of(A, B), A, 70)
     assert record == EpochRecord(REVISION, 4, (), (Past((A, B), 70),), Released(70, REGISTERS))
     assert claimed(record, C, end=50) == GoOn(70, REGISTERS)
-    assert claimed(record, C, end=70) == Claim(record_of(C, epoch=5, past=(Past((A, B), 70),)))
+    after = record_of(C, epoch=5, past=(Past((A, B), 70),), released=Released(70, REGISTERS))
+    assert claimed(record, C, end=70) == Claim(after)
     assert claimed(record, C, end=50, is_reset=True) == GoOn(70, REGISTERS)  # nothing is given up
     # Whoever is there by another way, as by the spec, may lack the registers.
     assert claimed(record, C, end=70, registers=NOTHING) == GoOn(70, REGISTERS)

@@ -17,7 +17,7 @@ from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps
 from gazette_platform.broker.journal.healthy import wait_healthy
 from gazette_platform.broker.journal.hole import Hole
 from gazette_platform.broker.journal.pulses import Pulses, barrier
-from gazette_platform.broker.journal.spec_writes import write_suspend
+from gazette_platform.broker.journal.spec_writes import Noting, write_suspend
 from gazette_platform.broker.journal.timers import FlushTimer, RefreshTimer
 from gazette_platform.broker.journal.unstored import ask_others
 from gazette_platform.broker.replicate.replicator import Replicator
@@ -34,6 +34,7 @@ from gazette_platform.protocol import (
     Fragment,
     JournalSpec,
     Status,
+    SuspendLevel,
     SuspendSpec,
 )
 
@@ -144,6 +145,8 @@ class Replica:
         self._created_at = context.clock.monotonic()
         self.last_append_at = -math.inf
         self._claimed: frozenset[Holder] | None = frozenset()  # whom our latest claim named
+        self.is_released = False
+        """Whether etcd says where the journal goes on if its holders are lost; see `epochs.Released`."""
         self.flushed_end = 0
         """A flush found that content below this offset is in a store, wherever it was held."""
         self._refresh_timer.soon()
@@ -241,7 +244,7 @@ class Replica:
         if isinstance(found, GoOn):
             return found
         if found.is_done:
-            self._claimed = holders
+            self._claimed, self.is_released = holders, found.is_released
         return found.revision
 
     def is_claimed(self, holders: frozenset[Holder] | None) -> bool:
@@ -255,8 +258,17 @@ class Replica:
         return spec.suspend.offset if spec is not None and spec.suspend is not None else 0
 
     async def write_suspend(self, suspend: SuspendSpec) -> int:
-        """Store the spec with this suspension. Returns: the revision to look at."""
-        return await write_suspend(self._context, self.name, suspend)
+        """Store the spec with this suspension, and the record with what that means for its holders.
+
+        Returns: the revision to look at.
+        """
+        noting = Noting(self.spool.tenure, self.spool.registers)
+        written = await write_suspend(self._context, self.name, suspend, noting)
+        if written.is_done:
+            self.is_released = suspend != SuspendSpec(SuspendLevel.NONE, 0)
+        else:
+            self._claimed = frozenset()  # the record may have changed: claim it anew
+        return written.revision
 
     @property
     def is_ready(self) -> bool:
