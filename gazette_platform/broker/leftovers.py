@@ -23,9 +23,9 @@ from gazette_platform.broker.epoch_store import (
 )
 from gazette_platform.broker.epochs import announce, release, standing
 from gazette_platform.errors import GazetteError
+from gazette_platform.fragment.aside import set_aside
 from gazette_platform.fragment.completed import CompletedSpool
 from gazette_platform.fragment.files import finish_closing
-from gazette_platform.fragment.recovery import set_aside
 from gazette_platform.keyspace import item_key
 from gazette_platform.ops.retry import backoff_s
 from gazette_platform.ops.side_by_side import side_by_side

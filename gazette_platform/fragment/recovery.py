@@ -8,7 +8,6 @@ content behind the end of a record was never committed.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.fragment import head_records
 from gazette_platform.fragment.files import COMPRESS_BATCH_BYTES, SpoolFile, read_block, read_small
-from gazette_platform.fragment.spool_home import make_private
 from gazette_platform.fragment.tenure import Tenure
 from gazette_platform.protocol import ZERO_SUM, Fragment, LabelSet
 
@@ -29,11 +27,10 @@ if TYPE_CHECKING:
     from gazette_platform.fragment.spool import Digest
     from gazette_platform.fragment.spool_home import SpoolHome
 
-__all__ = ["SET_ASIDE", "RecoveredFragment", "RecoveredTenure", "Torn", "recover", "set_aside"]
+__all__ = ["RecoveredFragment", "RecoveredTenure", "Torn", "recover"]
 
 _log = logging.getLogger(__name__)
 
-SET_ASIDE: Final = "set-aside"
 # Names of files that are ours; all others in the folder are left alone.
 _OURS: Final = re.compile(r"[0-9a-f]+\.[1-9][0-9]{0,17}\.(content|sealed)", re.ASCII)
 _DAMAGE: Final = (OSError, ValueError, TypeError, KeyError)
@@ -327,42 +324,3 @@ def _hash(fd: int, sha: Digest, at: int, to: int) -> None:
         block = read_block(fd, at, min(to - at, COMPRESS_BATCH_BYTES))
         sha.update(block)
         at += len(block)
-
-
-def set_aside(
-    spool_dir: Path, found: RecoveredTenure, path: Path, *, begin: int, end: int, why: str
-) -> Path:
-    """Give a file of content a second name, where nothing is deleted, with a description beside it.
-
-    Args:
-        spool_dir: below which files are set aside.
-        found: the tenure that it belongs to.
-        path: of the content.
-        begin: journal offset of its first byte.
-        end: as recorded; 0: not known.
-        why: for whoever finds it.
-
-    Returns: where the description is.
-    Raises: OSError.
-    """
-    folder = spool_dir / SET_ASIDE
-    folder.mkdir(mode=0o700, exist_ok=True)
-    make_private(folder)
-    target = folder / path.name
-    if target.exists() and not path.exists():
-        return target.with_suffix(".json")  # it was, and only its record is left
-    if path.exists() and not target.exists():
-        os.link(path, target)
-    told = target.with_suffix(".json")
-    said = {
-        "journal": found.tenure.journal,
-        "create_revision": found.tenure.create_revision,
-        "begin": begin,
-        "end": end,
-        "registers": found.registers.pairs(),
-        "broker": found.process,
-        "tenure": found.tenure.id,
-        "why": why,
-    }
-    told.write_text(json.dumps(said, indent=2) + "\n")
-    return told

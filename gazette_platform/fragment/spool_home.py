@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-__all__ = ["SPOOLS", "Owner", "SpoolHome", "boot_id", "free_homes", "make_private"]
+__all__ = ["SPOOLS", "Owner", "SpoolHome", "boot_id", "free_homes", "make_private", "write_new"]
 
 _log = logging.getLogger(__name__)
 
@@ -203,7 +203,7 @@ class SpoolHome:
         said = json.dumps({"version": _VERSION, **asdict(owner)}).encode()
         path = self.folder / _HOME
         try:
-            _write_new(path, said)
+            write_new(path, said)
         except OSError as err:
             if err.errno not in FULL or not path.exists():
                 raise
@@ -278,7 +278,7 @@ class SpoolHome:
 
     def write_new(self, path: Path, data: bytes) -> None:
         """Write a file in full or not at all. Raises: OSError."""
-        _write_new(path, data, is_synced=self.syncs_names)
+        write_new(path, data, is_synced=self.syncs_names)
         self.sync_names()
 
     def sync_names(self) -> None:
@@ -455,7 +455,7 @@ def make_private(folder: Path) -> None:
         folder.chmod(_FOLDER_MODE)  # for example a volume that Kubernetes opens to a group
 
 
-def _write_new(path: Path, data: bytes, *, is_synced: bool = True) -> None:
+def write_new(path: Path, data: bytes, *, is_synced: bool = True) -> None:
     """Write a file in full or not at all. Raises: OSError."""
     new = path.with_name(f"{path.name}.new")
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _FILE_MODE)

@@ -23,9 +23,10 @@ from gazette_platform.broker.leftovers import Leftovers
 from gazette_platform.broker.side_keys import own_member_key
 from gazette_platform.etcd import Put
 from gazette_platform.fragment import files as files_module
+from gazette_platform.fragment.aside import SET_ASIDE
 from gazette_platform.fragment.files import finish_closing
 from gazette_platform.fragment.persister import Persister
-from gazette_platform.fragment.recovery import SET_ASIDE, recover
+from gazette_platform.fragment.recovery import recover
 from gazette_platform.fragment.refresh import FragmentLister
 from gazette_platform.fragment.spool_home import Owner, SpoolHome, free_homes
 from gazette_platform.keyspace import item_key, member_key
