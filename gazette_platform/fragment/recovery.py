@@ -90,6 +90,8 @@ class RecoveredTenure:
     fragments: list[RecoveredFragment] = field(default_factory=list)
     """In the order in which they begin."""
     torn: list[Torn] = field(default_factory=list)
+    is_end_known: bool = True
+    """Whether the tenure never went further than `end`."""
 
     def release(self) -> None:
         """Let go of all content, which removes its files."""
@@ -144,7 +146,9 @@ def _recover(
     if latest is None and not paths:
         tenure.leave()  # nobody was told of it
         return None
-    found = RecoveredTenure(tenure, home.former.process, 0, LabelSet(), is_whole=False)
+    found = RecoveredTenure(
+        tenure, home.former.process, 0, LabelSet(), is_whole=False, is_end_known=False
+    )
     states, boot = _sealed_states(found, ordinals), home.boot_mark
     if latest is not None:
         _take_head(found, latest, states, boot)
@@ -154,7 +158,7 @@ def _recover(
             # is either there or not. So the disk is damaged, and maybe the newer record is lost, of
             # which somebody was told.
             _log.error("%s: a record of its end is torn, maybe the last one", header.journal)
-            found.is_whole = False
+            found.is_whole = found.is_end_known = False
     # A file without a record is a draft that was never committed. After a power failure it may also
     # be a file whose record is lost, unless each record was on disk before the next.
     is_draft = latest is not None and _is_of_boot(latest.state, boot) and not is_torn
@@ -209,7 +213,7 @@ def _take_head(
     """Take the latest record as far as it can be believed; it is of the open fragment."""
     state = latest.state
     found.end = state.end
-    found.is_whole = state.is_durable or _is_of_boot(state, boot)
+    found.is_whole = found.is_end_known = state.is_durable or _is_of_boot(state, boot)
     try:
         raw = latest.registers
         if latest.has_overflow:

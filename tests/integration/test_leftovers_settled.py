@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -18,9 +19,10 @@ from gazette_platform.broker.epoch_store import (
     read_record,
     write_record,
 )
-from gazette_platform.broker.epochs import EpochRecord, Holder, Past, Released, Standing
+from gazette_platform.broker.epochs import EpochRecord, Holder, Past, Released
 from gazette_platform.broker.leftovers import Leftovers
 from gazette_platform.broker.side_keys import own_member_key
+from gazette_platform.broker.verdicts import Todo, Verdict
 from gazette_platform.etcd import Put
 from gazette_platform.fragment import files as files_module
 from gazette_platform.fragment.aside import SET_ASIDE
@@ -137,6 +139,31 @@ class Bench:
         self.leftovers.add(found)
         return found
 
+    def find_with_copy(self, first, later, *, name):
+        """Take over the home of a process, and a copy that was made of it before its last fragment.
+
+        Returns: the copy, and the original.
+        """
+        home = SpoolHome.make(self.spools, Owner("cluster", "zone#us", BOOT))
+        tenure, end = home.tenure(JOURNAL, REVISION), len(first)
+        put(tenure, first, 0)
+        tenure.record(0, state_of(end, end, REGISTERS))
+        shutil.copytree(home.folder, home.folder.parent / name)
+        put(tenure, later, end)
+        end += len(later)
+        tenure.record(0, state_of(end, end, REGISTERS))
+        os.close(home._lock_fd)
+        os.close(home._heads_fd)
+        home._lock_fd = -1
+        homes = free_homes(self.spools, Owner("cluster", "zone#us", BOOT))
+        self.homes += homes
+        found = {one.folder.name: recover(one) for one in homes}
+        for (one,) in found.values():
+            self.leftovers.add(one)
+        (copy,) = found.pop(name)
+        ((original,),) = found.values()
+        return copy, original
+
     async def say(self, *holders, journal=JOURNAL, **options):
         """Write the epoch record; a tenure that was found is a holder of ours."""
         named = tuple(
@@ -231,12 +258,12 @@ async def test_who_takes_a_tenure_over_waits_until_it_is_decided_on(bench):
 async def test_who_is_no_holder_any_more_stores_nothing_as_one(bench, monkeypatch):
     """Others went on since it looked: what it has may contradict them."""
 
-    async def long_ago(_):
-        return Standing(is_holder=True, is_wanted=True)
+    async def long_ago(*_args, **_options):
+        return [Verdict(Todo.LET_GO)]
 
     found = bench.find(b"content")
     record = await bench.say(ELSEWHERE)
-    monkeypatch.setattr(bench.leftovers, "_standing", long_ago)
+    monkeypatch.setattr(bench.leftovers, "_verdicts", long_ago)
     await bench.settle()
     assert (await bench.said(), bench.stored, bench.handed) == (record, [], [])
     assert found.fragments
@@ -396,26 +423,58 @@ async def test_of_many_journals_those_are_looked_at_that_may_need_it(
 
 
 # ------------------------------------------------------------------------------- who goes on
-async def test_tenures_of_the_present_journal_are_taken_the_longest_first(bench):
+async def test_furthest_holder_of_the_present_journal_is_taken(bench):
     short, longest, middle = (bench.find(b"x" * n) for n in (1, 3, 2))
     former = bench.find(b"former", revision=REVISION - 1)
-    assert await bench.leftovers.take(JOURNAL, REVISION) == [longest, middle, short]
-    assert await bench.leftovers.take(JOURNAL, REVISION - 1) == [former]
-    assert not bench.leftovers.has(JOURNAL)
+    await bench.say(short, middle)
+    assert await bench.leftovers.take(JOURNAL, REVISION - 1) is None
+    assert await bench.leftovers.take(JOURNAL, REVISION) is middle
+    assert await bench.leftovers.take(JOURNAL, REVISION) is short
+    assert await bench.leftovers.take(JOURNAL, REVISION) is None
+    assert bench.leftovers._found[JOURNAL] == [longest, former]
 
 
 async def test_heirs_are_whole_holders_in_clusters_without_brokers_of_gazette(bench, etcd):
-    whole, part = bench.find(b"content"), bench.find(b"content", boot=LATER_BOOT, synced_to=4)
+    part = bench.find(b"content", boot=LATER_BOOT, synced_to=4)
+    await bench.say(part)
+    assert await bench.leftovers.take(JOURNAL, REVISION) is None
+    whole = bench.find(b"content")
+    await bench.say(ELSEWHERE)
+    assert await bench.leftovers.take(JOURNAL, REVISION) is None
     await bench.say(whole, part)
-    assert await bench.leftovers.is_heir(whole)
-    assert not await bench.leftovers.is_heir(part)
     key = member_key(bench.prefix, OTHER)
     await etcd.txn((), (Put(key, b""),))
-    assert not await bench.leftovers.is_heir(whole), "who was answered by that broker, nobody knows"
+    taken = await bench.leftovers.take(JOURNAL, REVISION)
+    assert taken is None, "who was answered by that broker, nobody knows"
     await etcd.txn((), (Put(own_member_key(bench.prefix, OTHER), b""),))
-    assert await bench.leftovers.is_heir(whole)
-    await bench.say(ELSEWHERE)
-    assert not await bench.leftovers.is_heir(whole)
+    assert await bench.leftovers.take(JOURNAL, REVISION) is whole
+
+
+# ------------------------------------------------------------------------------------- copies
+@pytest.mark.parametrize("name", ["00copy", "zzcopy"], ids=["before", "after"])
+async def test_copy_beside_the_original_lets_nothing_go(bench, name):
+    """The copy was made when less was acknowledged. Its name sorts before the original's, or after it."""
+    found = bench.find_with_copy(b"first ", b"and later", name=name)
+    await bench.say(found[0], is_wanted=True)
+    for _ in range(3):  # files are closed between
+        await bench.settle()
+    assert (await bench.said()).released == Released(15, REGISTERS)
+    assert (0, b"first ") in bench.stored
+    assert (6, b"and later") in bench.stored
+    assert (bench.aside, len(bench.leftovers)) == ([], 0)
+
+
+async def test_copy_waits_while_a_replica_goes_on_with_the_original(bench):
+    copy, original = bench.find_with_copy(b"first ", b"and later", name="00copy")
+    record = await bench.say(original)
+    assert await bench.leftovers.take(JOURNAL, REVISION) is original
+    assert not bench.leftovers.has_content(JOURNAL)
+    await bench.settle(is_leaving=True)
+    assert await bench.leftovers.take(JOURNAL, REVISION) is None
+    assert (await bench.said(), bench.stored, len(copy.fragments)) == (record, [], 1)
+    bench.leftovers.add(original)  # the replica has closed
+    await bench.settle(is_leaving=True)
+    assert (await bench.said()).released == Released(15, REGISTERS)
 
 
 # ------------------------------------------------------------------------------------- records

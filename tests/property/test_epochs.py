@@ -31,6 +31,7 @@ from gazette_platform.broker.epochs import (
     release,
     standing,
 )
+from gazette_platform.broker.verdicts import Evidence, Todo, Verdict, decide, heir
 from gazette_platform.protocol import LabelSet, ProcessId
 
 REVISION = 7
@@ -100,6 +101,7 @@ class Journal(RuleBasedStateMachine):
         self.registers = NOTHING  # as they were acknowledged last
         self.plans: list[tuple[int, int, EpochRecord | None, int, bool]] = []
         self.tenures: list[Tenure] = []
+        self.beside: list[tuple[Broker, Tenure, int]] = []  # copies that no process has found yet
         self.store: dict[int, int] = {}
         self.acked: dict[int, int] = {}
         self.copies: dict[int, list[Tenure]] = {}
@@ -140,14 +142,15 @@ class Journal(RuleBasedStateMachine):
 
     def open_replica(self, broker: Broker) -> Tenure:
         """Go on with a tenure that is a holder, or begin one."""
-        for found in broker.left:
-            if found.is_storing and not found.is_stored:
-                continue  # it is being settled
-            if not found.is_torn and self.standing(found).is_holder:
-                broker.left.remove(found)
-                found.roll(found.end, found.registers)
-                found.is_storing = found.is_stored = False
-                return found
+        number = heir(self.record, self.evidence(broker), journal_revision=REVISION)
+        found = broker.left[number] if number is not None else None
+        if found is not None and (
+            found.is_stored or not found.is_storing
+        ):  # else it is being settled
+            broker.left.remove(found)
+            found.roll(found.end, found.registers)
+            found.is_storing = found.is_stored = False
+            return found
         holder = Holder(f"t{len(self.tenures)}", broker.process)
         tenure = Tenure(holder, broker.number, [(0, [])])
         self.tenures.append(tenure)
@@ -336,6 +339,7 @@ class Journal(RuleBasedStateMachine):
         broker = self.drawn(pick, is_up=False)
         if broker is not None:
             broker.is_up = True
+            self.find_copies(broker)
             self.assigned += broker in self.route  # the lease of its former process ends
 
     @rule(pick=picks, notes_head=st.booleans())
@@ -375,6 +379,45 @@ class Journal(RuleBasedStateMachine):
             broker.left = []
             self.is_spared = False
 
+    @rule(pick=picks, place=picks)
+    def copy_folder(self, pick, place):
+        """Somebody copies a spool folder, and leaves the copy beside the original."""
+        broker = self.brokers[pick % len(self.brokers)]
+        some = [*broker.left, *([broker.replica] if broker.replica is not None else [])]
+        if not some:
+            return
+        one = some[pick % len(some)]
+        spans = [(begin, list(values)) for begin, values in one.spans]
+        copy = Tenure(one.holder, one.broker, spans, one.registers, is_torn=one.is_torn)
+        self.tenures.append(copy)
+        self.beside.append((broker, copy, place))
+        if not broker.is_up:
+            self.find_copies(broker)
+
+    @precondition(lambda self: self.can_append())
+    @rule(pick=picks, place=picks, n=st.integers(1, 3))
+    def die_beside_an_older_copy(self, pick, place, n):
+        broker = self.route[pick % len(self.route)]
+        one = broker.replica
+        spans = [(begin, list(values)) for begin, values in one.spans]
+        copy = Tenure(one.holder, one.broker, spans, one.registers)
+        self.tenures.append(copy)
+        self.beside.append((broker, copy, place))
+        self.append(n)
+        broker.is_up = False
+        self.close_replica(broker)
+        self.is_synced = self.is_claimed = False
+        self.find_copies(broker)
+        broker.is_up = True
+        self.assigned += 1
+
+    def find_copies(self, broker: Broker) -> None:
+        """A process takes over the folders of all that have ended when it starts."""
+        for where, copy, place in self.beside:
+            if where is broker:
+                broker.left.insert(place % (len(broker.left) + 1), copy)
+        self.beside = [one for one in self.beside if one[0] is not broker]
+
     @rule(pick=picks)
     def tear(self, pick):
         broker = self.drawn(pick, is_up=False)
@@ -392,14 +435,35 @@ class Journal(RuleBasedStateMachine):
     def settle(self, pick):
         self.settle_one(*self.leftovers()[pick % len(self.leftovers())])
 
+    def evidence(self, broker: Broker) -> list[Evidence]:
+        return [
+            Evidence(
+                one.holder.tenure,
+                REVISION,
+                one.end,
+                is_whole=not one.is_torn,
+                is_end_known=not one.is_torn,
+            )
+            for one in broker.left
+        ]
+
+    def verdict(self, broker: Broker, one: Tenure) -> Verdict:
+        verdicts = decide(
+            self.record,
+            self.evidence(broker),
+            journal_revision=REVISION,
+            in_use=[] if broker.replica is None else [broker.replica.holder.tenure],
+        )
+        return verdicts[broker.left.index(one)]
+
     def settle_one(self, broker: Broker, one: Tenure) -> None:
-        stands = self.standing(one)
+        if one not in broker.left:
+            return
+        verdict = self.verdict(broker, one)
         if one.is_storing and not one.is_stored and not one.is_torn:
             self.persist(one, one.end)  # the decision is made
             one.is_stored = True
-        elif stands.is_holder:
-            if not stands.is_wanted or one.is_torn:
-                return
+        elif verdict.todo is Todo.LET_GO:
             if not one.is_storing:
                 announced = announce(
                     self.record,
@@ -418,9 +482,9 @@ class Journal(RuleBasedStateMachine):
                 one.is_stored = True
                 return
             self.let_go(one)
-        else:
+        elif verdict.todo is Todo.YIELD:
             if not one.is_torn:
-                self.persist(one, stands.valid_to)
+                self.persist(one, verdict.valid_to)
             broker.left.remove(one)  # what is left is set aside
 
     # ------------------------------------------------------------------------------ operators
@@ -498,6 +562,8 @@ class Journal(RuleBasedStateMachine):
         if not self.is_spared:
             return
         for broker in self.brokers:
+            if not broker.is_up:
+                self.find_copies(broker)
             broker.is_up = True
         self.assign(pick)
         for _ in range(8):

@@ -533,26 +533,26 @@ class Replica:
 
         Nobody may write to the spool until that is known.
         """
-        leftovers = self._context.leftovers
         async with self.spool.lock:
-            for found in await leftovers.take(self.name, self.create_revision):
-                if not self.is_closed and not self.spool.tenure and await self._is_heir(found):
-                    _log.info("%s: goes on at %d, where it ended", self.name, found.end)
-                    await self.spool.adopt(found)
-                else:
-                    leftovers.add(found)
+            if self.spool.tenure or (found := await self._take()) is None:
+                return
+            if self.is_closed:
+                self._context.leftovers.add(found)
+                return
+            _log.info("%s: goes on at %d, where it ended", self.name, found.end)
+            await self.spool.adopt(found)
 
-    async def _is_heir(self, found: RecoveredTenure) -> bool:
-        """Whether the journal may go on with it. Asks etcd for as long as we have the journal."""
+    async def _take(self) -> RecoveredTenure | None:
+        """Take what the journal may go on with. Asks etcd for as long as we have the journal."""
         failures = 0
         while not self.is_closed:
             try:
-                return await self._context.leftovers.is_heir(found)
+                return await self._context.leftovers.take(self.name, self.create_revision)
             except GazetteError as err:
                 _log.warning("%s: what was left of its spool waits: %s", self.name, err)
             await asyncio.sleep(backoff_s(failures))
             failures += 1
-        return False
+        return None
 
     def renounce(self) -> None:
         """A broker of Gazette leads the journal, and does not record who holds what it acknowledges."""
