@@ -26,7 +26,7 @@ from gazette_platform.broker.verdicts import Evidence, Todo, decide, heir, is_sh
 from gazette_platform.errors import GazetteError
 from gazette_platform.fragment.aside import set_aside
 from gazette_platform.fragment.completed import CompletedSpool
-from gazette_platform.fragment.files import finish_closing
+from gazette_platform.fragment.files import finish_closing, remove_fragment
 from gazette_platform.keyspace import item_key
 from gazette_platform.ops.retry import backoff_s
 from gazette_platform.ops.side_by_side import side_by_side
@@ -336,7 +336,7 @@ class Leftovers:
         )
 
     async def _save(self, found: RecoveredTenure) -> None:
-        """Store what a power failure has left of content that nobody else has.
+        """Store what is left of content that nobody else has.
 
         How much was acknowledged behind that is not known: appends wait for an operator.
 
@@ -345,9 +345,10 @@ class Leftovers:
         if found.tenure.id not in self._saved:
             self._saved.add(found.tenure.id)
             _log.error(
-                "%s: the machine was started anew, and not all of this journal's spool is known to have "
-                "been on disk; what is known is stored, and appends wait for `gazctl journals reset-head`",
+                "%s: this journal's spool is not whole: %s; what is known is stored, and appends wait for "
+                "`gazctl journals reset-head`",
                 found.tenure.journal,
+                _why_not_whole(found),
             )
         await run_in(self._executor, self._set_torn_aside, found)
         await self._store(found, found.end)
@@ -427,8 +428,7 @@ class Leftovers:
             self._tell(found, one.path, one.begin, one.end, one.why)
         for one in torn:
             if one.path not in believed:
-                one.path.unlink(missing_ok=True)
-                one.path.with_suffix(".sealed").unlink(missing_ok=True)
+                remove_fragment(one.path)
         found.torn = []
         self._count(len(torn))
 
@@ -461,6 +461,19 @@ def _evidence(found: RecoveredTenure) -> Evidence:
         is_whole=found.is_whole,
         is_end_known=found.is_end_known,
     )
+
+
+def _why_not_whole(found: RecoveredTenure) -> str:
+    """What is missing of a tenure, for operators."""
+    missing = [
+        f"[{one.begin}, {one.end}): {one.why}" if one.end else f"{one.path.name}: {one.why}"
+        for one in found.torn
+    ]
+    if missing:
+        return "; ".join(missing)
+    if not found.is_end_known:
+        return "the machine has restarted since, and nothing proves that all of it was on disk"
+    return "its registers cannot be read"
 
 
 def _completed(found: RecoveredTenure, one: RecoveredFragment) -> CompletedSpool:

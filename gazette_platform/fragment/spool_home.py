@@ -7,6 +7,7 @@ the lock is free then, and the next process takes over the home with all that is
                                 heads           a block for each tenure, see `head_records`
                                 <tenure>.<number>.content    bytes of a fragment, from its begin
                                 <tenure>.<number>.sealed     its last record, once it is closed
+                                <tenure>.<number>.gone       that record, while the content is removed
                                 <tenure>.registers.<0|1>     registers too long for a record
 
 A *tenure* is one broker's holding of one journal. It ends when others hold what it held.

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol, Self, final
 
 from gazette_platform.fragment import head_records
-from gazette_platform.fragment.files import SpoolFile, finish_closing, write_all
+from gazette_platform.fragment.files import SpoolFile, finish_closing, remove_fragment, write_all
 from gazette_platform.fragment.head_records import SLOT_BYTES
 
 if TYPE_CHECKING:
@@ -345,14 +345,11 @@ class Tenure:
         except OSError as err:
             _log.warning("%s: %s stays: %s", self.journal, self.path(ordinal, "content"), err)
             return
-        # The content goes last. If we end in between, content without a record is taken for a draft that
-        # was never committed, and removed.
-        for suffix in ("sealed", "content"):
-            path = self.path(ordinal, suffix)
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as err:
-                _log.warning("%s: %s stays: %s", self.journal, path, err)
+        path = self.path(ordinal, "content")
+        try:
+            remove_fragment(path)
+        except OSError as err:
+            _log.warning("%s: %s stays: %s", self.journal, path, err)
 
     def leave(self) -> None:
         """Give up the journal: others have what we held. Files with holders stay. Raises: OSError."""

@@ -540,7 +540,24 @@ class Replica:
                 self._context.leftovers.add(found)
                 return
             _log.info("%s: goes on at %d, where it ended", self.name, found.end)
+            gaps = found.gaps
             await self.spool.adopt(found)
+        if gaps:
+            await self._tell_lost(gaps)
+
+    async def _tell_lost(self, gaps: list[tuple[int, int]]) -> None:
+        """Log which of the spans that our spool lacks no store has, once that is known."""
+        await self.index.first_refresh.wait()
+        for begin, end in gaps:
+            if not self.is_closed and not self.index.covers(begin, end):
+                _log.error(
+                    "%s: content [%d, %d) is neither in the spool that goes on nor in a store (are files "
+                    "of %s missing?)",
+                    self.name,
+                    begin,
+                    end,
+                    self._context.config.spool_dir,
+                )
 
     async def _take(self) -> RecoveredTenure | None:
         """Take what the journal may go on with. Asks etcd for as long as we have the journal."""
