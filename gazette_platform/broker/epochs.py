@@ -23,9 +23,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from gazette_platform.protocol import LabelSet, ProcessId
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
 
 __all__ = [
     "Await",
@@ -40,15 +43,20 @@ __all__ = [
     "Standing",
     "announce",
     "claim",
+    "is_long",
     "noted",
     "release",
+    "settled",
     "standing",
 ]
 
 _VERSION: Final = 1
-# How many epochs back the record remembers. A tenure that was a holder before that is not told up to
-# which offset its content is the journal's.
-_PAST_MAX: Final = 8
+# How many epochs the record remembers of which a tenure may hold content that is in no store. A tenure
+# whose content is stored, or set aside, is taken out by its broker (see `settled`), so only those of lost
+# disks stay. Some 100 bytes each: etcd takes 1.5 MB at most.
+_PAST_MAX: Final = 1000
+# A record of fewer epochs is small enough to be left as it is.
+_PAST_FEW: Final = 4
 _INT64_MAX: Final = (1 << 63) - 1
 
 
@@ -142,8 +150,19 @@ class EpochRecord:
     ) -> EpochRecord:
         past = self.past
         if self.holders:
-            past = (*past, Past(self.holders, end))[-_PAST_MAX:]
+            # Of each tenure the latest epoch counts.
+            later = {one.tenure for one in self.holders}
+            past = (*_without(past, later), Past(self.holders, end))[-_PAST_MAX:]
         return EpochRecord(self.create_revision, self.epoch + 1, holders, past, released)
+
+
+def _without(past: Iterable[Past], tenures: Collection[str]) -> tuple[Past, ...]:
+    """Epochs without these tenures, and without those that nobody else was a holder in."""
+    left = (
+        Past(tuple(one for one in epoch.holders if one.tenure not in tenures), epoch.end)
+        for epoch in past
+    )
+    return tuple(epoch for epoch in left if epoch.holders)
 
 
 def _holders_to_json(holders: tuple[Holder, ...]) -> list[list[str]]:
@@ -373,6 +392,32 @@ def announce(
     if all(one.tenure != tenure for one in record.holders):
         return None
     return replace(record, released=_furthest(record.released, Released(head, registers)))
+
+
+def settled(record: EpochRecord | None, tenure: str, *, create_revision: int) -> EpochRecord | None:
+    """The record once all content of a tenure that was a holder is stored, or set aside.
+
+    Nobody else can prove that. So a tenure stays in the record, however many epochs go by, until its
+    broker has come back.
+
+    Returns: None: the record stays as it is.
+    """
+    if record is None or record.create_revision != create_revision:
+        return None
+    if not is_long(record):
+        return None
+    *former, last = record.past
+    last = Past(tuple(one for one in last.holders if one.tenure != tenure), last.end)
+    past = (
+        *_without(former, {tenure}),
+        last,
+    )  # the last one says who may let go still, or that none may
+    return replace(record, past=past) if past != record.past else None
+
+
+def is_long(record: EpochRecord) -> bool:
+    """Whether a record has so many epochs that tenures which are settled should be taken out of it."""
+    return len(record.past) > _PAST_FEW
 
 
 def _furthest(former: Released | None, later: Released) -> Released:

@@ -21,7 +21,7 @@ from gazette_platform.broker.epoch_store import (
     read_record,
     write_record,
 )
-from gazette_platform.broker.epochs import announce, release
+from gazette_platform.broker.epochs import announce, is_long, release, settled
 from gazette_platform.broker.verdicts import Evidence, Todo, decide, heir, is_shadow
 from gazette_platform.errors import GazetteError
 from gazette_platform.fragment.aside import set_aside
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from gazette_platform.etcd import EtcdClient
     from gazette_platform.fragment.persister import Persister
     from gazette_platform.fragment.recovery import RecoveredFragment, RecoveredTenure
+    from gazette_platform.fragment.tenure import Tenure
     from gazette_platform.keyspace import BrokerState, KeySpace
     from gazette_platform.ops.faults import Faults
     from gazette_platform.protocol import LabelSet
@@ -59,6 +60,9 @@ _ONE_BY_ONE_MAX = 16
 # How many of them are decided on side by side, and for how many seconds each waits for its store.
 _AT_A_TIME = 32
 _STORE_S = 5.0
+
+# How often to try to take a settled tenure out of a record that other brokers write, too.
+_SETTLED_TRIES = 5
 
 _NOT_THE_JOURNALS = "others went on without it, or its journal was deleted"
 
@@ -251,7 +255,7 @@ class Leftovers:
         """Look once at the tenures of a journal. Returns: whether one of several is settled."""
         found = list(self._found.get(journal, []))
         try:
-            verdicts = await self._verdicts(journal, found, is_leaving=is_leaving)
+            record, verdicts = await self._verdicts(journal, found, is_leaving=is_leaving)
         except GazetteError as err:
             _log.warning("%s: what was left of its spool stays: %s", journal, err)
             return False
@@ -265,6 +269,8 @@ class Leftovers:
             if is_settled:
                 self._remove(journal, one)
                 is_any_settled = True
+                if record is not None and is_long(record):
+                    await self._tell_settled(one.tenure)
         return is_any_settled and journal in self._found
 
     def _remove(self, journal: str, found: RecoveredTenure) -> None:
@@ -276,14 +282,15 @@ class Leftovers:
 
     async def _verdicts(
         self, journal: str, found: list[RecoveredTenure], *, is_leaving: bool
-    ) -> list[Verdict]:
+    ) -> tuple[EpochRecord | None, list[Verdict]]:
         """Decide from all tenures of a journal together. Raises: GazetteError.
 
-        Returns: a verdict for each; none if nobody knows what is to become of them.
+        Returns: what etcd records of it, and a verdict for each; none if nobody knows what is to become
+            of them.
         """
         item = self._space.state.items.get(journal)
         if item is None and await self._is_unreadable(journal, found):
-            return []
+            return None, []
         record, _ = await read_record(self._etcd, self._prefix, journal)
         suspend = item.spec.suspend if item is not None and item.spec.is_fully_suspended else None
         verdicts = decide(
@@ -297,7 +304,7 @@ class Leftovers:
         if item is None and record is not None:
             for revision in {one.tenure.create_revision for one in found}:
                 await delete_record(self._etcd, self._prefix, journal, revision)
-        return verdicts
+        return record, verdicts
 
     async def _carry_out(self, found: RecoveredTenure, verdict: Verdict) -> bool:
         """Returns: whether nothing is left of the tenure. Raises: GazetteError, OSError: it stays."""
@@ -400,6 +407,19 @@ class Leftovers:
                 "%s: others go on at %d, where this broker ended", found.tenure.journal, found.end
             )
         return is_released
+
+    async def _tell_settled(self, tenure: Tenure) -> None:
+        """Take a tenure that has nothing more out of the journal's record, which would grow for ever."""
+        if any(other.tenure.id == tenure.id for other in self._found.get(tenure.journal, [])):
+            return  # a copy of it, which may have more
+        with contextlib.suppress(GazetteError):  # it stays, and takes up a little room
+            for _ in range(_SETTLED_TRIES):
+                record, revision = await read_record(self._etcd, self._prefix, tenure.journal)
+                following = settled(record, tenure.id, create_revision=tenure.create_revision)
+                if following is None or await write_record(
+                    self._etcd, self._prefix, tenure.journal, following, revision
+                ):
+                    return
 
     async def _let_go(self, found: RecoveredTenure, step: _Step) -> bool:
         """Take a step of letting go in the journal's epoch record.

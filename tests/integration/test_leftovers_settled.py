@@ -259,7 +259,7 @@ async def test_who_is_no_holder_any_more_stores_nothing_as_one(bench, monkeypatc
     """Others went on since it looked: what it has may contradict them."""
 
     async def long_ago(*_args, **_options):
-        return [Verdict(Todo.LET_GO)]
+        return record, [Verdict(Todo.LET_GO)]
 
     found = bench.find(b"content")
     record = await bench.say(ELSEWHERE)
@@ -401,6 +401,34 @@ async def test_what_cannot_be_set_aside_stays(bench):
     for _ in range(2):  # its files are closed between
         await bench.settle()
     assert (bench.aside, len(bench.leftovers)) == ([b"content"], 0)
+
+
+async def test_past_holder_leaves_a_long_record_once_all_of_it_is_stored(bench):
+    found = bench.find(b"content")
+    mine = Past((Holder(found.tenure.id, US),), 7)
+    later = tuple(Past((Holder(f"later-{n}", OTHER),), 7 + n) for n in range(20))
+    await bench.say(ELSEWHERE, past=(mine, *later))
+    bench.store_goes_away()
+    await bench.settle()
+    assert (await bench.said()).past[0] == mine, "what it has may be the only copy"
+    bench.store_comes_back()
+    for _ in range(2):  # its files are closed between
+        await bench.settle()
+    assert (bench.stored, bench.aside) == ([(0, b"content")], [])
+    assert (await bench.said()).past == later
+
+
+async def test_copy_keeps_its_past_holder_in_the_record(bench):
+    copy, original = bench.find_with_copy(b"first ", b"and later", name="00copy")
+    mine = Past((Holder(copy.tenure.id, US),), 15)
+    later = tuple(Past((Holder(f"later-{n}", OTHER),), 15 + n) for n in range(20))
+    await bench.say(ELSEWHERE, past=(mine, *later))
+    original.fragments[1].file.hold()  # somebody reads it
+    for _ in range(2):
+        await bench.settle()
+    assert len(bench.leftovers) == 1
+    assert (await bench.said()).past[0] == mine
+    assert (6, b"and later") in bench.stored
 
 
 # ---------------------------------------------------------------------------------- many of them

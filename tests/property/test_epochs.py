@@ -29,6 +29,7 @@ from gazette_platform.broker.epochs import (
     claim,
     noted,
     release,
+    settled,
     standing,
 )
 from gazette_platform.broker.verdicts import Evidence, Todo, Verdict, decide, heir
@@ -37,7 +38,7 @@ from gazette_platform.protocol import LabelSet, ProcessId
 REVISION = 7
 NOTHING = LabelSet()
 picks = st.integers(0, 59)  # one of any few things, by its remainder
-PAST_MAX = epochs._PAST_MAX
+PAST_MAX, PAST_FEW = epochs._PAST_MAX, epochs._PAST_FEW
 
 
 @dataclass(eq=False, repr=False)
@@ -109,10 +110,14 @@ class Journal(RuleBasedStateMachine):
         self.values = 0
         self.is_spared = True  # nothing was lost, nor given up
 
-    @initialize(n=st.integers(3, 5), replication=st.integers(1, 3))
-    def begin(self, n, replication):
+    @initialize(n=st.integers(3, 5), replication=st.integers(1, 3), few=st.sampled_from([0, 2]))
+    def begin(self, n, replication, few):
+        epochs._PAST_FEW = few  # most lives are too short for a long record
         self.brokers = [Broker(number) for number in range(n)]
         self.replication = replication
+
+    def teardown(self):
+        epochs._PAST_FEW = PAST_FEW
 
     # ------------------------------------------------------------------------------- helpers
     def swap(self, record: EpochRecord | None, mod: int) -> bool:
@@ -486,6 +491,10 @@ class Journal(RuleBasedStateMachine):
             if not one.is_torn:
                 self.persist(one, verdict.valid_to)
             broker.left.remove(one)  # what is left is set aside
+            after = settled(self.record, one.holder.tenure, create_revision=REVISION)
+            is_last = all(other.holder.tenure != one.holder.tenure for other in broker.left)
+            if after is not None and is_last:
+                assert self.swap(after, self.mod)
 
     # ------------------------------------------------------------------------------ operators
     def can_reset(self) -> bool:
@@ -708,12 +717,55 @@ def test_latest_epoch_of_a_tenure_says_what_is_valid():
     ]
 
 
-def test_epochs_are_forgotten_one_day():
+def test_past_holder_is_known_however_many_epochs_go_by():
+    """Its broker was away, and what it has may be the only copy."""
+    record = claimed(None, A, end=0).record
+    for end in range(1, 100):
+        record = claimed(record, *record.holders, Holder(f"x{end}", B.process), end=end).record
+        record = claimed(record, Holder(f"x{end}", B.process), end=end).record
+    assert standing_of(record, A) == Standing(is_holder=False, valid_to=1)
+
+
+def test_tenure_that_goes_on_is_in_one_past_epoch():
+    record = None
+    for end in range(40):
+        record = claimed(record, A, *([B] if end % 2 else []), end=end).record
+    assert record.past == (Past((B,), 38), Past((A,), 39))
+
+
+def test_settled_tenures_are_taken_out_of_a_long_record():
+    def settle(record, holder):
+        return settled(record, holder.tenure, create_revision=REVISION)
+
+    past = tuple(Past((Holder(f"x{end}", B.process), A), end) for end in range(PAST_FEW))
+    record = record_of(C, past=(*past, Past((B, D), 90)))
+    after = settle(record, past[0].holders[0])
+    assert after.past[0] == Past((A,), 0)
+    assert [one.holders for one in settle(record, A).past] == [
+        *((one.holders[0],) for one in past),
+        (B, D),
+    ]
+    assert settle(record, C) is None, "it is a holder"
+    assert settle(record_of(C, past=past), A) is None, "that record is short"
+    assert settle(None, A) is None
+    assert settle(replace(record, create_revision=REVISION + 1), A) is None
+
+
+def test_settled_last_holder_lets_no_earlier_one_move_the_head():
+    past = tuple(Past((Holder(f"x{end}", B.process),), end) for end in range(PAST_FEW))
+    record = released(record_of(A, past=(*past, Past((B,), 50))), A, 70)
+    record = settled(record, A.tenure, create_revision=REVISION)
+    assert record.past[-1] == Past((), 70)
+    assert released(record, B, 90) is None
+    assert claimed(record, C, end=70).record.past[-1] == Past((), 70)
+
+
+def test_only_so_many_lost_disks_are_remembered():
     record = None
     for end in range(PAST_MAX + 24):
-        record = claimed(record, A, Holder(f"x{end}", B.process), end=end).record
+        record = claimed(record, Holder(f"x{end}", B.process), end=end, is_reset=True).record
     assert len(record.past) == PAST_MAX
-    assert [one.end for one in record.past] == list(range(24, PAST_MAX + 24))
+    assert len(record.encode()) < 200_000
 
 
 def test_reset_gives_up_what_was_behind_it():
