@@ -103,3 +103,23 @@ async def test_new_fence_taken_after_restart_is_not_lost(cluster):
     async with client_of(left, retry_timeout_s=1) as client:
         with pytest.raises(GazetteError, match="only spools of"):
             await client.append(JOURNAL, b"x", check_registers=LabelSelector(include=HELD))
+
+
+async def test_old_listing_lets_nobody_go_on_without_holder(cluster):
+    """It says where the journal went on after a restart; more was acknowledged since."""
+    brokers = await restarted(cluster, 1)
+    async with client_of(brokers[0]) as client:
+        (listed,) = await client.list_snapshot(LabelSelector.parse(f"name={JOURNAL}"))
+        assert listed.spec.suspend.offset == 7
+        await client.append(JOURNAL, b" and more")
+        await client.apply([Change(listed.spec, revision=-1)])
+    (crashed,) = holders(brokers)
+    (left,) = set(brokers) - {crashed}
+    await crash(crashed)
+    await eventually(lambda: holders([left]))
+    async with client_of(left, retry_timeout_s=1) as client:
+        with pytest.raises(GazetteError, match="only spools of"):
+            await client.append(JOURNAL, b"at the same offset")
+    again = await cluster.start(id="broker-again", zone=crashed.config.zone, append_wait_s=2.0)
+    async with client_of(again) as client:
+        assert (await client.append(JOURNAL, b"!")).begin == 16
