@@ -22,8 +22,8 @@ from gazette_platform.broker.epoch_store import (
     write_record,
 )
 from gazette_platform.broker.epochs import announce, is_long, release, settled
-from gazette_platform.broker.verdicts import Evidence, Todo, decide, heir, is_shadow
-from gazette_platform.errors import GazetteError
+from gazette_platform.broker.verdicts import Evidence, Todo, continuation, decide, heir, is_shadow
+from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.fragment.aside import set_aside
 from gazette_platform.fragment.completed import CompletedSpool
 from gazette_platform.fragment.files import finish_closing, remove_fragment
@@ -33,7 +33,7 @@ from gazette_platform.ops.side_by_side import side_by_side
 from gazette_platform.ops.threads import run_in
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -154,8 +154,16 @@ class Leftovers:
             for number, one in enumerate(found)
         )
 
-    async def take(self, journal: str, create_revision: int) -> RecoveredTenure | None:
+    async def take(
+        self, journal: str, create_revision: int, stored_end: Callable[[], Awaitable[int]]
+    ) -> RecoveredTenure | None:
         """Hand over the tenure that a journal, which is now assigned to us, may go on with.
+
+        Args:
+            journal: its name.
+            create_revision: of its spec.
+            stored_end: lists its store, and says where the content there ends; asked only if etcd lost
+                its data.
 
         Returns: None: there is none.
         Raises: GazetteError.
@@ -166,19 +174,35 @@ class Leftovers:
             if not found:
                 return None
             record, _ = await read_record(self._etcd, self._prefix, journal)
+            evidence = [_evidence(one) for one in found]
             number = heir(
-                record,
-                [_evidence(one) for one in found],
-                journal_revision=create_revision,
-                in_use=self._used(journal),
+                record, evidence, journal_revision=create_revision, in_use=self._used(journal)
             )
+            is_new = record is None or record.create_revision != create_revision
+            if is_new and any(one.is_older_than_etcd for one in evidence):
+                number = continuation(evidence, stored_end=await stored_end())
             # Gazette's brokers take appends without recording who holds them.
             if number is None or await has_foreign_members(self._etcd, self._prefix):
                 return None
             taken = found[number]
+            if is_new:
+                await self._renew(taken, create_revision)
             self._remove(journal, taken)
             self._in_use[journal] = taken.tenure.id
             return taken
+
+    async def _renew(self, found: RecoveredTenure, create_revision: int) -> None:
+        """Have a tenure hold the journal by its present spec. Raises: SetupError: call again."""
+        try:
+            await run_in(self._executor, found.tenure.renew, create_revision)
+        except OSError as err:
+            raise SetupError(f"cannot take over its spool: {err}") from err
+        _log.warning(
+            "%s: etcd has lost its data; the journal goes on at %d, with the content of this broker's "
+            "spool, which joins what is stored",
+            found.tenure.journal,
+            found.end,
+        )
 
     def _used(self, journal: str) -> tuple[str, ...]:
         """The tenure of a journal that a replica goes on with, if there is one."""
@@ -480,6 +504,8 @@ def _evidence(found: RecoveredTenure) -> Evidence:
         found.end,
         is_whole=found.is_whole,
         is_end_known=found.is_end_known,
+        begin=found.fragments[0].state.begin if found.fragments else found.end,
+        is_older_than_etcd=found.tenure.is_older_than_etcd,
     )
 
 

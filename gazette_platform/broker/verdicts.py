@@ -5,7 +5,8 @@ counts; the order of folders, their age, and how they came there do not.
 
     of the tenure                                              verdict
     ---------------------------------------------------------  ------------------------------------------
-    not a holder (see `epochs.standing`)                        YIELD up to the end of its last epoch
+    older than etcd's data, and nobody took appends since       WAIT
+    else not a holder (see `epochs.standing`)                   YIELD up to the end of its last epoch
     a holder, and a replica here goes on with it                WAIT
     a holder, and another copy of it ends further               WAIT until that one is settled
     a holder, but how far a copy of it went is not known        WAIT
@@ -16,7 +17,9 @@ counts; the order of folders, their age, and how they came there do not.
                                                                 suspended, or if this broker leaves and
                                                                 etcd names no other; else WAIT
 
-The last one is the `heir`: a replica here may go on with it.
+The last one is the `heir`: a replica here may go on with it. If etcd lost its data, it names no holders. A
+replica of the new spec goes on with the furthest whole tenure that is older than etcd's data and joins what
+the store has (see `continuation`), unless another broker took appends first.
 
 Every holder has all that was acknowledged. So of several tenures any may go on, and the furthest keeps
 most. Copies of one tenure are different: the shorter one is older, and lacks what was acknowledged since.
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.broker.epochs import EpochRecord, Standing
 
-__all__ = ["Evidence", "Todo", "Verdict", "decide", "heir", "is_shadow"]
+__all__ = ["Evidence", "Todo", "Verdict", "continuation", "decide", "heir", "is_shadow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,10 @@ class Evidence:
     """Whether `end` covers all that was acknowledged, and all content that it needs is there."""
     is_end_known: bool = True
     """Whether it never went further than `end`."""
+    begin: int = 0
+    """Where the first content begins that is here; `end` if none is."""
+    is_older_than_etcd: bool = False
+    """Whether etcd lost its data since: that a journal has no spec does not mean that it was deleted."""
 
 
 class Todo(Enum):
@@ -103,7 +110,10 @@ def decide(
     verdicts = []
     for number, one in enumerate(found):
         stands = _standing(record, one, journal_revision)
-        if not stands.is_holder:
+        is_new = record is None or record.create_revision != journal_revision
+        if one.is_older_than_etcd and is_new:
+            verdicts.append(_WAIT)
+        elif not stands.is_holder:
             verdicts.append(Verdict(Todo.YIELD, stands.valid_to))
         elif number == first:
             is_suspended = suspended_at is not None and suspended_at >= one.end
@@ -135,6 +145,26 @@ def heir(
         and not is_shadow(found, number, in_use)
     ]
     return max(heirs, key=lambda number: found[number].end, default=None)
+
+
+def continuation(found: Sequence[Evidence], *, stored_end: int) -> int | None:
+    """Which of `found` a journal goes on with that nobody has taken appends of since etcd lost its data.
+
+    Args:
+        found: all tenures of the journal.
+        stored_end: where the content in its store ends.
+
+    Returns: its place in `found`; None: none of them joins what is stored.
+    """
+    joining = [
+        number
+        for number, one in enumerate(found)
+        if one.is_older_than_etcd
+        and one.is_whole
+        and one.begin <= stored_end <= one.end
+        and not is_shadow(found, number)
+    ]
+    return max(joining, key=lambda number: found[number].end, default=None)
 
 
 def is_shadow(found: Sequence[Evidence], number: int, in_use: Collection[str] = ()) -> bool:

@@ -106,6 +106,7 @@ class SpoolHome:
         former: who held it before this process; None: nobody.
         tenures: the tenures in it, by their ids.
         boot_mark: that of its owner.
+        history: id of etcd's data; empty: not known.
         syncs_names: whether files are brought to the disk itself before a record names them, as is
             needed if their content is brought there. It may be set at any time.
     """
@@ -116,6 +117,7 @@ class SpoolHome:
         """Use `make` or `free_homes`. Raises: OSError."""
         self.folder = folder
         self.syncs_names = False
+        self.history = ""
         self.former = former
         self.tenures: dict[str, Tenure] = {}
         self._owner, self.boot_mark = owner, owner.boot_mark
@@ -263,6 +265,13 @@ class SpoolHome:
                 self._blocks += 1
             return block
 
+    def write_header(self, block: int, header: TenureHeader) -> None:
+        """Replace the header of a tenure's block. Raises: OSError."""
+        raw = head_records.encode_header(header)
+        with self._mutex:
+            write_all(self._heads_fd, raw, block * BLOCK_BYTES)
+            self._is_dirty = True
+
     def give_back(self, block: int) -> None:
         """Take a block back from its tenure. Raises: OSError."""
         with self._mutex:
@@ -335,7 +344,8 @@ class SpoolHome:
             journal: its name.
             create_revision: of its spec in etcd.
         """
-        return Tenure(self, TenureHeader(secrets.token_hex(8), journal, create_revision))
+        header = TenureHeader(secrets.token_hex(8), journal, create_revision, self.history)
+        return Tenure(self, header)
 
     def close(self) -> None:
         """Give up the home, and remove it if nothing is left in it. Idempotent."""

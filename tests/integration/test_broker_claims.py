@@ -334,7 +334,7 @@ async def test_what_a_former_process_left_is_told_to_who_asks_for_it(cluster, mo
     assert await ask_other(primary._context, JOURNAL, asked)
     monkeypatch.setattr(leftovers, "has_content", lambda journal: journal == JOURNAL)
     assert not await ask_other(primary._context, JOURNAL, asked)
-    tenure = SimpleNamespace(id="t", create_revision=1)
+    tenure = SimpleNamespace(id="t", create_revision=1, is_older_than_etcd=False)
     found = RecoveredTenure(tenure, "zone#us", 0, LabelSet(), is_whole=True)
     monkeypatch.undo()
     monkeypatch.setitem(leftovers._found, JOURNAL, [found])

@@ -118,9 +118,19 @@ class Bench:
     def journal(self, name=JOURNAL, revision=REVISION, **options):
         self.items[name] = SimpleNamespace(create_revision=revision, spec=spec(name, **options))
 
-    def find(self, *contents, journal=JOURNAL, boot=BOOT, harm=None, revision=REVISION, **options):
+    def find(
+        self,
+        *contents,
+        journal=JOURNAL,
+        boot=BOOT,
+        harm=None,
+        revision=REVISION,
+        history="",
+        **options,
+    ):
         """Take over the tenure of a process that wrote these fragments. Returns: what was found of it."""
         home = SpoolHome.make(self.spools, Owner("cluster", "zone#us", BOOT))
+        home.history = history
         tenure, at = home.tenure(journal, revision), 0
         for content in contents:
             file = put(tenure, content, at, LabelSet.of(at=str(at)), **options)
@@ -134,6 +144,7 @@ class Bench:
         os.close(home._heads_fd)
         home._lock_fd = -1
         (home,) = free_homes(self.spools, Owner("cluster", "zone#us", boot))
+        home.history = "as of now"
         self.homes.append(home)
         (found,) = recover(home)
         self.leftovers.add(found)
@@ -177,6 +188,12 @@ class Bench:
     async def said(self, journal=JOURNAL):
         record, _ = await read_record(self.etcd, self.prefix, journal)
         return record
+
+    async def take(self, revision=REVISION, *, stored_end=0):
+        async def listed():
+            return stored_end
+
+        return await self.leftovers.take(JOURNAL, revision, listed)
 
     async def settle(self, **options):
         await self.leftovers.settle(JOURNAL, **options)
@@ -247,7 +264,7 @@ async def test_who_takes_a_tenure_over_waits_until_it_is_decided_on(bench):
     async with asyncio.timeout(patient(20)), asyncio.TaskGroup() as group:
         settling = group.create_task(bench.settle())
         await eventually(lambda: bench.handed)
-        taking = group.create_task(bench.leftovers.take(JOURNAL, REVISION))
+        taking = group.create_task(bench.take())
         done, _ = await asyncio.wait({taking}, timeout=0.1)
         assert not done
         bench.store_comes_back()
@@ -369,6 +386,47 @@ async def test_of_a_deleted_journal_all_is_set_aside_and_nobody_is_named_any_mor
     assert (bench.stored, bench.aside, await bench.said()) == ([], [b"content"], None)
 
 
+async def test_spool_older_than_etcd_waits_for_a_spec(bench):
+    """A journal without a spec was not deleted: etcd has lost its data."""
+    found = bench.find(b"content", history="lost")
+    same = bench.find(b"deleted", history="as of now")
+    bench.items.clear()
+    await bench.settle()
+    assert (bench.stored, bench.aside) == ([], [b"deleted"])
+    assert bench.leftovers._found[JOURNAL] == [found]
+    assert found is not same
+    bench.journal(revision=REVISION + 1)
+    await bench.settle()
+    assert bench.aside == [b"deleted"], "no broker has taken appends yet"
+    record = EpochRecord(REVISION + 1, 1, (ELSEWHERE,))
+    await write_record(bench.etcd, bench.prefix, JOURNAL, record, 0)
+    await bench.settle()
+    assert bench.aside == [b"content", b"deleted"]
+
+
+@pytest.mark.parametrize(
+    ("stored_end", "is_taken"), [(0, True), (5, True), (7, True), (8, False), (99, False)]
+)
+async def test_spool_older_than_etcd_goes_on_where_the_store_ends(bench, stored_end, is_taken):
+    found = bench.find(b"content", history="lost")
+    bench.journal(revision=3)
+    taken = await bench.take(3, stored_end=stored_end)
+    assert (taken is found) == is_taken
+    assert found.tenure.is_older_than_etcd == (not is_taken)
+    if is_taken:
+        assert found.tenure.create_revision == 3
+        ((_, header),) = bench.homes[0].blocks()
+        assert (header.create_revision, header.history) == (3, "as of now")
+
+
+async def test_spool_older_than_etcd_gives_way_to_appends(bench):
+    found = bench.find(b"content", history="lost")
+    bench.journal(revision=3)
+    await write_record(bench.etcd, bench.prefix, JOURNAL, EpochRecord(3, 1, (ELSEWHERE,)), 0)
+    assert await bench.take(3) is None
+    assert found.tenure.is_older_than_etcd
+
+
 async def test_a_journal_whose_spec_cannot_be_read_is_not_deleted(bench, etcd):
     key = item_key(bench.prefix, JOURNAL)
     found = bench.find(b"content", revision=(await etcd.put(key, b"no spec")).revision)
@@ -455,27 +513,27 @@ async def test_furthest_holder_of_the_present_journal_is_taken(bench):
     short, longest, middle = (bench.find(b"x" * n) for n in (1, 3, 2))
     former = bench.find(b"former", revision=REVISION - 1)
     await bench.say(short, middle)
-    assert await bench.leftovers.take(JOURNAL, REVISION - 1) is None
-    assert await bench.leftovers.take(JOURNAL, REVISION) is middle
-    assert await bench.leftovers.take(JOURNAL, REVISION) is short
-    assert await bench.leftovers.take(JOURNAL, REVISION) is None
+    assert await bench.take(REVISION - 1) is None
+    assert await bench.take() is middle
+    assert await bench.take() is short
+    assert await bench.take() is None
     assert bench.leftovers._found[JOURNAL] == [longest, former]
 
 
 async def test_heirs_are_whole_holders_in_clusters_without_brokers_of_gazette(bench, etcd):
     part = bench.find(b"content", boot=LATER_BOOT, synced_to=4)
     await bench.say(part)
-    assert await bench.leftovers.take(JOURNAL, REVISION) is None
+    assert await bench.take() is None
     whole = bench.find(b"content")
     await bench.say(ELSEWHERE)
-    assert await bench.leftovers.take(JOURNAL, REVISION) is None
+    assert await bench.take() is None
     await bench.say(whole, part)
     key = member_key(bench.prefix, OTHER)
     await etcd.txn((), (Put(key, b""),))
-    taken = await bench.leftovers.take(JOURNAL, REVISION)
+    taken = await bench.take()
     assert taken is None, "who was answered by that broker, nobody knows"
     await etcd.txn((), (Put(own_member_key(bench.prefix, OTHER), b""),))
-    assert await bench.leftovers.take(JOURNAL, REVISION) is whole
+    assert await bench.take() is whole
 
 
 # ------------------------------------------------------------------------------------- copies
@@ -495,10 +553,10 @@ async def test_copy_beside_the_original_lets_nothing_go(bench, name):
 async def test_copy_waits_while_a_replica_goes_on_with_the_original(bench):
     copy, original = bench.find_with_copy(b"first ", b"and later", name="00copy")
     record = await bench.say(original)
-    assert await bench.leftovers.take(JOURNAL, REVISION) is original
+    assert await bench.take() is original
     assert not bench.leftovers.has_content(JOURNAL)
     await bench.settle(is_leaving=True)
-    assert await bench.leftovers.take(JOURNAL, REVISION) is None
+    assert await bench.take() is None
     assert (await bench.said(), bench.stored, len(copy.fragments)) == (record, [], 1)
     bench.leftovers.add(original)  # the replica has closed
     await bench.settle(is_leaving=True)

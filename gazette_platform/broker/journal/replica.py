@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from typing import TYPE_CHECKING, final
@@ -37,6 +38,7 @@ from gazette_platform.protocol import (
     SuspendLevel,
     SuspendSpec,
 )
+from gazette_platform.serving.interface import NotNow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +62,9 @@ _log = logging.getLogger(__name__)
 _FORMER_TIMEOUT_S = 10.0
 
 _REFRESH_JITTER = 0.1
+
+# Seconds after which a replica that waits for the first listing sees that it is to close.
+_LISTED_POLL_S = 0.5
 
 # Seconds without appends after which --broker.auto-suspend considers suspending a journal.
 _SUSPEND_S = 15 * 60.0
@@ -545,6 +550,16 @@ class Replica:
         if gaps:
             await self._tell_lost(gaps)
 
+    async def _stored_end(self) -> int:
+        """Where the store ends, once it was listed. Raises: NotNow: this replica closes."""
+        while not self.index.first_refresh.is_set():
+            if self.is_closed:
+                raise NotNow(f"{self.name}: it leaves this broker")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LISTED_POLL_S):
+                    await self.index.first_refresh.wait()
+        return self.index.summary.end
+
     async def _tell_lost(self, gaps: list[tuple[int, int]]) -> None:
         """Log which of the spans that our spool lacks no store has, once that is known."""
         await self.index.first_refresh.wait()
@@ -564,7 +579,9 @@ class Replica:
         failures = 0
         while not self.is_closed:
             try:
-                return await self._context.leftovers.take(self.name, self.create_revision)
+                return await self._context.leftovers.take(
+                    self.name, self.create_revision, self._stored_end
+                )
             except GazetteError as err:
                 _log.warning("%s: what was left of its spool waits: %s", self.name, err)
             await asyncio.sleep(backoff_s(failures))
