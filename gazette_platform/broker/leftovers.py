@@ -333,12 +333,12 @@ class Leftovers:
     async def _carry_out(self, found: RecoveredTenure, verdict: Verdict) -> bool:
         """Returns: whether nothing is left of the tenure. Raises: GazetteError, OSError: it stays."""
         tenure = found.tenure
+        is_over = False
         match verdict.todo:
             case Todo.WAIT:
-                is_over = False
+                pass
             case Todo.SAVE:
                 await self._save(found)
-                is_over = False
             case Todo.LET_GO:
                 is_over = (
                     await self._announce(found)

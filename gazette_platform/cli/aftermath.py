@@ -72,9 +72,11 @@ async def check_heads(client: AsyncClient, changes: Sequence[Change]) -> None:
     heads: dict[str, int] = {}
     with contextlib.suppress(GazetteError, TimeoutError):
         async with asyncio.timeout(_HEADS_TIMEOUT_S):
-            listed = await client.list_snapshot(LabelSelector()) if any(noted.values()) else []
+            if not any(noted.values()):
+                return
+            listed = await client.list_snapshot(LabelSelector())
             # The spec that is in force may say more than brokers that are away can.
-            former = [each for each in listed if each.name in noted and noted[each.name] > 0]
+            former = [each for each in listed if noted.get(each.name, 0) > 0]
             heads = {
                 each.name: each.spec.suspend.offset if each.spec.suspend is not None else 0
                 for each in former

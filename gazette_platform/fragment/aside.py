@@ -61,11 +61,10 @@ def set_aside(
         "tenure": found.tenure.id,
         "why": why,
     }
-    for number in itertools.count():
-        target = folder / (f"{path.stem}.{number}{path.suffix}" if number else path.name)
-        told = target.with_suffix(".json")
-        if _is_free(target, told, path, said):
-            break
+    names = (f"{path.stem}.{number}{path.suffix}" for number in itertools.count(1))
+    places = (folder / name for name in itertools.chain([path.name], names))
+    target = next(place for place in places if _is_free(place, path, said))
+    told = target.with_suffix(".json")
     if path.exists() and not target.exists():
         os.link(path, target)
     if not told.exists():
@@ -73,8 +72,9 @@ def set_aside(
     return told
 
 
-def _is_free(target: Path, told: Path, path: Path, said: dict[str, Any]) -> bool:
+def _is_free(target: Path, path: Path, said: dict[str, Any]) -> bool:
     """Whether a place has nothing yet, or has this very file already. Raises: OSError."""
+    told = target.with_suffix(".json")
     if path.exists():
         return target.samefile(path) if target.exists() else not told.exists()
     if not told.exists():
