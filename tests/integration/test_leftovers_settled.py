@@ -1,4 +1,7 @@
-"""What becomes of tenures that nobody goes on with: by what etcd says of them, and the store takes."""
+"""What becomes of tenures that nobody goes on with: by what etcd says of them, and the store takes.
+
+Long because all of it is shown at one bench, which has a store that may be away.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 from typing import TYPE_CHECKING, final
@@ -13,6 +12,7 @@ from gazette_platform.broker.append.appender import Appender
 from gazette_platform.broker.append.batch import Outcome, view_of
 from gazette_platform.broker.append.content import RateBalance
 from gazette_platform.broker.epochs import GoOn
+from gazette_platform.broker.journal.adoption import adopt
 from gazette_platform.broker.journal.claims import HoldersAway, claim_journal, forget_holders
 from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps
 from gazette_platform.broker.journal.healthy import wait_healthy
@@ -38,7 +38,6 @@ from gazette_platform.protocol import (
     SuspendLevel,
     SuspendSpec,
 )
-from gazette_platform.serving.interface import NotNow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
     from gazette_platform.broker.journal.resolver import Resolver
     from gazette_platform.broker.wire.peer_stream import PeerStream
     from gazette_platform.fragment.completed import CompletedSpool
-    from gazette_platform.fragment.recovery import RecoveredTenure
     from gazette_platform.fragment.spool import Spool
     from gazette_platform.protocol import EtcdHeader, ProcessId, Route
     from gazette_platform.stores import ActiveStore
@@ -62,9 +60,6 @@ _log = logging.getLogger(__name__)
 _FORMER_TIMEOUT_S = 10.0
 
 _REFRESH_JITTER = 0.1
-
-# Seconds after which a replica that waits for the first listing sees that it is to close.
-_LISTED_POLL_S = 0.5
 
 # Seconds without appends after which --broker.auto-suspend considers suspending a journal.
 _SUSPEND_S = 15 * 60.0
@@ -136,7 +131,7 @@ class Replica:
         )
         if context.leftovers.has(name):
             # Adoption takes the spool's lock before anything that is begun later can.
-            context.tasks.spawn(self._adopt(), name=f"adopt {name}")
+            context.tasks.spawn(adopt(self, context), name=f"adopt {name}")
         self.replicator = Replicator(self, self.spool, tasks=context.tasks, clock=context.clock)
         self.appender = Appender(
             self,
@@ -532,61 +527,6 @@ class Replica:
         view = view_of(self, spool.spool.begin, spool.end, spool.registers, now_s)
         if view is not None and isinstance(fsm.preconditions(request, view), events.WriteSuspend):
             self._pulses.start(AppendSuspend.SUSPEND_IF_FLUSHED)
-
-    async def _adopt(self) -> None:
-        """Go on where an earlier process ended, unless the journal went on without it.
-
-        Nobody may write to the spool until that is known.
-        """
-        async with self.spool.lock:
-            if self.spool.tenure or (found := await self._take()) is None:
-                return
-            if self.is_closed:
-                self._context.leftovers.add(found)
-                return
-            _log.info("%s: goes on at %d, where it ended", self.name, found.end)
-            gaps = found.gaps
-            await self.spool.adopt(found)
-        if gaps:
-            await self._tell_lost(gaps)
-
-    async def _stored_end(self) -> int:
-        """Where the store ends, once it was listed. Raises: NotNow: this replica closes."""
-        while not self.index.first_refresh.is_set():
-            if self.is_closed:
-                raise NotNow(f"{self.name}: it leaves this broker")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LISTED_POLL_S):
-                    await self.index.first_refresh.wait()
-        return self.index.summary.end
-
-    async def _tell_lost(self, gaps: list[tuple[int, int]]) -> None:
-        """Log which of the spans that our spool lacks no store has, once that is known."""
-        await self.index.first_refresh.wait()
-        for begin, end in gaps:
-            if not self.is_closed and not self.index.covers(begin, end):
-                _log.error(
-                    "%s: content [%d, %d) is neither in the spool that goes on nor in a store (are files "
-                    "of %s missing?)",
-                    self.name,
-                    begin,
-                    end,
-                    self._context.config.spool_dir,
-                )
-
-    async def _take(self) -> RecoveredTenure | None:
-        """Take what the journal may go on with. Asks etcd for as long as we have the journal."""
-        failures = 0
-        while not self.is_closed:
-            try:
-                return await self._context.leftovers.take(
-                    self.name, self.create_revision, self._stored_end
-                )
-            except GazetteError as err:
-                _log.warning("%s: what was left of its spool waits: %s", self.name, err)
-            await asyncio.sleep(backoff_s(failures))
-            failures += 1
-        return None
 
     def renounce(self) -> None:
         """A broker of Gazette leads the journal, and does not record who holds what it acknowledges."""
