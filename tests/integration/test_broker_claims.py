@@ -339,7 +339,7 @@ async def test_what_a_former_process_left_is_told_to_who_asks_for_it(cluster, mo
     monkeypatch.undo()
     monkeypatch.setitem(leftovers._found, JOURNAL, [found])
     assert not leftovers.has_content(JOURNAL)
-    found.fragments = [object()]
+    found.fragments = [SimpleNamespace(state=SimpleNamespace(begin=0))]
     assert leftovers.has_content(JOURNAL)
 
 
