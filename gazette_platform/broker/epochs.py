@@ -9,6 +9,7 @@ A primary that has brought the brokers of its route into step may take appends
     if one of them is a holder         all of them have its content, and are the holders from then on
     if there is no record              the journal is new, or was served by Gazette's brokers
     if the former holders let go       appends go on behind the head that they noted
+    if they noted the head             the spec and the record agree that nothing was appended since
     if an operator says so             `gazctl journals reset-head` gives up what only others hold
 
 and otherwise waits until one of the holders comes back. Each change of holders begins an *epoch*.
@@ -22,9 +23,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from gazette_platform.protocol import LabelSet, ProcessId
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
 
 __all__ = [
     "Await",
@@ -39,14 +43,20 @@ __all__ = [
     "Standing",
     "announce",
     "claim",
+    "is_long",
+    "noted",
     "release",
+    "settled",
     "standing",
 ]
 
 _VERSION: Final = 1
-# How many epochs back the record remembers. A tenure that was a holder before that is not told up to
-# which offset its content is the journal's.
-_PAST_MAX: Final = 8
+# How many epochs the record remembers of which a tenure may hold content that is in no store. A tenure
+# whose content is stored, or set aside, is taken out by its broker (see `settled`), so only those of lost
+# disks stay. Some 100 bytes each: etcd takes 1.5 MB at most.
+_PAST_MAX: Final = 1000
+# A record of fewer epochs is small enough to be left as it is.
+_PAST_FEW: Final = 4
 _INT64_MAX: Final = (1 << 63) - 1
 
 
@@ -68,7 +78,13 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Where a journal goes on at the least. All content before is stored, or about to be."""
+    """Where a journal goes on at the least, and with which registers.
+
+    All content before is stored, or about to be. A record says this from the moment when a holder lets
+    go of the journal, or notes its head, until content follows: the primary takes it out of the record
+    before it appends any. So whoever finds it knows that nothing was acknowledged after `head`, and no
+    newer registers.
+    """
 
     head: int
     registers: LabelSet
@@ -134,8 +150,19 @@ class EpochRecord:
     ) -> EpochRecord:
         past = self.past
         if self.holders:
-            past = (*past, Past(self.holders, end))[-_PAST_MAX:]
+            # Of each tenure the latest epoch counts.
+            later = {one.tenure for one in self.holders}
+            past = (*_without(past, later), Past(self.holders, end))[-_PAST_MAX:]
         return EpochRecord(self.create_revision, self.epoch + 1, holders, past, released)
+
+
+def _without(past: Iterable[Past], tenures: Collection[str]) -> tuple[Past, ...]:
+    """Epochs without these tenures, and without those that nobody else was a holder in."""
+    left = (
+        Past(tuple(one for one in epoch.holders if one.tenure not in tenures), epoch.end)
+        for epoch in past
+    )
+    return tuple(epoch for epoch in left if epoch.holders)
 
 
 def _holders_to_json(holders: tuple[Holder, ...]) -> list[list[str]]:
@@ -201,14 +228,14 @@ class Await:
 Decision = Held | Claim | GoOn | Await
 
 
-def claim(  # noqa: PLR0911  one per condition
+def claim(
     record: EpochRecord | None,
     *,
     create_revision: int,
     holders: frozenset[Holder] | None,
     end: int,
     registers: LabelSet | None = None,
-    has_noted_head: bool = False,
+    noted_head: int | None = None,
     is_reset: bool = False,
 ) -> Decision:
     """What a primary does before it takes appends, once all brokers of its route are in step.
@@ -220,8 +247,9 @@ def claim(  # noqa: PLR0911  one per condition
             their processes, as brokers of Gazette do not.
         end: journal offset at which all of them are.
         registers: the registers that all of them have there; None: not checked.
-        has_noted_head: whether the spec says where the journal goes on, as that of a journal that
-            was suspended does.
+        noted_head: where the journal goes on according to its spec, as that of a journal that was
+            suspended has it; None: the spec does not say. Anybody may apply an old spec, so it lets no
+            one go on without a holder, unless the record covers it.
         is_reset: whether an operator gives up what only others hold.
     """
     if record is not None and record.create_revision != create_revision:
@@ -231,7 +259,25 @@ def claim(  # noqa: PLR0911  one per condition
         # Replicas that began at the offset in the spec are at the head, but lack the registers.
         is_there = end == released.head and registers in (None, released.registers)
         if not is_there:
-            return GoOn(released.head, released.registers)
+            return GoOn(max(released.head, noted_head or 0), released.registers)
+    decision = _claim(record, create_revision, holders, end, noted_head, is_reset=is_reset)
+    if noted_head is not None and end < noted_head and not isinstance(decision, Await):
+        # The spools go there before the claim. If somebody then applied a spec without that offset,
+        # appends would begin where content already is.
+        return GoOn(noted_head, None)
+    return decision
+
+
+def _claim(  # noqa: PLR0911  one per condition
+    record: EpochRecord | None,
+    create_revision: int,
+    holders: frozenset[Holder] | None,
+    end: int,
+    noted_head: int | None,
+    *,
+    is_reset: bool,
+) -> Held | Claim | Await:
+    """As `claim`, of brokers that are not before any head that is known."""
     if holders is None:
         # From `end` on nobody records who holds what. What former holders have before it stays valid.
         if record is None or not (record.holders or record.released):
@@ -240,20 +286,51 @@ def claim(  # noqa: PLR0911  one per condition
     ours = tuple(sorted(holders))
     if record is None:
         return Claim(EpochRecord(create_revision, 1, ours))
+    released = record.released
+    kept = released if released is not None and released.head == end else None
     tenures = {one.tenure for one in holders}
     if tenures == {one.tenure for one in record.holders}:
         # A tenure may have gone on in a broker with another name, on the same disk.
-        same = replace(record, holders=ours, is_wanted=False, released=None)
+        same = replace(record, holders=ours, is_wanted=False, released=kept)
         return Claim(same) if same != record else Held()
     if is_reset:
         # An operator gives up what lies behind `end`, whoever held it: other content takes its place.
         past = tuple(replace(one, end=min(one.end, end)) for one in record.past)
-        return Claim(replace(record, past=past)._next(ours, end))  # noqa: SLF001
+        return Claim(replace(record, past=past)._next(ours, end, kept))  # noqa: SLF001
     has_heir = any(one.tenure in tenures for one in record.holders)
-    if has_heir or has_noted_head or not record.holders:
-        return Claim(record._next(ours, end))  # noqa: SLF001
+    is_covered = (
+        released is not None and noted_head is not None and noted_head <= released.head == end
+    )
+    if has_heir or is_covered or not record.holders:
+        return Claim(record._next(ours, end, kept))  # noqa: SLF001
     wanted = None if record.is_wanted else replace(record, is_wanted=True)
     return Await(record.holders, wanted)
+
+
+def noted(
+    record: EpochRecord | None,
+    tenure: str,
+    *,
+    create_revision: int,
+    head: int | None,
+    registers: LabelSet,
+) -> EpochRecord | None:
+    """The record once a primary notes in the spec where its journal goes on, or takes that note back.
+
+    Args:
+        record: what etcd has; None: nothing.
+        tenure: of the primary.
+        create_revision: of the journal's spec.
+        head: what the spec says from now on, where the primary's spool ends; None: content follows.
+        registers: as of `head`.
+
+    Returns: the record as it is, if the primary is not a holder.
+    """
+    if record is None or record.create_revision != create_revision:
+        return record
+    if all(one.tenure != tenure for one in record.holders):
+        return record
+    return replace(record, released=None if head is None else Released(head, registers))
 
 
 # ---------------------------------------------------------------- of a tenure whose process ended
@@ -317,6 +394,32 @@ def announce(
     return replace(record, released=_furthest(record.released, Released(head, registers)))
 
 
+def settled(record: EpochRecord | None, tenure: str, *, create_revision: int) -> EpochRecord | None:
+    """The record once all content of a tenure that was a holder is stored, or set aside.
+
+    Nobody else can prove that. So a tenure stays in the record, however many epochs go by, until its
+    broker has come back.
+
+    Returns: None: the record stays as it is.
+    """
+    if record is None or record.create_revision != create_revision:
+        return None
+    if not is_long(record):
+        return None
+    *former, last = record.past
+    last = Past(tuple(one for one in last.holders if one.tenure != tenure), last.end)
+    past = (
+        *_without(former, {tenure}),
+        last,
+    )  # the last one says who may let go still, or that none may
+    return replace(record, past=past) if past != record.past else None
+
+
+def is_long(record: EpochRecord) -> bool:
+    """Whether a record has so many epochs that tenures which are settled should be taken out of it."""
+    return len(record.past) > _PAST_FEW
+
+
 def _furthest(former: Released | None, later: Released) -> Released:
     return former if former is not None and former.head >= later.head else later
 
@@ -344,8 +447,8 @@ def release(
         released = _furthest(record.released, released)
         return record._next((), released.head, released)  # noqa: SLF001
     former = record.released
-    if former is None or former.head >= head or not record.past:
-        return None
+    if record.holders or former is None or former.head >= head or not record.past:
+        return None  # others have gone on, or said as much
     if all(one.tenure != tenure for one in record.past[-1].holders):
         return None
     past = (*record.past[:-1], replace(record.past[-1], end=head))

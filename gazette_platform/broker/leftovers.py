@@ -1,9 +1,9 @@
 """Looks after tenures that no replica of this broker goes on with.
 
-They come from processes that ended here before, or from replicas that closed. What becomes of a tenure
-depends on what it means to its journal (see `epochs.standing`). A holder is kept as long as the journal
-may need it, and lets go of the journal once that waits for it elsewhere. Of any other tenure, content
-that belongs to the journal is stored, and the rest is set aside where an operator finds it.
+They come from processes that ended here before, or from replicas that closed. `verdicts` decides what
+becomes of them, from all tenures of a journal together; this module carries it out. A holder is kept as
+long as the journal may need it, and lets go of the journal once that waits for it elsewhere. Of any other
+tenure, content that belongs to the journal is stored, and the rest is set aside where an operator finds it.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from gazette_platform.broker.epoch_store import (
     read_record,
     write_record,
 )
-from gazette_platform.broker.epochs import announce, release, standing
-from gazette_platform.errors import GazetteError
+from gazette_platform.broker.epochs import announce, is_long, release, settled
+from gazette_platform.broker.verdicts import Evidence, Todo, continuation, decide, heir, is_shadow
+from gazette_platform.errors import GazetteError, SetupError
+from gazette_platform.fragment.aside import set_aside
 from gazette_platform.fragment.completed import CompletedSpool
-from gazette_platform.fragment.files import finish_closing
-from gazette_platform.fragment.recovery import set_aside
+from gazette_platform.fragment.files import finish_closing, remove_fragment
 from gazette_platform.keyspace import item_key
 from gazette_platform.ops.retry import backoff_s
 from gazette_platform.ops.side_by_side import side_by_side
 from gazette_platform.ops.threads import run_in
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from gazette_platform.broker.epochs import EpochRecord, Standing
+    from gazette_platform.broker.epochs import EpochRecord
+    from gazette_platform.broker.verdicts import Verdict
     from gazette_platform.etcd import EtcdClient
     from gazette_platform.fragment.persister import Persister
     from gazette_platform.fragment.recovery import RecoveredFragment, RecoveredTenure
@@ -58,6 +60,9 @@ _ONE_BY_ONE_MAX = 16
 # How many of them are decided on side by side, and for how many seconds each waits for its store.
 _AT_A_TIME = 32
 _STORE_S = 5.0
+
+# How often to try to take a settled tenure out of a record that other brokers write, too.
+_SETTLED_TRIES = 5
 
 _NOT_THE_JOURNALS = "others went on without it, or its journal was deleted"
 
@@ -112,10 +117,11 @@ class Leftovers:
         self._faults = faults
         self._count = count
         self._found: dict[str, list[RecoveredTenure]] = {}
+        self._in_use: dict[str, str] = {}  # by journal: the tenure that a replica goes on with
         # Each for as long as somebody holds it or waits for it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        # Of each tenure, by its id: what the persister has of it.
-        self._storing: dict[str, list[CompletedSpool]] = {}
+        # What the persister has of each tenure; copies have the same id.
+        self._storing: dict[RecoveredTenure, list[CompletedSpool]] = {}
         self._saved: set[str] = set()  # ids of the tenures that the log has told of
         self._added = asyncio.Event()
 
@@ -125,7 +131,10 @@ class Leftovers:
 
     def add(self, found: RecoveredTenure) -> None:
         """Look after a tenure from now on."""
-        self._found.setdefault(found.tenure.journal, []).append(found)
+        journal = found.tenure.journal
+        if self._in_use.get(journal) == found.tenure.id:
+            del self._in_use[journal]
+        self._found.setdefault(journal, []).append(found)
         self._added.set()
 
     def has(self, journal: str) -> bool:
@@ -133,25 +142,72 @@ class Leftovers:
         return journal in self._found
 
     def has_content(self, journal: str) -> bool:
-        """Whether such a tenure has content of a journal that may be in no store."""
+        """Whether such a tenure has content of a journal that may be in no store.
+
+        A shorter copy of a tenure has nothing that the furthest one does not have.
+        """
+        found = self._found.get(journal, [])
+        evidence = [_evidence(one) for one in found]
         return any(
-            one.fragments or one.tenure.id in self._storing for one in self._found.get(journal, [])
+            (one.fragments or one in self._storing)
+            and not is_shadow(evidence, number, self._used(journal))
+            for number, one in enumerate(found)
         )
 
-    async def take(self, journal: str, create_revision: int) -> list[RecoveredTenure]:
-        """Hand over the tenures of a journal that is now assigned to us.
+    async def take(
+        self, journal: str, create_revision: int, stored_end: Callable[[], Awaitable[int]]
+    ) -> RecoveredTenure | None:
+        """Hand over the tenure that a journal, which is now assigned to us, may go on with.
 
-        Returns: usually one. If a home was copied there are several, and the one that went on longest
-            comes first.
+        Args:
+            journal: its name.
+            create_revision: of its spec.
+            stored_end: lists its store, and says where the content there ends; asked only if etcd lost
+                its data.
+
+        Returns: None: there is none.
+        Raises: GazetteError.
         Cancellation: safe.
         """
         async with self._lock_of(journal):
-            mine = self._found.pop(journal, [])
-        taken = [one for one in mine if one.tenure.create_revision == create_revision]
-        for other in mine:
-            if other not in taken:
-                self.add(other)
-        return sorted(taken, key=lambda one: -one.end)
+            found = self._found.get(journal, [])
+            if not found:
+                return None
+            record, _ = await read_record(self._etcd, self._prefix, journal)
+            evidence = [_evidence(one) for one in found]
+            number = heir(
+                record, evidence, journal_revision=create_revision, in_use=self._used(journal)
+            )
+            is_new = record is None or record.create_revision != create_revision
+            if is_new and any(one.is_older_than_etcd for one in evidence):
+                number = continuation(evidence, stored_end=await stored_end())
+            # Gazette's brokers take appends without recording who holds them.
+            if number is None or await has_foreign_members(self._etcd, self._prefix):
+                return None
+            taken = found[number]
+            if is_new:
+                await self._renew(taken, create_revision)
+            self._remove(journal, taken)
+            self._in_use[journal] = taken.tenure.id
+            return taken
+
+    async def _renew(self, found: RecoveredTenure, create_revision: int) -> None:
+        """Have a tenure hold the journal by its present spec. Raises: SetupError: call again."""
+        try:
+            await run_in(self._executor, found.tenure.renew, create_revision)
+        except OSError as err:
+            raise SetupError(f"cannot take over its spool: {err}") from err
+        _log.warning(
+            "%s: etcd has lost its data; the journal goes on at %d, with the content of this broker's "
+            "spool, which joins what is stored",
+            found.tenure.journal,
+            found.end,
+        )
+
+    def _used(self, journal: str) -> tuple[str, ...]:
+        """The tenure of a journal that a replica goes on with, if there is one."""
+        in_use = self._in_use.get(journal)
+        return () if in_use is None else (in_use,)
 
     @contextlib.asynccontextmanager
     async def _lock_of(self, journal: str) -> AsyncGenerator[None]:
@@ -216,14 +272,30 @@ class Leftovers:
         if journal not in self._found:
             return
         async with self._lock_of(journal):
-            for found in list(self._found.get(journal, [])):
-                try:
-                    is_settled = await self._settle(found, is_leaving=is_leaving)
-                except (GazetteError, OSError) as err:
-                    _log.warning("%s: what was left of its spool stays: %s", journal, err)
-                    continue
-                if is_settled:
-                    self._remove(journal, found)
+            while await self._settle(journal, is_leaving=is_leaving):
+                pass  # others wait for what has just been settled
+
+    async def _settle(self, journal: str, *, is_leaving: bool) -> bool:
+        """Look once at the tenures of a journal. Returns: whether one of several is settled."""
+        found = list(self._found.get(journal, []))
+        try:
+            record, verdicts = await self._verdicts(journal, found, is_leaving=is_leaving)
+        except GazetteError as err:
+            _log.warning("%s: what was left of its spool stays: %s", journal, err)
+            return False
+        is_any_settled = False
+        for one, verdict in zip(found, verdicts, strict=False):
+            try:
+                is_settled = await self._carry_out(one, verdict)
+            except (GazetteError, OSError) as err:
+                _log.warning("%s: what was left of its spool stays: %s", journal, err)
+                continue
+            if is_settled:
+                self._remove(journal, one)
+                is_any_settled = True
+                if record is not None and is_long(record):
+                    await self._tell_settled(one.tenure)
+        return is_any_settled and journal in self._found
 
     def _remove(self, journal: str, found: RecoveredTenure) -> None:
         left = [one for one in self._found.get(journal, []) if one is not found]
@@ -232,26 +304,54 @@ class Leftovers:
         else:
             self._found.pop(journal, None)
 
-    async def _settle(self, found: RecoveredTenure, *, is_leaving: bool) -> bool:
+    async def _verdicts(
+        self, journal: str, found: list[RecoveredTenure], *, is_leaving: bool
+    ) -> tuple[EpochRecord | None, list[Verdict]]:
+        """Decide from all tenures of a journal together. Raises: GazetteError.
+
+        Returns: what etcd records of it, and a verdict for each; none if nobody knows what is to become
+            of them.
+        """
+        item = self._space.state.items.get(journal)
+        if item is None and await self._is_unreadable(journal, found):
+            return None, []
+        record, _ = await read_record(self._etcd, self._prefix, journal)
+        suspend = item.spec.suspend if item is not None and item.spec.is_fully_suspended else None
+        verdicts = decide(
+            record,
+            [_evidence(one) for one in found],
+            journal_revision=item.create_revision if item is not None else None,
+            in_use=self._used(journal),
+            suspended_at=suspend.offset if suspend is not None else None,
+            is_leaving=is_leaving,
+        )
+        if item is None and record is not None:
+            for revision in {one.tenure.create_revision for one in found}:
+                await delete_record(self._etcd, self._prefix, journal, revision)
+        return record, verdicts
+
+    async def _carry_out(self, found: RecoveredTenure, verdict: Verdict) -> bool:
         """Returns: whether nothing is left of the tenure. Raises: GazetteError, OSError: it stays."""
         tenure = found.tenure
-        if await self._is_unreadable(tenure):
-            return False  # nobody knows what is to become of it
-        stands = await self._standing(found)
-        if stands.is_holder:
-            if stands.is_alone and not found.is_whole:
+        is_over = False
+        match verdict.todo:
+            case Todo.WAIT:
+                pass
+            case Todo.SAVE:
                 await self._save(found)
-            is_last = is_leaving and stands.is_alone
-            is_let_go = stands.is_wanted or is_last or self._is_suspended(found)
-            if not (is_let_go and found.is_whole and await self._announce(found)):
-                return False
-            if not await self._store(found, found.end) or not await self._release(found):
-                return False
-        else:
-            await run_in(self._executor, self._set_torn_aside, found)
-            if not await self._store(found, stands.valid_to):
-                return False
-            await run_in(self._executor, self._set_rest_aside, found)
+            case Todo.LET_GO:
+                is_over = (
+                    await self._announce(found)
+                    and await self._store(found, found.end)
+                    and await self._release(found)
+                )
+            case Todo.YIELD:
+                await run_in(self._executor, self._set_torn_aside, found)
+                is_over = await self._store(found, verdict.valid_to)
+                if is_over:
+                    await run_in(self._executor, self._set_rest_aside, found)
+        if not is_over:
+            return False
         # One that was just let go of is forgotten in a thread, and who leaves looks but once.
         await run_in(self._executor, finish_closing)
         if tenure.files:
@@ -259,22 +359,15 @@ class Leftovers:
         await run_in(self._executor, tenure.leave)
         return True
 
-    def _is_suspended(self, found: RecoveredTenure) -> bool:
-        """Whether no broker serves the journal, and its spec says where it goes on."""
-        item = self._space.state.items.get(found.tenure.journal)
-        if item is None or item.spec.suspend is None or not item.spec.is_fully_suspended:
-            return False
-        return item.spec.suspend.offset >= found.end
-
     def _is_in_part(self, journal: str) -> bool:
         """Whether a power failure has left content of a journal, and not all of it."""
         return any(
-            not one.is_whole and (one.fragments or one.torn or one.tenure.id in self._storing)
+            not one.is_whole and (one.fragments or one.torn or one in self._storing)
             for one in self._found.get(journal, [])
         )
 
     async def _save(self, found: RecoveredTenure) -> None:
-        """Store what a power failure has left of content that nobody else has.
+        """Store what is left of content that nobody else has.
 
         How much was acknowledged behind that is not known: appends wait for an operator.
 
@@ -283,42 +376,20 @@ class Leftovers:
         if found.tenure.id not in self._saved:
             self._saved.add(found.tenure.id)
             _log.error(
-                "%s: the machine was started anew, and not all of this journal's spool is known to have "
-                "been on disk; what is known is stored, and appends wait for `gazctl journals reset-head`",
+                "%s: this journal's spool is not whole: %s; what is known is stored, and appends wait for "
+                "`gazctl journals reset-head`",
                 found.tenure.journal,
+                _why_not_whole(found),
             )
         await run_in(self._executor, self._set_torn_aside, found)
         await self._store(found, found.end)
 
-    async def _is_unreadable(self, tenure: Tenure) -> bool:
-        """Whether there is the tenure's journal, with a spec that we cannot read. Raises: GazetteError."""
-        if tenure.journal in self._space.state.items:
-            return False
-        found = await self._etcd.get(item_key(self._prefix, tenure.journal))
-        return found is not None and found.create_revision == tenure.create_revision
-
-    async def _standing(self, found: RecoveredTenure) -> Standing:
-        """What a tenure means to its journal now. Raises: GazetteError."""
-        tenure = found.tenure
-        record, _ = await read_record(self._etcd, self._prefix, tenure.journal)
-        item = self._space.state.items.get(tenure.journal)
-        stands = standing(
-            record,
-            tenure.id,
-            create_revision=tenure.create_revision,
-            journal_revision=item.create_revision if item is not None else None,
+    async def _is_unreadable(self, journal: str, found: list[RecoveredTenure]) -> bool:
+        """Whether the tenures' journal exists, with a spec that we cannot read. Raises: GazetteError."""
+        item = await self._etcd.get(item_key(self._prefix, journal))
+        return item is not None and any(
+            one.tenure.create_revision == item.create_revision for one in found
         )
-        if item is None and record is not None:
-            await delete_record(self._etcd, self._prefix, tenure.journal, tenure.create_revision)
-        return stands
-
-    async def is_heir(self, found: RecoveredTenure) -> bool:
-        """Whether its journal may go on with what the tenure holds. Raises: GazetteError."""
-        stands = await self._standing(found)
-        if not (stands.is_holder and found.is_whole):
-            return False
-        # Gazette's brokers take appends without recording who holds them.
-        return not await has_foreign_members(self._etcd, self._prefix)
 
     async def _announce(self, found: RecoveredTenure) -> bool:
         """Have others go on behind what is stored next. Returns: False: somebody else was faster."""
@@ -332,7 +403,7 @@ class Leftovers:
         Returns: False: its store is away: call again.
         """
         tenure = found.tenure
-        storing = self._storing.get(tenure.id)
+        storing = self._storing.get(found)
         if storing is None:
             mine = [one for one in found.fragments if one.state.end <= valid_to]
             crossing = [
@@ -340,7 +411,7 @@ class Leftovers:
             ]
             mine += [await run_in(self._executor, one.below, valid_to) for one in crossing]
             found.fragments = [one for one in found.fragments if one not in mine]
-            storing = self._storing[tenure.id] = [_completed(found, one) for one in mine]
+            storing = self._storing[found] = [_completed(found, one) for one in mine]
             for one in storing:
                 self._persister.add(one)
         if not all(one.is_closed for one in storing):
@@ -349,7 +420,7 @@ class Leftovers:
                     await self._persister.flush(tenure.journal)
         if not all(one.is_closed for one in storing):
             return False
-        del self._storing[tenure.id]
+        del self._storing[found]
         return True
 
     async def _release(self, found: RecoveredTenure) -> bool:
@@ -360,6 +431,19 @@ class Leftovers:
                 "%s: others go on at %d, where this broker ended", found.tenure.journal, found.end
             )
         return is_released
+
+    async def _tell_settled(self, tenure: Tenure) -> None:
+        """Take a tenure that has nothing more out of the journal's record, which would grow for ever."""
+        if any(other.tenure.id == tenure.id for other in self._found.get(tenure.journal, [])):
+            return  # a copy of it, which may have more
+        with contextlib.suppress(GazetteError):  # it stays, and takes up a little room
+            for _ in range(_SETTLED_TRIES):
+                record, revision = await read_record(self._etcd, self._prefix, tenure.journal)
+                following = settled(record, tenure.id, create_revision=tenure.create_revision)
+                if following is None or await write_record(
+                    self._etcd, self._prefix, tenure.journal, following, revision
+                ):
+                    return
 
     async def _let_go(self, found: RecoveredTenure, step: _Step) -> bool:
         """Take a step of letting go in the journal's epoch record.
@@ -388,8 +472,7 @@ class Leftovers:
             self._tell(found, one.path, one.begin, one.end, one.why)
         for one in torn:
             if one.path not in believed:
-                one.path.unlink(missing_ok=True)
-                one.path.with_suffix(".sealed").unlink(missing_ok=True)
+                remove_fragment(one.path)
         found.torn = []
         self._count(len(torn))
 
@@ -412,6 +495,31 @@ class Leftovers:
             why,
             told,
         )
+
+
+def _evidence(found: RecoveredTenure) -> Evidence:
+    return Evidence(
+        found.tenure.id,
+        found.tenure.create_revision,
+        found.end,
+        is_whole=found.is_whole,
+        is_end_known=found.is_end_known,
+        begin=found.fragments[0].state.begin if found.fragments else found.end,
+        is_older_than_etcd=found.tenure.is_older_than_etcd,
+    )
+
+
+def _why_not_whole(found: RecoveredTenure) -> str:
+    """What is missing of a tenure, for operators."""
+    missing = [
+        f"[{one.begin}, {one.end}): {one.why}" if one.end else f"{one.path.name}: {one.why}"
+        for one in found.torn
+    ]
+    if missing:
+        return "; ".join(missing)
+    if not found.is_end_known:
+        return "the machine has restarted since, and nothing proves that all of it was on disk"
+    return "its registers cannot be read"
 
 
 def _completed(found: RecoveredTenure, one: RecoveredFragment) -> CompletedSpool:

@@ -94,6 +94,14 @@ class JournalPort(Protocol):
         """
         ...
 
+    @property
+    def is_released(self) -> bool:
+        """Whether etcd says where the journal goes on without its holders; `write_suspend` ends that.
+
+        No content may follow before it has ended.
+        """
+        ...
+
     async def write_suspend(self, suspend: SuspendSpec) -> int:
         """Store the spec with this suspension. Returns: the revision to look at."""
         ...

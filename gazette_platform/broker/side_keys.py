@@ -15,6 +15,9 @@ about keys that are neither items, members nor assignments. ``<prefix>`` begins 
 ``/.gazette-platform/epochs<prefix>#<journal>``
     Who holds all that was acknowledged of the journal, see `epochs`; under no lease. No name of a journal
     has a ``#``, so that clusters do not share a key whose prefixes begin alike.
+``/.gazette-platform/history<prefix>#``
+    A random id, written by the first broker of the cluster; under no lease. If etcd loses its data, the next
+    broker writes another one, and spools show that they are older than etcd.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from gazette_platform.protocol import ProcessId
 __all__ = [
     "epoch_key",
     "epochs_prefix",
+    "history_key",
     "own_member_key",
     "own_members_prefix",
     "savepoint_key",
@@ -97,3 +101,8 @@ def epochs_prefix(prefix: str) -> str:
 def epoch_key(prefix: str, journal: str) -> str:
     """Key of a journal's epoch record."""
     return f"{epochs_prefix(prefix)}{journal}"
+
+
+def history_key(prefix: str) -> str:
+    """Key of the id of etcd's data."""
+    return f"{_ROOT}/history{prefix}#"

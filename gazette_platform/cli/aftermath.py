@@ -1,12 +1,13 @@
 """What keeps journals that are applied from working: stores that none can use, too few brokers.
 
-Known before: stores that no journal can ever be kept in here, which are refused. Found afterwards, and
+Known before: stores that no journal can ever be kept in here, and heads of old listings, which are refused. Found afterwards, and
 told: what may yet come right, since brokers may come, and stores be mended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from gazette_platform.errors import GazetteError, ValidationError
@@ -18,12 +19,15 @@ if TYPE_CHECKING:
     from gazette_platform.client import AsyncClient, Change, JournalListing
     from gazette_platform.protocol import JournalSpec
 
-__all__ = ["aftermath", "check_stores"]
+__all__ = ["aftermath", "check_heads", "check_stores"]
 
 # Brokers assign a new journal within a fraction of a second, and check a store that works as fast.
 _ASSIGNED_S = 3.0
 _CHECKED_S = 5.0
 _POLL_S = 0.1
+
+# Who applies specs need not wait longer for brokers that cannot tell where journals end.
+_HEADS_TIMEOUT_S = 5.0
 
 # Beyond so many, one finds out from the first ones.
 _TOLD_MAX = 3
@@ -51,6 +55,45 @@ async def check_stores(client: AsyncClient, changes: Sequence[Change]) -> None:
         f"{'; '.join(told[:_TOLD_MAX])}{more} (nothing was applied: mend the specs, or the brokers; "
         "--force applies them all the same)"
     )
+
+
+async def check_heads(client: AsyncClient, changes: Sequence[Change]) -> None:
+    """Refuse specs that say that a journal goes on below its head, as an old listing does.
+
+    Heads that cannot be found out are not compared: the caller's token may allow no more than to apply.
+
+    Raises: ValidationError: there is one. Cancellation: safe.
+    """
+    noted = {
+        change.spec.name: change.spec.suspend.offset
+        for change in changes
+        if change.spec is not None and change.spec.suspend is not None
+    }
+    heads: dict[str, int] = {}
+    with contextlib.suppress(GazetteError, TimeoutError):
+        async with asyncio.timeout(_HEADS_TIMEOUT_S):
+            if not any(noted.values()):
+                return
+            listed = await client.list_snapshot(LabelSelector())
+            # The spec that is in force may say more than brokers that are away can.
+            former = [each for each in listed if noted.get(each.name, 0) > 0]
+            heads = {
+                each.name: each.spec.suspend.offset if each.spec.suspend is not None else 0
+                for each in former
+            }
+            asked = [each for each in former if noted[each.name] != heads[each.name]]
+            heads |= await client.write_heads(asked)
+    low = [
+        f"{name}: suspend.offset {noted[name]} is below its head {head}"
+        for name, head in heads.items()
+        if noted[name] < head
+    ]
+    if low:
+        more = f"; and {len(low) - _TOLD_MAX} more" if len(low) > _TOLD_MAX else ""
+        raise ValidationError(
+            f"{'; '.join(low[:_TOLD_MAX])}{more} (nothing was applied: the specs are older than the "
+            "journals; take `suspend` out of them, or apply them all the same with --force)"
+        )
 
 
 def _stores(changes: Sequence[Change]) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from gazette_platform.cli.aftermath import aftermath, check_stores
+from gazette_platform.cli.aftermath import aftermath, check_heads, check_stores
 from gazette_platform.cli.connection import connected, matching
 from gazette_platform.cli.editing import edit_until_taken, read_specs
 from gazette_platform.cli.gazctl_journals_list import spec_tree
@@ -30,7 +30,10 @@ BatchSize = Annotated[
 Force = Annotated[
     bool,
     typer.Option(
-        "-f", "--force", help="Also specs that name a store in which no broker can keep a journal."
+        "-f",
+        "--force",
+        help="Also specs that name a store in which no broker can keep a journal, or a head below the "
+        "journal's.",
     ),
 ]
 
@@ -51,7 +54,8 @@ def apply(
     `delete: true` deletes it. Children of the tree stand in the order of their names.
 
     Nothing is applied if a store can never work with these brokers: its arguments are wrong, they have
-    no driver for its scheme, or their operator does not allow it. A warning says which journals cannot
+    no driver for its scheme, or their operator does not allow it. Neither if the `suspend.offset` of a
+    spec is below the journal's head: it comes from an old listing. A warning says which journals cannot
     work yet: of too few brokers, or with a store that none can use now.
 
     **Examples**
@@ -73,6 +77,7 @@ def _apply(ctx: typer.Context, changes: Sequence[Change], batch_size: int, *, fo
     async def work(client: AsyncClient) -> None:
         if not force:
             await check_stores(client, changes)
+            await check_heads(client, changes)
         try:
             revision = await client.apply(changes, batch_size=batch_size)
         except EtcdTransactionFailed as err:

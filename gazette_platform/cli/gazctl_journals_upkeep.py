@@ -36,7 +36,10 @@ def reset_head(
     their spools hold content. Resetting the head gives that up: other content gets these offsets, and
     a broker that comes back nevertheless sets aside what it has there.
 
-    Nothing is done to journals that take appends. Where nothing would be given up, nothing is asked.
+    After etcd lost its data nobody knows which brokers held a journal, and appends are refused as well.
+    Start all brokers with their spools first: what only an absent one holds is given up.
+
+    Nothing is done to journals that take appends. For all others it asks. Without a terminal it needs --yes.
 
     **Example**
 
@@ -54,7 +57,7 @@ def reset_head(
         return found
 
     states = connected(ctx, check)
-    lossy = [name for name, state in states.items() if state.awaited]
+    lossy = [name for name, state in states.items() if state.awaited or state.is_refused]
     for name in lossy:
         note(_loss(name, states[name], is_given_up=yes and not dry_run))
     if dry_run:
@@ -66,7 +69,7 @@ def reset_head(
 
     async def work(client: AsyncClient) -> None:
         for name, state in states.items():
-            if may_give_up or not state.awaited:
+            if may_give_up or name not in lossy:
                 head = await client.reset_head(name, give_up=bool(state.awaited))
                 print_text(f"{name}: head is {head}")
 
@@ -79,7 +82,7 @@ def reset_head(
 
 
 def _loss(name: str, state: HeadState, *, is_given_up: bool) -> str:
-    who = ", ".join(one.name for one in state.awaited)
+    who = ", ".join(one.name for one in state.awaited) or "brokers that are away"
     running = ", ".join(one.name for one in state.awaited if one.is_running)
     verb = "is" if is_given_up else "would be"
     text = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
@@ -191,6 +192,19 @@ class CompressedForm:
     def _append(self, data: bytes) -> None:
         write_all(self.file.fd, data, self.length)
         self.length += len(data)
+
+
+def remove_fragment(path: Path) -> None:
+    """Remove the content of a fragment, and the record beside it. For a thread. Raises: OSError.
+
+    If the process ends in between, the record's new name says that the content is not needed any more:
+    content without any would be taken for one that has lost its record.
+    """
+    gone = path.with_suffix(".gone")
+    with contextlib.suppress(FileNotFoundError):
+        path.with_suffix(".sealed").rename(gone)
+    path.unlink(missing_ok=True)
+    gone.unlink(missing_ok=True)
 
 
 def read_block(fd: int, at: int, limit: int) -> memoryview:

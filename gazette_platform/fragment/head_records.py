@@ -67,6 +67,8 @@ class TenureHeader:
     journal: str
     create_revision: int
     """Of the journal's spec in etcd."""
+    history: str = ""
+    """Id of etcd's data, as of when the tenure began; empty: not known."""
 
 
 class FragmentState(NamedTuple):
@@ -143,6 +145,8 @@ def encode_header(header: TenureHeader) -> bytes:
         "journal": header.journal,
         "create_revision": header.create_revision,
     }
+    if header.history:
+        said["history"] = header.history
     text = json.dumps(said, ensure_ascii=False).encode()
     raw = _HEADER.pack(len(text), zlib.crc32(text)) + text
     if len(raw) > _HEADER_BYTES:
@@ -159,7 +163,9 @@ def decode_header(block: bytes) -> TenureHeader | None:
     said = json.loads(text)
     if said["version"] != _VERSION:
         return None
-    return TenureHeader(said["tenure"], said["journal"], said["create_revision"])
+    return TenureHeader(
+        said["tenure"], said["journal"], said["create_revision"], said.get("history", "")
+    )
 
 
 def encode_record(

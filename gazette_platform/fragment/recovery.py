@@ -2,13 +2,14 @@
 
 As long as the machine runs, all that a process wrote is there, however the process ended. After a power
 failure only content counts that was synced, or that a digest proves. A torn record does not count, and
-content behind the end of a record was never committed.
+content behind the end of a record was never committed. A file that single others are missing beside is
+kept: what it is, and what is missing, is told.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import itertools
 import logging
 import os
 import re
@@ -17,8 +18,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.fragment import head_records
-from gazette_platform.fragment.files import COMPRESS_BATCH_BYTES, SpoolFile, read_block, read_small
-from gazette_platform.fragment.spool_home import make_private
+from gazette_platform.fragment.files import (
+    COMPRESS_BATCH_BYTES,
+    SpoolFile,
+    read_block,
+    read_small,
+    remove_fragment,
+)
 from gazette_platform.fragment.tenure import Tenure
 from gazette_platform.protocol import ZERO_SUM, Fragment, LabelSet
 
@@ -29,13 +35,12 @@ if TYPE_CHECKING:
     from gazette_platform.fragment.spool import Digest
     from gazette_platform.fragment.spool_home import SpoolHome
 
-__all__ = ["SET_ASIDE", "RecoveredFragment", "RecoveredTenure", "Torn", "recover", "set_aside"]
+__all__ = ["RecoveredFragment", "RecoveredTenure", "Torn", "recover"]
 
 _log = logging.getLogger(__name__)
 
-SET_ASIDE: Final = "set-aside"
 # Names of files that are ours; all others in the folder are left alone.
-_OURS: Final = re.compile(r"[0-9a-f]+\.[1-9][0-9]{0,17}\.(content|sealed)", re.ASCII)
+_OURS: Final = re.compile(r"[0-9a-f]+\.[1-9][0-9]{0,17}\.(content|sealed|gone)", re.ASCII)
 _DAMAGE: Final = (OSError, ValueError, TypeError, KeyError)
 
 
@@ -93,6 +98,16 @@ class RecoveredTenure:
     fragments: list[RecoveredFragment] = field(default_factory=list)
     """In the order in which they begin."""
     torn: list[Torn] = field(default_factory=list)
+    is_end_known: bool = True
+    """Whether the tenure never went further than `end`."""
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """Spans below `end`, behind the first content, that are not here: a store has them, or they are lost."""
+        joints = [(one.state.begin, one.state.end) for one in self.fragments]
+        joints += [(one.begin, one.end) for one in self.torn if one.end > 0]
+        joints = [*sorted(joints), (self.end, self.end)] if joints else []
+        return [(end, begin) for (_, end), (begin, _) in itertools.pairwise(joints) if end < begin]
 
     def release(self) -> None:
         """Let go of all content, which removes its files."""
@@ -147,7 +162,9 @@ def _recover(
     if latest is None and not paths:
         tenure.leave()  # nobody was told of it
         return None
-    found = RecoveredTenure(tenure, home.former.process, 0, LabelSet(), is_whole=False)
+    found = RecoveredTenure(
+        tenure, home.former.process, 0, LabelSet(), is_whole=False, is_end_known=False
+    )
     states, boot = _sealed_states(found, ordinals), home.boot_mark
     if latest is not None:
         _take_head(found, latest, states, boot)
@@ -157,11 +174,11 @@ def _recover(
             # is either there or not. So the disk is damaged, and maybe the newer record is lost, of
             # which somebody was told.
             _log.error("%s: a record of its end is torn, maybe the last one", header.journal)
-            found.is_whole = False
-    # A file without a record is a draft that was never committed. After a power failure it may also
+            found.is_whole = found.is_end_known = False
+    # A file whose record is empty is a draft that was never committed. After a power failure it may also
     # be a file whose record is lost, unless each record was on disk before the next.
     is_draft = latest is not None and _is_of_boot(latest.state, boot) and not is_torn
-    drafts = []
+    drafts, orphans = [], []
     named = {torn.path for torn in found.torn}
     for ordinal in sorted({*ordinals, *states}):
         path = tenure.path(ordinal, "content")
@@ -169,10 +186,16 @@ def _recover(
             _take_content(found, path, states[ordinal], ordinal, boot)
         elif path in named:
             continue
-        elif is_draft or not _has_content(path):
-            _remove(path)
+        elif path.with_suffix(".gone").exists() or not _has_content(path):
+            remove_fragment(path)
+        elif is_draft and not path.with_suffix(".sealed").exists():
+            # Nobody leaves that behind: the record is made before the content, and removed after it.
+            orphans.append(_orphan(path, ordinal, states, found.end))
+        elif is_draft:
+            remove_fragment(path)
         else:
             drafts.append(Torn(path, 0, 0, "no record of it is left"))
+    found.torn += orphans
     found.fragments.sort(key=lambda one: one.state.begin)
     is_durable = latest is not None and latest.state.is_durable
     found.is_whole = found.is_whole and not found.torn and (is_durable or not drafts)
@@ -202,6 +225,17 @@ def _sealed_states(found: RecoveredTenure, ordinals: list[int]) -> dict[int, Fra
     return states
 
 
+def _orphan(path: Path, ordinal: int, states: dict[int, FragmentState], end: int) -> Torn:
+    """Describe content without its record. It lies between its neighbours, if it fits there."""
+    size = path.stat().st_size
+    to = min((state.begin for n, state in states.items() if n > ordinal), default=end)
+    below = [state.end for n, state in states.items() if n < ordinal]
+    begin = max(below) if below else to - size
+    if begin < 0 or begin + size != to:
+        begin = to = 0
+    return Torn(path, begin, to, "its record is missing")
+
+
 def _has_content(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
@@ -212,7 +246,7 @@ def _take_head(
     """Take the latest record as far as it can be believed; it is of the open fragment."""
     state = latest.state
     found.end = state.end
-    found.is_whole = state.is_durable or _is_of_boot(state, boot)
+    found.is_whole = found.is_end_known = state.is_durable or _is_of_boot(state, boot)
     try:
         raw = latest.registers
         if latest.has_overflow:
@@ -256,7 +290,7 @@ def _take_content(
     """Take the content of a fragment as far as it can be believed."""
     begin, end = state.begin, state.end
     if end <= begin:
-        _remove(path)
+        remove_fragment(path)
         return
     try:
         fd = _open(path)
@@ -307,12 +341,6 @@ def _believe(fd: int, state: FragmentState, *, is_kept: bool) -> tuple[int, Dige
     return synced_to, sha, why
 
 
-def _remove(path: Path) -> None:
-    """Remove a file of content, and its record. Raises: OSError."""
-    path.with_suffix(".sealed").unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
-
-
 def _open(path: Path) -> int:
     flags = os.O_CLOEXEC | os.O_NOFOLLOW
     try:
@@ -327,42 +355,3 @@ def _hash(fd: int, sha: Digest, at: int, to: int) -> None:
         block = read_block(fd, at, min(to - at, COMPRESS_BATCH_BYTES))
         sha.update(block)
         at += len(block)
-
-
-def set_aside(
-    spool_dir: Path, found: RecoveredTenure, path: Path, *, begin: int, end: int, why: str
-) -> Path:
-    """Give a file of content a second name, where nothing is deleted, with a description beside it.
-
-    Args:
-        spool_dir: below which files are set aside.
-        found: the tenure that it belongs to.
-        path: of the content.
-        begin: journal offset of its first byte.
-        end: as recorded; 0: not known.
-        why: for whoever finds it.
-
-    Returns: where the description is.
-    Raises: OSError.
-    """
-    folder = spool_dir / SET_ASIDE
-    folder.mkdir(mode=0o700, exist_ok=True)
-    make_private(folder)
-    target = folder / path.name
-    if target.exists() and not path.exists():
-        return target.with_suffix(".json")  # it was, and only its record is left
-    if path.exists() and not target.exists():
-        os.link(path, target)
-    told = target.with_suffix(".json")
-    said = {
-        "journal": found.tenure.journal,
-        "create_revision": found.tenure.create_revision,
-        "begin": begin,
-        "end": end,
-        "registers": found.registers.pairs(),
-        "broker": found.process,
-        "tenure": found.tenure.id,
-        "why": why,
-    }
-    told.write_text(json.dumps(said, indent=2) + "\n")
-    return told

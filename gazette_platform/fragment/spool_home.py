@@ -7,6 +7,7 @@ the lock is free then, and the next process takes over the home with all that is
                                 heads           a block for each tenure, see `head_records`
                                 <tenure>.<number>.content    bytes of a fragment, from its begin
                                 <tenure>.<number>.sealed     its last record, once it is closed
+                                <tenure>.<number>.gone       that record, while the content is removed
                                 <tenure>.registers.<0|1>     registers too long for a record
 
 A *tenure* is one broker's holding of one journal. It ends when others hold what it held.
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-__all__ = ["SPOOLS", "Owner", "SpoolHome", "boot_id", "free_homes", "make_private"]
+__all__ = ["SPOOLS", "Owner", "SpoolHome", "boot_id", "free_homes", "make_private", "write_new"]
 
 _log = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class SpoolHome:
         former: who held it before this process; None: nobody.
         tenures: the tenures in it, by their ids.
         boot_mark: that of its owner.
+        history: id of etcd's data; empty: not known.
         syncs_names: whether files are brought to the disk itself before a record names them, as is
             needed if their content is brought there. It may be set at any time.
     """
@@ -115,6 +117,7 @@ class SpoolHome:
         """Use `make` or `free_homes`. Raises: OSError."""
         self.folder = folder
         self.syncs_names = False
+        self.history = ""
         self.former = former
         self.tenures: dict[str, Tenure] = {}
         self._owner, self.boot_mark = owner, owner.boot_mark
@@ -203,7 +206,7 @@ class SpoolHome:
         said = json.dumps({"version": _VERSION, **asdict(owner)}).encode()
         path = self.folder / _HOME
         try:
-            _write_new(path, said)
+            write_new(path, said)
         except OSError as err:
             if err.errno not in FULL or not path.exists():
                 raise
@@ -262,6 +265,13 @@ class SpoolHome:
                 self._blocks += 1
             return block
 
+    def write_header(self, block: int, header: TenureHeader) -> None:
+        """Replace the header of a tenure's block. Raises: OSError."""
+        raw = head_records.encode_header(header)
+        with self._mutex:
+            write_all(self._heads_fd, raw, block * BLOCK_BYTES)
+            self._is_dirty = True
+
     def give_back(self, block: int) -> None:
         """Take a block back from its tenure. Raises: OSError."""
         with self._mutex:
@@ -278,7 +288,7 @@ class SpoolHome:
 
     def write_new(self, path: Path, data: bytes) -> None:
         """Write a file in full or not at all. Raises: OSError."""
-        _write_new(path, data, is_synced=self.syncs_names)
+        write_new(path, data, is_synced=self.syncs_names)
         self.sync_names()
 
     def sync_names(self) -> None:
@@ -334,7 +344,8 @@ class SpoolHome:
             journal: its name.
             create_revision: of its spec in etcd.
         """
-        return Tenure(self, TenureHeader(secrets.token_hex(8), journal, create_revision))
+        header = TenureHeader(secrets.token_hex(8), journal, create_revision, self.history)
+        return Tenure(self, header)
 
     def close(self) -> None:
         """Give up the home, and remove it if nothing is left in it. Idempotent."""
@@ -455,7 +466,7 @@ def make_private(folder: Path) -> None:
         folder.chmod(_FOLDER_MODE)  # for example a volume that Kubernetes opens to a group
 
 
-def _write_new(path: Path, data: bytes, *, is_synced: bool = True) -> None:
+def write_new(path: Path, data: bytes, *, is_synced: bool = True) -> None:
     """Write a file in full or not at all. Raises: OSError."""
     new = path.with_name(f"{path.name}.new")
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _FILE_MODE)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol, Self, final
 
 from gazette_platform.fragment import head_records
-from gazette_platform.fragment.files import SpoolFile, finish_closing, write_all
+from gazette_platform.fragment.files import SpoolFile, finish_closing, remove_fragment, write_all
 from gazette_platform.fragment.head_records import SLOT_BYTES
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Home(Protocol):
 
     folder: Path
     boot_mark: bytes
+    history: str
     syncs_names: bool
     tenures: dict[str, Tenure]
 
@@ -43,6 +44,10 @@ class Home(Protocol):
 
     def allot(self, header: TenureHeader) -> int:
         """Give a tenure a block with empty slots. Returns: its number. Raises: OSError."""
+        ...
+
+    def write_header(self, block: int, header: TenureHeader) -> None:
+        """Replace the header of a block. Raises: OSError."""
         ...
 
     def give_back(self, block: int) -> None:
@@ -168,6 +173,18 @@ class Tenure:
     def create_revision(self) -> int:
         """Of the journal's spec in etcd."""
         return self._header.create_revision
+
+    @property
+    def is_older_than_etcd(self) -> bool:
+        """Whether etcd has lost the data that it had when the tenure began."""
+        began, now = self._header.history, self._home.history
+        return began not in ("", now) and now != ""
+
+    def renew(self, create_revision: int) -> None:
+        """Hold the journal by the spec that it has since etcd lost its data. For a thread. Raises: OSError."""
+        now = replace(self._header, create_revision=create_revision, history=self._home.history)
+        self._home.write_header(self._block, now)
+        self._header = now
 
     @property
     def is_begun(self) -> bool:
@@ -345,14 +362,11 @@ class Tenure:
         except OSError as err:
             _log.warning("%s: %s stays: %s", self.journal, self.path(ordinal, "content"), err)
             return
-        # The content goes last. If we end in between, content without a record is taken for a draft that
-        # was never committed, and removed.
-        for suffix in ("sealed", "content"):
-            path = self.path(ordinal, suffix)
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as err:
-                _log.warning("%s: %s stays: %s", self.journal, path, err)
+        path = self.path(ordinal, "content")
+        try:
+            remove_fragment(path)
+        except OSError as err:
+            _log.warning("%s: %s stays: %s", self.journal, path, err)
 
     def leave(self) -> None:
         """Give up the journal: others have what we held. Files with holders stay. Raises: OSError."""

@@ -63,6 +63,7 @@ class FakeJournal:
         self.route = Route((self.process_id,), 0)
         self.etcd_header = EtcdHeader(1, 1, 1, 1)
         self.refusal = ""
+        self.is_released = False
 
     def open_stream(self, peer, endpoint):
         raise AssertionError(peer)

@@ -148,6 +148,7 @@ class Primary(Node):
         self.process_id = OWN
         self.refusal = ""
         self.is_consistent = True
+        self.is_released = False
         self.is_ready = True
         self.rollbacks = 0
 

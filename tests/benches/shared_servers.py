@@ -223,6 +223,7 @@ class Leftovers:
         self._etcd = http.client.HTTPConnection(str(url.hostname), url.port, timeout=20)
         members = {f"/members/{zone}#broker-{zone}" for zone in ZONES}
         own = {f"/.gazette-platform/members{PREFIX}/{zone}#broker-{zone}" for zone in ZONES}
+        own.add(f"/.gazette-platform/history{PREFIX}#")
         self._members = own | {f"{PREFIX}{member}" for member in members}
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.fragment.persister import Persister
+from gazette_platform.fragment.recovery import RecoveredTenure
 from gazette_platform.fragment.spool import Spool
 from gazette_platform.fragment.spool_home import SpoolHome
 from gazette_platform.keyspace import assignment_key, encode_journal_spec, item_key
@@ -333,11 +334,12 @@ async def test_what_a_former_process_left_is_told_to_who_asks_for_it(cluster, mo
     assert await ask_other(primary._context, JOURNAL, asked)
     monkeypatch.setattr(leftovers, "has_content", lambda journal: journal == JOURNAL)
     assert not await ask_other(primary._context, JOURNAL, asked)
-    found = SimpleNamespace(fragments=[], tenure=SimpleNamespace(id="t"))
+    tenure = SimpleNamespace(id="t", create_revision=1, is_older_than_etcd=False)
+    found = RecoveredTenure(tenure, "zone#us", 0, LabelSet(), is_whole=True)
     monkeypatch.undo()
     monkeypatch.setitem(leftovers._found, JOURNAL, [found])
     assert not leftovers.has_content(JOURNAL)
-    found.fragments = [object()]
+    found.fragments = [SimpleNamespace(state=SimpleNamespace(begin=0))]
     assert leftovers.has_content(JOURNAL)
 
 

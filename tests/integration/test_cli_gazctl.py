@@ -216,3 +216,37 @@ def test_watch_lists_again_after_changes(gazctl, start, root):
     assert process.stdout.readline() == f"{root}/one\n".encode()
     process.send_signal(signal.SIGINT)
     assert process.wait() == 0
+
+
+def test_apply_refuses_head_of_an_old_listing(gazctl, journals, root):
+    name = f"{root}/one"
+    append(gazctl, f"name={name}", b"x" * 50)
+    tree = yaml.safe_load(gazctl("list", "-l", f"name={name}", "-o", "yaml").out)
+    tree |= {"revision": -1, "suspend": {"level": "NONE", "offset": 10}}
+    old = yaml.safe_dump(tree).encode()
+    refused = gazctl("apply", stdin=old)
+    assert refused.code == 1
+    assert f"{name}: suspend.offset 10 is below its head 50" in refused.err
+    assert b"offset: 10" not in gazctl("list", "-l", f"name={name}", "-o", "yaml").out
+    assert gazctl("apply", "--force", stdin=old).code == 0
+    tree["suspend"]["offset"] = 50
+    assert gazctl("apply", stdin=yaml.safe_dump(tree).encode()).code == 0
+
+
+def test_reset_head_without_terminal_needs_a_yes(gazctl, journals, root):
+    """The journal was lost with etcd's data. Which brokers held it, nobody knows."""
+    name = f"{root}/one"
+    append(gazctl, f"name={name}", b"x" * 50)
+    assert gazctl("flush", "-l", f"name={name}").code == 0
+    tree = yaml.safe_load(gazctl("list", "-l", f"name={name}", "-o", "yaml").out)
+    assert gazctl("apply", stdin=yaml.safe_dump(tree | {"delete": True}).encode()).code == 0
+    assert gazctl("apply", stdin=yaml.safe_dump(tree | {"revision": 0}).encode()).code == 0
+    done = gazctl("reset-head", "-l", f"name={name}", "--dry-run")
+    assert (done.code, done.out) == (0, f"{name}: head would be 50\n".encode())
+    done = gazctl("reset-head", "-l", f"name={name}")
+    assert (done.code, done.out) == (1, b"")
+    assert "only the spools of brokers that are away hold would be given up" in done.err
+    done = gazctl("reset-head", "-l", f"name={name}", "--yes")
+    assert (done.code, done.out) == (0, f"{name}: head is 50\n".encode())
+    done = gazctl("reset-head", "-l", f"name={name}")
+    assert (done.code, done.out, done.err) == (0, f"{name}: head is 50\n".encode(), "")

@@ -1,9 +1,13 @@
-"""What becomes of tenures that nobody goes on with: by what etcd says of them, and the store takes."""
+"""What becomes of tenures that nobody goes on with: by what etcd says of them, and the store takes.
+
+Long because all of it is shown at one bench, which has a store that may be away.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -18,14 +22,16 @@ from gazette_platform.broker.epoch_store import (
     read_record,
     write_record,
 )
-from gazette_platform.broker.epochs import EpochRecord, Holder, Past, Released, Standing
+from gazette_platform.broker.epochs import EpochRecord, Holder, Past, Released
 from gazette_platform.broker.leftovers import Leftovers
 from gazette_platform.broker.side_keys import own_member_key
+from gazette_platform.broker.verdicts import Todo, Verdict
 from gazette_platform.etcd import Put
 from gazette_platform.fragment import files as files_module
+from gazette_platform.fragment.aside import SET_ASIDE
 from gazette_platform.fragment.files import finish_closing
 from gazette_platform.fragment.persister import Persister
-from gazette_platform.fragment.recovery import SET_ASIDE, recover
+from gazette_platform.fragment.recovery import recover
 from gazette_platform.fragment.refresh import FragmentLister
 from gazette_platform.fragment.spool_home import Owner, SpoolHome, free_homes
 from gazette_platform.keyspace import item_key, member_key
@@ -115,9 +121,19 @@ class Bench:
     def journal(self, name=JOURNAL, revision=REVISION, **options):
         self.items[name] = SimpleNamespace(create_revision=revision, spec=spec(name, **options))
 
-    def find(self, *contents, journal=JOURNAL, boot=BOOT, harm=None, revision=REVISION, **options):
+    def find(
+        self,
+        *contents,
+        journal=JOURNAL,
+        boot=BOOT,
+        harm=None,
+        revision=REVISION,
+        history="",
+        **options,
+    ):
         """Take over the tenure of a process that wrote these fragments. Returns: what was found of it."""
         home = SpoolHome.make(self.spools, Owner("cluster", "zone#us", BOOT))
+        home.history = history
         tenure, at = home.tenure(journal, revision), 0
         for content in contents:
             file = put(tenure, content, at, LabelSet.of(at=str(at)), **options)
@@ -131,10 +147,36 @@ class Bench:
         os.close(home._heads_fd)
         home._lock_fd = -1
         (home,) = free_homes(self.spools, Owner("cluster", "zone#us", boot))
+        home.history = "as of now"
         self.homes.append(home)
         (found,) = recover(home)
         self.leftovers.add(found)
         return found
+
+    def find_with_copy(self, first, later, *, name):
+        """Take over the home of a process, and a copy that was made of it before its last fragment.
+
+        Returns: the copy, and the original.
+        """
+        home = SpoolHome.make(self.spools, Owner("cluster", "zone#us", BOOT))
+        tenure, end = home.tenure(JOURNAL, REVISION), len(first)
+        put(tenure, first, 0)
+        tenure.record(0, state_of(end, end, REGISTERS))
+        shutil.copytree(home.folder, home.folder.parent / name)
+        put(tenure, later, end)
+        end += len(later)
+        tenure.record(0, state_of(end, end, REGISTERS))
+        os.close(home._lock_fd)
+        os.close(home._heads_fd)
+        home._lock_fd = -1
+        homes = free_homes(self.spools, Owner("cluster", "zone#us", BOOT))
+        self.homes += homes
+        found = {one.folder.name: recover(one) for one in homes}
+        for (one,) in found.values():
+            self.leftovers.add(one)
+        (copy,) = found.pop(name)
+        ((original,),) = found.values()
+        return copy, original
 
     async def say(self, *holders, journal=JOURNAL, **options):
         """Write the epoch record; a tenure that was found is a holder of ours."""
@@ -149,6 +191,12 @@ class Bench:
     async def said(self, journal=JOURNAL):
         record, _ = await read_record(self.etcd, self.prefix, journal)
         return record
+
+    async def take(self, revision=REVISION, *, stored_end=0):
+        async def listed():
+            return stored_end
+
+        return await self.leftovers.take(JOURNAL, revision, listed)
 
     async def settle(self, **options):
         await self.leftovers.settle(JOURNAL, **options)
@@ -219,7 +267,7 @@ async def test_who_takes_a_tenure_over_waits_until_it_is_decided_on(bench):
     async with asyncio.timeout(patient(20)), asyncio.TaskGroup() as group:
         settling = group.create_task(bench.settle())
         await eventually(lambda: bench.handed)
-        taking = group.create_task(bench.leftovers.take(JOURNAL, REVISION))
+        taking = group.create_task(bench.take())
         done, _ = await asyncio.wait({taking}, timeout=0.1)
         assert not done
         bench.store_comes_back()
@@ -230,12 +278,12 @@ async def test_who_takes_a_tenure_over_waits_until_it_is_decided_on(bench):
 async def test_who_is_no_holder_any_more_stores_nothing_as_one(bench, monkeypatch):
     """Others went on since it looked: what it has may contradict them."""
 
-    async def long_ago(_):
-        return Standing(is_holder=True, is_wanted=True)
+    async def long_ago(*_args, **_options):
+        return record, [Verdict(Todo.LET_GO)]
 
     found = bench.find(b"content")
     record = await bench.say(ELSEWHERE)
-    monkeypatch.setattr(bench.leftovers, "_standing", long_ago)
+    monkeypatch.setattr(bench.leftovers, "_verdicts", long_ago)
     await bench.settle()
     assert (await bench.said(), bench.stored, bench.handed) == (record, [], [])
     assert found.fragments
@@ -341,6 +389,47 @@ async def test_of_a_deleted_journal_all_is_set_aside_and_nobody_is_named_any_mor
     assert (bench.stored, bench.aside, await bench.said()) == ([], [b"content"], None)
 
 
+async def test_spool_older_than_etcd_waits_for_a_spec(bench):
+    """A journal without a spec was not deleted: etcd has lost its data."""
+    found = bench.find(b"content", history="lost")
+    same = bench.find(b"deleted", history="as of now")
+    bench.items.clear()
+    await bench.settle()
+    assert (bench.stored, bench.aside) == ([], [b"deleted"])
+    assert bench.leftovers._found[JOURNAL] == [found]
+    assert found is not same
+    bench.journal(revision=REVISION + 1)
+    await bench.settle()
+    assert bench.aside == [b"deleted"], "no broker has taken appends yet"
+    record = EpochRecord(REVISION + 1, 1, (ELSEWHERE,))
+    await write_record(bench.etcd, bench.prefix, JOURNAL, record, 0)
+    await bench.settle()
+    assert bench.aside == [b"content", b"deleted"]
+
+
+@pytest.mark.parametrize(
+    ("stored_end", "is_taken"), [(0, True), (5, True), (7, True), (8, False), (99, False)]
+)
+async def test_spool_older_than_etcd_goes_on_where_the_store_ends(bench, stored_end, is_taken):
+    found = bench.find(b"content", history="lost")
+    bench.journal(revision=3)
+    taken = await bench.take(3, stored_end=stored_end)
+    assert (taken is found) == is_taken
+    assert found.tenure.is_older_than_etcd == (not is_taken)
+    if is_taken:
+        assert found.tenure.create_revision == 3
+        ((_, header),) = bench.homes[0].blocks()
+        assert (header.create_revision, header.history) == (3, "as of now")
+
+
+async def test_spool_older_than_etcd_gives_way_to_appends(bench):
+    found = bench.find(b"content", history="lost")
+    bench.journal(revision=3)
+    await write_record(bench.etcd, bench.prefix, JOURNAL, EpochRecord(3, 1, (ELSEWHERE,)), 0)
+    assert await bench.take(3) is None
+    assert found.tenure.is_older_than_etcd
+
+
 async def test_a_journal_whose_spec_cannot_be_read_is_not_deleted(bench, etcd):
     key = item_key(bench.prefix, JOURNAL)
     found = bench.find(b"content", revision=(await etcd.put(key, b"no spec")).revision)
@@ -375,6 +464,34 @@ async def test_what_cannot_be_set_aside_stays(bench):
     assert (bench.aside, len(bench.leftovers)) == ([b"content"], 0)
 
 
+async def test_past_holder_leaves_a_long_record_once_all_of_it_is_stored(bench):
+    found = bench.find(b"content")
+    mine = Past((Holder(found.tenure.id, US),), 7)
+    later = tuple(Past((Holder(f"later-{n}", OTHER),), 7 + n) for n in range(20))
+    await bench.say(ELSEWHERE, past=(mine, *later))
+    bench.store_goes_away()
+    await bench.settle()
+    assert (await bench.said()).past[0] == mine, "what it has may be the only copy"
+    bench.store_comes_back()
+    for _ in range(2):  # its files are closed between
+        await bench.settle()
+    assert (bench.stored, bench.aside) == ([(0, b"content")], [])
+    assert (await bench.said()).past == later
+
+
+async def test_copy_keeps_its_past_holder_in_the_record(bench):
+    copy, original = bench.find_with_copy(b"first ", b"and later", name="00copy")
+    mine = Past((Holder(copy.tenure.id, US),), 15)
+    later = tuple(Past((Holder(f"later-{n}", OTHER),), 15 + n) for n in range(20))
+    await bench.say(ELSEWHERE, past=(mine, *later))
+    original.fragments[1].file.hold()  # somebody reads it
+    for _ in range(2):
+        await bench.settle()
+    assert len(bench.leftovers) == 1
+    assert (await bench.said()).past[0] == mine
+    assert (6, b"and later") in bench.stored
+
+
 # ---------------------------------------------------------------------------------- many of them
 @pytest.mark.parametrize("is_leaving", [False, True])
 async def test_of_many_journals_those_are_looked_at_that_may_need_it(
@@ -395,26 +512,58 @@ async def test_of_many_journals_those_are_looked_at_that_may_need_it(
 
 
 # ------------------------------------------------------------------------------- who goes on
-async def test_tenures_of_the_present_journal_are_taken_the_longest_first(bench):
+async def test_furthest_holder_of_the_present_journal_is_taken(bench):
     short, longest, middle = (bench.find(b"x" * n) for n in (1, 3, 2))
     former = bench.find(b"former", revision=REVISION - 1)
-    assert await bench.leftovers.take(JOURNAL, REVISION) == [longest, middle, short]
-    assert await bench.leftovers.take(JOURNAL, REVISION - 1) == [former]
-    assert not bench.leftovers.has(JOURNAL)
+    await bench.say(short, middle)
+    assert await bench.take(REVISION - 1) is None
+    assert await bench.take() is middle
+    assert await bench.take() is short
+    assert await bench.take() is None
+    assert bench.leftovers._found[JOURNAL] == [longest, former]
 
 
 async def test_heirs_are_whole_holders_in_clusters_without_brokers_of_gazette(bench, etcd):
-    whole, part = bench.find(b"content"), bench.find(b"content", boot=LATER_BOOT, synced_to=4)
+    part = bench.find(b"content", boot=LATER_BOOT, synced_to=4)
+    await bench.say(part)
+    assert await bench.take() is None
+    whole = bench.find(b"content")
+    await bench.say(ELSEWHERE)
+    assert await bench.take() is None
     await bench.say(whole, part)
-    assert await bench.leftovers.is_heir(whole)
-    assert not await bench.leftovers.is_heir(part)
     key = member_key(bench.prefix, OTHER)
     await etcd.txn((), (Put(key, b""),))
-    assert not await bench.leftovers.is_heir(whole), "who was answered by that broker, nobody knows"
+    taken = await bench.take()
+    assert taken is None, "who was answered by that broker, nobody knows"
     await etcd.txn((), (Put(own_member_key(bench.prefix, OTHER), b""),))
-    assert await bench.leftovers.is_heir(whole)
-    await bench.say(ELSEWHERE)
-    assert not await bench.leftovers.is_heir(whole)
+    assert await bench.take() is whole
+
+
+# ------------------------------------------------------------------------------------- copies
+@pytest.mark.parametrize("name", ["00copy", "zzcopy"], ids=["before", "after"])
+async def test_copy_beside_the_original_lets_nothing_go(bench, name):
+    """The copy was made when less was acknowledged. Its name sorts before the original's, or after it."""
+    found = bench.find_with_copy(b"first ", b"and later", name=name)
+    await bench.say(found[0], is_wanted=True)
+    for _ in range(3):  # files are closed between
+        await bench.settle()
+    assert (await bench.said()).released == Released(15, REGISTERS)
+    assert (0, b"first ") in bench.stored
+    assert (6, b"and later") in bench.stored
+    assert (bench.aside, len(bench.leftovers)) == ([], 0)
+
+
+async def test_copy_waits_while_a_replica_goes_on_with_the_original(bench):
+    copy, original = bench.find_with_copy(b"first ", b"and later", name="00copy")
+    record = await bench.say(original)
+    assert await bench.take() is original
+    assert not bench.leftovers.has_content(JOURNAL)
+    await bench.settle(is_leaving=True)
+    assert await bench.take() is None
+    assert (await bench.said(), bench.stored, len(copy.fragments)) == (record, [], 1)
+    bench.leftovers.add(original)  # the replica has closed
+    await bench.settle(is_leaving=True)
+    assert (await bench.said()).released == Released(15, REGISTERS)
 
 
 # ------------------------------------------------------------------------------------- records

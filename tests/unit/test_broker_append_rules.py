@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from gazette_platform.broker.append import events, fsm
-from gazette_platform.broker.append.events import AppendRequest, ReplicaView, Rollback, Sync
+from gazette_platform.broker.append.events import (
+    AppendRequest,
+    ReplicaView,
+    Rollback,
+    Sync,
+    TakeContent,
+    WriteSuspend,
+)
 from gazette_platform.broker.append.fsm import (
     preconditions,
     registers_problem,
@@ -42,7 +49,7 @@ def test_aa2_registers_after_an_append(subtract, union, after):
     assert updated_registers(BEFORE, request) == after
 
 
-def view(*, suspend_offset=0, spool_end=0, registers=BEFORE):
+def view(*, suspend_offset=0, spool_end=0, registers=BEFORE, is_released=False):
     fragment = FragmentSpec(length=1 << 20, codec=CompressionCodec.NONE)
     suspend = SuspendSpec(SuspendLevel.NONE, suspend_offset) if suspend_offset else None
     return ReplicaView(
@@ -54,6 +61,7 @@ def view(*, suspend_offset=0, spool_end=0, registers=BEFORE):
         index_mod_time=0,
         registers=registers,
         now_s=0.0,
+        is_released=is_released,
     )
 
 
@@ -65,6 +73,18 @@ def test_a_journal_goes_nowhere_that_no_fragment_can_be(suspend_offset, spool_en
     effect = preconditions(AppendRequest("a/journal"), found)
     assert isinstance(effect, Rollback)
     assert f"offset {suspend_offset or spool_end}, beyond" in effect.text
+
+
+def test_content_waits_until_etcd_says_no_more_where_to_go_on():
+    """A broker without our spool would begin before that content, with registers of before."""
+    request, taken_back = (
+        AppendRequest("a/journal"),
+        WriteSuspend(SuspendSpec(SuspendLevel.NONE, 0)),
+    )
+    for found in (view(is_released=True), view(suspend_offset=7, spool_end=7)):
+        assert preconditions(request, found, has_content=True) == taken_back
+        assert isinstance(preconditions(request, found), TakeContent)
+    assert isinstance(preconditions(request, view(), has_content=True), TakeContent)
 
 
 def test_a_journal_goes_on_where_its_spec_says():

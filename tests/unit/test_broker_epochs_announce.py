@@ -44,7 +44,7 @@ def test_whom_an_operator_lets_go_on_does_so_behind_it():
     assert isinstance(claimed(record, OTHER, end=70), Await)
     decision = claimed(record, OTHER, end=70, is_reset=True)
     assert isinstance(decision, Claim)
-    assert (decision.record.holders, decision.record.released) == ((OTHER,), None)
+    assert (decision.record.holders, decision.record.released) == ((OTHER,), record.released)
     stands = standing(decision.record, A.tenure, create_revision=7, journal_revision=7)
     assert stands.valid_to == 70
 
@@ -62,7 +62,7 @@ def test_another_holder_goes_on_behind_it():
 def test_it_goes_on_itself_if_it_is_adopted_after_all():
     record = announced(A)
     decision = claimed(record, A, end=70)
-    assert decision == Claim(replace(record, released=None, is_wanted=False))
+    assert decision == Claim(replace(record, is_wanted=False))
 
 
 def test_of_several_the_end_of_the_furthest_counts():

@@ -26,22 +26,23 @@ def leftovers_in(spool_dir, faults=None):
 
 
 def left_of(journal):
-    return SimpleNamespace(tenure=SimpleNamespace(journal=journal))
+    return SimpleNamespace(tenure=SimpleNamespace(journal=journal, id="f00d"))
 
 
 async def test_one_that_nobody_foresaw_holds_up_no_other(tmp_path):
     faults = Faults()
     leftovers, settled = leftovers_in(tmp_path, faults), []
 
-    async def decide(found, *, is_leaving):
+    async def settle(journal, *, is_leaving):
         await turns()
-        if found.tenure.journal == JOURNAL:
+        if journal == JOURNAL:
             raise OverflowError("days=-719163; must have magnitude <= 999999999")
         await turns()
-        settled.append(found.tenure.journal)
-        return True
+        settled.append(journal)
+        del leftovers._found[journal]
+        return False
 
-    leftovers._settle = decide
+    leftovers._settle = settle
     for name in (JOURNAL, "b/journal", "c/journal"):
         leftovers.add(left_of(name))
     await leftovers.settle_all()
@@ -55,7 +56,7 @@ async def test_one_at_a_time_decides_on_a_journal(tmp_path):
     leftovers = leftovers_in(tmp_path)
     deciding = most = 0
 
-    async def decide(_found, *, is_leaving):
+    async def settle(_journal, *, is_leaving):
         nonlocal deciding, most
         deciding += 1
         most = max(most, deciding)
@@ -63,7 +64,7 @@ async def test_one_at_a_time_decides_on_a_journal(tmp_path):
         deciding -= 1
         return False
 
-    leftovers._settle = decide
+    leftovers._settle = settle
     leftovers.add(left_of(JOURNAL))
     async with asyncio.TaskGroup() as group:
         for _ in range(20):

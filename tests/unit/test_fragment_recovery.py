@@ -20,9 +20,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from spool_files import put, state_of
 
+from gazette_platform.fragment.aside import SET_ASIDE, set_aside
 from gazette_platform.fragment.files import SpoolFile, finish_closing, write_all
 from gazette_platform.fragment.head_records import slot_at
-from gazette_platform.fragment.recovery import SET_ASIDE, recover, set_aside
+from gazette_platform.fragment.recovery import recover
 from gazette_platform.fragment.spool import Spool
 from gazette_platform.fragment.spool_home import SPOOLS, Owner, SpoolHome, boot_id, free_homes
 from gazette_platform.protocol import CompressionCodec, LabelSet

@@ -306,12 +306,12 @@ def test_home_that_somebody_removes_while_it_is_made_is_made_again(make, monkeyp
 
 def test_home_that_cannot_be_made_leaves_nothing_behind(tmp_path, monkeypatch):
     """On a full disk it is tried again with each append."""
-    real = spool_home._write_new
+    real = spool_home.write_new
 
     def full(*args, **options):
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(spool_home, "_write_new", full)
+    monkeypatch.setattr(spool_home, "write_new", full)
     home = SpoolHome.make(tmp_path, OWNER)
     tenure = home.tenure("a/journal", 1)
     before = open_files()
@@ -320,7 +320,7 @@ def test_home_that_cannot_be_made_leaves_nothing_behind(tmp_path, monkeypatch):
             tenure.record(0, state_of(0, 0))
     assert open_files() == before
     assert names(tmp_path / SPOOLS) == []
-    monkeypatch.setattr(spool_home, "_write_new", real)
+    monkeypatch.setattr(spool_home, "write_new", real)
     tenure.record(0, state_of(0, 0))
     assert names(tmp_path / SPOOLS) == [home.folder.name]
     home.close()

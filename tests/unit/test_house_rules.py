@@ -51,7 +51,7 @@ CONTRACTS = {
     ("core-is-light", "source_modules"): _CORE,
     ("pure", "source_modules"): (
         "allocator.converge allocator.flow_network allocator.push_relabel allocator.solver "
-        "broker.append.events broker.append.fsm broker.crash.eviction broker.epochs broker.http.messages "
+        "broker.append.events broker.append.fsm broker.crash.eviction broker.epochs broker.verdicts broker.http.messages "
         "broker.replicate.pipeline_fsm broker.replicate.replica_fsm broker.replicate.synced "
         "client.store_plan consumer.cluster.writes consumer.recoverylog.chain consumer.recoverylog.fsm consumer.recoverylog.hints consumer.recoverylog.playback consumer.recoverylog.pruning consumer.recoverylog.recording consumer.recoverylog.segments consumer.shard.backlog consumer.shard.progress consumer.shard.replicas consumer.shard.resolving consumer.shard.transaction fragment.cover_set fragment.head_records fragment.retention lake.coverage lake.local_sql.json_values lake.local_sql.names lake.planning lake.progress lake.retention lake.rollups.covers lake.rollups.lineage lake.rollups.planning lake.segments lake.table_names "
         "lake.typed.planning.backfill_rounds lake.typed.runs.behind lake.typed.schema.evolution lake.typed.planning.hive_partitions lake.typed.schema.iceberg_types lake.typed.rows.json_arrays lake.typed.planning.last_rows lake.typed.rows.parsing lake.typed.files.partition_values lake.typed.rows.placing lake.typed.planning.ranges lake.typed.rows.reasons lake.typed.rows.records lake.typed.planning.regular lake.typed.planning.rounds lake.typed.planning.row_ranges lake.typed.planning.screening lake.typed.planning.state "

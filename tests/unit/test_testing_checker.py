@@ -643,6 +643,19 @@ def test_change_of_registers_that_was_forgotten(story):
     only(story.check(), "nonlinearizable", setter, op)
 
 
+def test_report_names_lost_registers(story):
+    story.append("a", union=ME, registers=ME)
+    story.append("b", check=IF_YOU, union=YOU, registers=YOU)
+    assert "registers lost" in str(story.check())
+
+
+def test_report_of_broken_check_names_no_lost_registers(story):
+    other = LabelSet.of(other="x")
+    story.append("a", union=ME, registers=ME)
+    story.append("b", check=IF_YOU, union=other, registers=ME.union(other))
+    assert "registers lost" not in str(story.check())
+
+
 def test_barrier_that_should_have_been_refused(story):
     setter = story.append("a", union=ME)
     op = story.append("", data=b"", check=IF_YOU)

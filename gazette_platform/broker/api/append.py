@@ -252,7 +252,7 @@ class AppendApi:
                     # Nobody serves a fully suspended journal, so any broker may resume it.
                     written = await write_suspend(self._context, request.journal, suspend)
                     deadline = max(deadline, clock.monotonic() + _RESUME_WAIT_S)
-                    event = events.Written(written)
+                    event = events.Written(written.revision)
                 case events.Sync():
                     return replica  # its appender knows what else to wait for
                 case events.Fail(status):

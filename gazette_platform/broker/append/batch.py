@@ -119,7 +119,15 @@ def view_of(
         return None
     index = journal.index.summary
     return events.ReplicaView(
-        spec, begin, end, index.begin, index.end, index.mod_time, registers, now_s
+        spec,
+        begin,
+        end,
+        index.begin,
+        index.end,
+        index.mod_time,
+        registers,
+        now_s,
+        journal.is_released,
     )
 
 
@@ -234,6 +242,7 @@ class Planner:
             found.index_mod_time,
             self._registers,
             found.now_s,
+            found.is_released,
         )
 
     def _walk(self, pending: Pending) -> bool:

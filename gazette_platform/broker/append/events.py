@@ -72,6 +72,8 @@ class ReplicaView(NamedTuple):
     registers: LabelSet
     now_s: float
     """Unix seconds."""
+    is_released: bool = False
+    """Whether etcd says where the journal goes on without its holders; see `epochs.Released`."""
 
 
 # ---------------------------------------------------------------------------------------- events

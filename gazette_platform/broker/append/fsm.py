@@ -378,9 +378,10 @@ def preconditions(  # noqa: PLR0911  one per check
 
 def _suspension(request: AppendRequest, view: ReplicaView, *, has_content: bool) -> Effect | None:
     level, suspend = view.spec.suspend_level, view.spec.suspend
-    if has_content and level is SuspendLevel.NONE and suspend is not None and suspend.offset:
+    is_noted = view.is_released or (suspend is not None and suspend.offset > 0)
+    if has_content and level is SuspendLevel.NONE and is_noted:
         # The offset told whoever begins with an empty spool where to go on. Once content follows
-        # it, the offset would send them to where bytes already are.
+        # it, the offset would send them to where bytes already are, with registers of before.
         return WriteSuspend(SuspendSpec(SuspendLevel.NONE, 0))
     match request.suspend:
         case AppendSuspend.SUSPEND_RESUME if level is not SuspendLevel.NONE:

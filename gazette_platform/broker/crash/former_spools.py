@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from typing import TYPE_CHECKING
 
-from gazette_platform.broker.side_keys import own_member_key
+from gazette_platform.broker.side_keys import history_key, own_member_key
 from gazette_platform.errors import SetupError
+from gazette_platform.etcd import Compare, Put
 from gazette_platform.fragment.recovery import recover
 from gazette_platform.fragment.spool_home import Owner, SpoolHome, boot_id, free_homes
 from gazette_platform.ops.threads import run_in
@@ -22,6 +24,20 @@ if TYPE_CHECKING:
 __all__ = ["recover_spools", "take_homes"]
 
 _log = logging.getLogger(__name__)
+
+
+async def history_of(etcd: EtcdClient, prefix: str) -> str:
+    """The id of etcd's data, which is written if there is none: then etcd is new, or lost what it had.
+
+    Raises: EtcdError. Cancellation: leaves open whether it was written.
+    """
+    key = history_key(prefix)
+    new = secrets.token_hex(8)
+    result = await etcd.txn([Compare.create(key, 0)], [Put(key, new.encode())])
+    if result.succeeded:
+        return new
+    found = await etcd.get(key)
+    return found.value.decode(errors="replace") if found is not None else ""
 
 
 async def take_homes(
@@ -42,6 +58,9 @@ async def take_homes(
     homes = free_homes(config.spool_dir, owner)
     if not homes:
         homes.append(SpoolHome.make(config.spool_dir, owner))
+    history = await history_of(etcd, config.etcd_prefix)
+    for home in homes:
+        home.history = history
     formers = [home.former for home in homes if home.former is not None]
     for lease in {former.lease for former in formers if former.is_of_this_boot} - {0}:
         if await etcd.revoke_lease(lease):

@@ -55,6 +55,8 @@ class Claimed(NamedTuple):
     """To look at next."""
     is_done: bool
     """Whether etcd says now what was claimed; False: somebody else was faster."""
+    is_released: bool = False
+    """Whether the record says where the journal goes on: it has to be taken out before content follows."""
 
 
 async def claim_journal(
@@ -96,25 +98,23 @@ async def claim_journal(
     known_at = context.space.revision
     record, mod_revision = await read_record(context.etcd, prefix, journal)
     suspend = item.spec.suspend
-    has_noted_head = suspend is not None and (
+    is_noted = suspend is not None and (
         suspend.level is not SuspendLevel.NONE or suspend.offset > 0
     )
-    goes_on_at = end if suspend is None or is_reset else max(end, suspend.offset)
+    noted_head = suspend.offset if suspend is not None and is_noted else None
+    if noted_head is not None and noted_head > OFFSET_MAX:
+        noted_head = None  # such a spec got into etcd unchecked, and appends are refused
     decision = epochs.claim(
         record,
         create_revision=create_revision,
         holders=holders,
-        end=goes_on_at,
+        end=end,
         registers=registers,
-        has_noted_head=has_noted_head,
+        noted_head=noted_head,
         is_reset=is_reset,
     )
     if isinstance(decision, GoOn):
         return decision
-    if end < goes_on_at <= OFFSET_MAX:
-        # The spools go there before the claim, which deletes the only other note of that offset. If
-        # somebody then applied a spec without it, appends would begin where content already is.
-        return GoOn(goes_on_at, None)
     if isinstance(decision, Await):
         if decision.record is not None:
             await write_record(context.etcd, prefix, journal, decision.record, mod_revision)
@@ -123,15 +123,16 @@ async def claim_journal(
         _tell_given_up(journal, record, holders, end)
     key = epoch_key(prefix, journal)
     value = encode_route(route)
+    new = decision.record if isinstance(decision, Claim) else record
+    is_released = new is not None and new.released is not None
     writes: list[Operation] = [
         Put(a.key, value, ignore_lease=True) for a in assignments if not a.route.equivalent(route)
     ]
     is_shown = bool(writes)
     if isinstance(decision, Claim):
-        new = decision.record
         writes.append(Put(key, new.encode()) if new is not None else Delete(key))
     if not writes:
-        return Claimed(known_at, is_done=True)
+        return Claimed(known_at, is_done=True, is_released=is_released)
     result = await context.etcd.txn(
         [
             Compare.create(item_key(prefix, journal), create_revision),
@@ -143,7 +144,7 @@ async def claim_journal(
     )
     revision = await revision_after(context, result)
     # The key space never reaches a revision that changes nothing in it.
-    return Claimed(revision if is_shown else known_at, is_done=result.succeeded)
+    return Claimed(revision if is_shown else known_at, result.succeeded, is_released)
 
 
 async def forget_holders(

@@ -12,12 +12,13 @@ from gazette_platform.broker.append.appender import Appender
 from gazette_platform.broker.append.batch import Outcome, view_of
 from gazette_platform.broker.append.content import RateBalance
 from gazette_platform.broker.epochs import GoOn
+from gazette_platform.broker.journal.adoption import adopt
 from gazette_platform.broker.journal.claims import HoldersAway, claim_journal, forget_holders
 from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps
 from gazette_platform.broker.journal.healthy import wait_healthy
 from gazette_platform.broker.journal.hole import Hole
 from gazette_platform.broker.journal.pulses import Pulses, barrier
-from gazette_platform.broker.journal.spec_writes import write_suspend
+from gazette_platform.broker.journal.spec_writes import Noting, write_suspend
 from gazette_platform.broker.journal.timers import FlushTimer, RefreshTimer
 from gazette_platform.broker.journal.unstored import ask_others
 from gazette_platform.broker.replicate.replicator import Replicator
@@ -34,6 +35,7 @@ from gazette_platform.protocol import (
     Fragment,
     JournalSpec,
     Status,
+    SuspendLevel,
     SuspendSpec,
 )
 
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
     from gazette_platform.broker.journal.resolver import Resolver
     from gazette_platform.broker.wire.peer_stream import PeerStream
     from gazette_platform.fragment.completed import CompletedSpool
-    from gazette_platform.fragment.recovery import RecoveredTenure
     from gazette_platform.fragment.spool import Spool
     from gazette_platform.protocol import EtcdHeader, ProcessId, Route
     from gazette_platform.stores import ActiveStore
@@ -130,7 +131,7 @@ class Replica:
         )
         if context.leftovers.has(name):
             # Adoption takes the spool's lock before anything that is begun later can.
-            context.tasks.spawn(self._adopt(), name=f"adopt {name}")
+            context.tasks.spawn(adopt(self, context), name=f"adopt {name}")
         self.replicator = Replicator(self, self.spool, tasks=context.tasks, clock=context.clock)
         self.appender = Appender(
             self,
@@ -144,6 +145,8 @@ class Replica:
         self._created_at = context.clock.monotonic()
         self.last_append_at = -math.inf
         self._claimed: frozenset[Holder] | None = frozenset()  # whom our latest claim named
+        self.is_released = False
+        """Whether etcd says where the journal goes on if its holders are lost; see `epochs.Released`."""
         self.flushed_end = 0
         """A flush found that content below this offset is in a store, wherever it was held."""
         self._refresh_timer.soon()
@@ -241,7 +244,7 @@ class Replica:
         if isinstance(found, GoOn):
             return found
         if found.is_done:
-            self._claimed = holders
+            self._claimed, self.is_released = holders, found.is_released
         return found.revision
 
     def is_claimed(self, holders: frozenset[Holder] | None) -> bool:
@@ -255,8 +258,17 @@ class Replica:
         return spec.suspend.offset if spec is not None and spec.suspend is not None else 0
 
     async def write_suspend(self, suspend: SuspendSpec) -> int:
-        """Store the spec with this suspension. Returns: the revision to look at."""
-        return await write_suspend(self._context, self.name, suspend)
+        """Store the spec with this suspension, and the record with what that means for its holders.
+
+        Returns: the revision to look at.
+        """
+        noting = Noting(self.spool.tenure, self.spool.registers)
+        written = await write_suspend(self._context, self.name, suspend, noting)
+        if written.is_done:
+            self.is_released = suspend != SuspendSpec(SuspendLevel.NONE, 0)
+        else:
+            self._claimed = frozenset()  # the record may have changed: claim it anew
+        return written.revision
 
     @property
     def is_ready(self) -> bool:
@@ -515,32 +527,6 @@ class Replica:
         view = view_of(self, spool.spool.begin, spool.end, spool.registers, now_s)
         if view is not None and isinstance(fsm.preconditions(request, view), events.WriteSuspend):
             self._pulses.start(AppendSuspend.SUSPEND_IF_FLUSHED)
-
-    async def _adopt(self) -> None:
-        """Go on where an earlier process ended, unless the journal went on without it.
-
-        Nobody may write to the spool until that is known.
-        """
-        leftovers = self._context.leftovers
-        async with self.spool.lock:
-            for found in await leftovers.take(self.name, self.create_revision):
-                if not self.is_closed and not self.spool.tenure and await self._is_heir(found):
-                    _log.info("%s: goes on at %d, where it ended", self.name, found.end)
-                    await self.spool.adopt(found)
-                else:
-                    leftovers.add(found)
-
-    async def _is_heir(self, found: RecoveredTenure) -> bool:
-        """Whether the journal may go on with it. Asks etcd for as long as we have the journal."""
-        failures = 0
-        while not self.is_closed:
-            try:
-                return await self._context.leftovers.is_heir(found)
-            except GazetteError as err:
-                _log.warning("%s: what was left of its spool waits: %s", self.name, err)
-            await asyncio.sleep(backoff_s(failures))
-            failures += 1
-        return False
 
     def renounce(self) -> None:
         """A broker of Gazette leads the journal, and does not record who holds what it acknowledges."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from gazette_platform.broker.epoch_store import read_record
+from gazette_platform.broker.epochs import noted
 from gazette_platform.broker.side_keys import epoch_key
 from gazette_platform.etcd import Compare, Put
 from gazette_platform.keyspace import encode_journal_spec, item_key
@@ -13,10 +15,11 @@ from gazette_platform.protocol import SuspendLevel, SuspendSpec
 
 if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
-    from gazette_platform.etcd import TxnResult
+    from gazette_platform.etcd import Operation, TxnResult
     from gazette_platform.keyspace import Assignment
+    from gazette_platform.protocol import LabelSet
 
-__all__ = ["revision_after", "write_head", "write_suspend"]
+__all__ = ["Noting", "Written", "revision_after", "write_head", "write_suspend"]
 
 # A transaction that failed shows that the key space has changed. This gives the watch time to see it.
 _TXN_RETRY_S = 0.05
@@ -24,31 +27,69 @@ _TXN_RETRY_S = 0.05
 _NOT_SUSPENDED = SuspendSpec(SuspendLevel.NONE, 0)
 
 
-async def write_suspend(context: BrokerContext, journal: str, suspend: SuspendSpec) -> int:
+class Noting(NamedTuple):
+    """Who notes where a journal goes on, for the epoch record."""
+
+    tenure: str
+    """Of the primary."""
+    registers: LabelSet
+    """As of the offset that is noted."""
+
+
+class Written(NamedTuple):
+    """What became of a write."""
+
+    revision: int
+    """To look at next."""
+    is_done: bool
+
+
+async def write_suspend(
+    context: BrokerContext, journal: str, suspend: SuspendSpec, noting: Noting | None = None
+) -> Written:
     """Store a journal's spec with `suspend`, if nothing of the journal changed meanwhile.
 
     A suspension without level and offset is left out of the spec.
 
-    Returns: the revision to look at, whether or not the transaction succeeded.
-    Raises: EtcdError.
+    Args:
+        context: of this broker.
+        journal: its name.
+        suspend: for the spec.
+        noting: the primary, whose epoch record says the same in the same transaction; None: nobody
+            serves the journal, and the record stays as it is.
+
+    Raises: EtcdError; ValidationError: the record cannot be understood.
     Cancellation: leaves open whether it was written.
     """
-    state = context.space.state
+    state, prefix = context.space.state, context.config.etcd_prefix
     item = state.items.get(journal)
     if item is None:
-        return context.space.revision
-    key = item_key(context.config.etcd_prefix, journal)
-    spec = replace(item.spec, suspend=None if suspend == _NOT_SUSPENDED else suspend)
-    result = await context.etcd.txn(
-        [
-            Compare.mod(key, item.mod_revision),
-            *(Compare.mod(a.key, a.mod_revision) for a in state.assignments_of(journal)),
-        ],
-        [Put(key, encode_journal_spec(spec))],
-    )
+        return Written(context.space.revision, is_done=False)
+    assignments = state.assignments_of(journal)
+    key = item_key(prefix, journal)
+    is_over = suspend == _NOT_SUSPENDED
+    compares = [
+        Compare.mod(key, item.mod_revision),
+        *(Compare.mod(a.key, a.mod_revision) for a in assignments),
+    ]
+    spec = replace(item.spec, suspend=None if is_over else suspend)
+    writes: list[Operation] = [Put(key, encode_journal_spec(spec))]
+    if noting is not None:
+        record, mod_revision = await read_record(context.etcd, prefix, journal)
+        following = noted(
+            record,
+            noting.tenure,
+            create_revision=item.create_revision,
+            head=None if is_over else suspend.offset,
+            registers=noting.registers,
+        )
+        compares.append(Compare.mod(epoch_key(prefix, journal), mod_revision))
+        if following is not None and following != record:
+            writes.append(Put(epoch_key(prefix, journal), following.encode()))
+    result = await context.etcd.txn(compares, writes)
     revision = await revision_after(context, result)
     await context.space.wait_for_revision(revision)
-    return revision
+    return Written(revision, result.succeeded)
 
 
 async def write_head(

@@ -39,13 +39,17 @@ def check_registers(
     acknowledged = {(s.begin, s.op.id) for s in segments if s.op is not None and s.is_acknowledged}
     for begin, end, op in sorted([*visible, *barriers], key=lambda item: item[:2]):
         _, before, setter = states[-1]
+        is_lost = before and op.registers == registers_after(LabelSet(), op)
+        why = (
+            " (registers lost: it was told what it leaves where there are none)" if is_lost else ""
+        )
         if op.check is not None and before and not op.check.matches(before):
-            text = f"{op.label} was to be applied if {op.check}, and was at {{{before}}}"
+            text = f"{op.label} was to be applied if {op.check}, and was at {{{before}}}{why}"
             yield Anomaly("nonlinearizable", final.journal, text, _pair(setter, op))
         after = registers_after(before, op)
         is_told = not op.content or (begin, op.id) in acknowledged
         if is_told and op.registers is not None and op.registers != after:
-            text = f"{op.label} was told registers {{{op.registers}}}, expected {{{after}}}"
+            text = f"{op.label} was told registers {{{op.registers}}}, expected {{{after}}}{why}"
             yield Anomaly("nonlinearizable", final.journal, text, _pair(setter, op))
             # Go on from what brokers believe, so that each mistake is told once.
             after = op.registers

@@ -1,0 +1,196 @@
+"""What becomes of the tenures that processes left behind: evidence against verdict. Pure: no I/O.
+
+A broker decides from all tenures of a journal that it has found together. What their content proves
+counts; the order of folders, their age, and how they came there do not.
+
+    of the tenure                                              verdict
+    ---------------------------------------------------------  ------------------------------------------
+    older than etcd's data, and nobody took appends since       WAIT
+    else not a holder (see `epochs.standing`)                   YIELD up to the end of its last epoch
+    a holder, and a replica here goes on with it                WAIT
+    a holder, and another copy of it ends further               WAIT until that one is settled
+    a holder, but how far a copy of it went is not known        WAIT
+    a holder that is not whole, the only one in etcd            SAVE
+    a holder that is not whole, one of several in etcd          WAIT
+    a whole holder, and another one here ends further           WAIT
+    a whole holder, the furthest here                           LET_GO if the journal waits for it, or is
+                                                                suspended, or if this broker leaves and
+                                                                etcd names no other; else WAIT
+
+The last one is the `heir`: a replica here may go on with it. If etcd lost its data, it names no holders. A
+replica of the new spec goes on with the furthest whole tenure that is older than etcd's data and joins what
+the store has (see `continuation`), unless another broker took appends first.
+
+Every holder has all that was acknowledged. So of several tenures any may go on, and the furthest keeps
+most. Copies of one tenure are different: the shorter one is older, and lacks what was acknowledged since.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from gazette_platform.broker.epochs import standing
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from gazette_platform.broker.epochs import EpochRecord, Standing
+
+__all__ = ["Evidence", "Todo", "Verdict", "continuation", "decide", "heir", "is_shadow"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the disk proves of a tenure, or of a copy of it."""
+
+    tenure: str
+    create_revision: int
+    """Of the journal's spec when the tenure began."""
+    end: int
+    """Journal offset up to which its record says that content counts."""
+    is_whole: bool
+    """Whether `end` covers all that was acknowledged, and all content that it needs is there."""
+    is_end_known: bool = True
+    """Whether it never went further than `end`."""
+    begin: int = 0
+    """Where the first content begins that is here; `end` if none is."""
+    is_older_than_etcd: bool = False
+    """Whether etcd lost its data since: that a journal has no spec does not mean that it was deleted."""
+
+
+class Todo(Enum):
+    """What to do with a tenure."""
+
+    WAIT = auto()
+    """Nothing yet."""
+    LET_GO = auto()
+    """Store all of it, and let others go on where it ends."""
+    SAVE = auto()
+    """Store what is left of it; appends wait for an operator."""
+    YIELD = auto()
+    """Store what belongs to the journal, and set the rest aside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of a tenure."""
+
+    todo: Todo
+    valid_to: int = 0
+    """With YIELD: journal offset up to which its content belongs to the journal."""
+
+
+_WAIT = Verdict(Todo.WAIT)
+
+
+def decide(
+    record: EpochRecord | None,
+    found: Sequence[Evidence],
+    *,
+    journal_revision: int | None,
+    in_use: Collection[str] = (),
+    suspended_at: int | None = None,
+    is_leaving: bool = False,
+) -> list[Verdict]:
+    """What becomes of the tenures that a broker has found of one journal; see the module's table.
+
+    Args:
+        record: what etcd has; None: nothing.
+        found: all of them.
+        journal_revision: create revision of the journal's present spec; None: it is deleted.
+        in_use: ids of tenures that replicas of this broker go on with.
+        suspended_at: where the journal goes on, if it is fully suspended; None: it is not.
+        is_leaving: whether this broker may not come back.
+
+    Returns: a verdict for each of `found`.
+    """
+    first = heir(record, found, journal_revision=journal_revision, in_use=in_use)
+    verdicts = []
+    for number, one in enumerate(found):
+        stands = _standing(record, one, journal_revision)
+        is_new = record is None or record.create_revision != journal_revision
+        if one.is_older_than_etcd and is_new:
+            verdicts.append(_WAIT)
+        elif not stands.is_holder:
+            verdicts.append(Verdict(Todo.YIELD, stands.valid_to))
+        elif number == first:
+            is_suspended = suspended_at is not None and suspended_at >= one.end
+            is_let_go = stands.is_wanted or is_suspended or (is_leaving and stands.is_alone)
+            verdicts.append(Verdict(Todo.LET_GO) if is_let_go else _WAIT)
+        elif stands.is_alone and not one.is_whole and not is_shadow(found, number, in_use):
+            verdicts.append(Verdict(Todo.SAVE))
+        else:
+            verdicts.append(_WAIT)
+    return verdicts
+
+
+def heir(
+    record: EpochRecord | None,
+    found: Sequence[Evidence],
+    *,
+    journal_revision: int | None,
+    in_use: Collection[str] = (),
+) -> int | None:
+    """Which of `found` a journal may go on with: the furthest whole holder. Arguments as of `decide`.
+
+    Returns: its place in `found`; None: none of them.
+    """
+    heirs = [
+        number
+        for number, one in enumerate(found)
+        if _standing(record, one, journal_revision).is_holder
+        and one.is_whole
+        and not is_shadow(found, number, in_use)
+    ]
+    return max(heirs, key=lambda number: found[number].end, default=None)
+
+
+def continuation(found: Sequence[Evidence], *, stored_end: int) -> int | None:
+    """Which of `found` a journal goes on with that nobody has taken appends of since etcd lost its data.
+
+    Args:
+        found: all tenures of the journal.
+        stored_end: where the content in its store ends.
+
+    Returns: its place in `found`; None: none of them joins what is stored.
+    """
+    joining = [
+        number
+        for number, one in enumerate(found)
+        if one.is_older_than_etcd
+        and one.is_whole
+        and one.begin <= stored_end <= one.end
+        and not is_shadow(found, number)
+    ]
+    return max(joining, key=lambda number: found[number].end, default=None)
+
+
+def is_shadow(found: Sequence[Evidence], number: int, in_use: Collection[str] = ()) -> bool:
+    """Whether a tenure is a copy of one that went further, or may have gone further.
+
+    Of copies that are equal the first whole one counts.
+    """
+    one = found[number]
+    if one.tenure in in_use:
+        return True
+    return any(
+        other.tenure == one.tenure
+        and (
+            (other.end, not other.is_end_known, other.is_whole, -at)
+            > (one.end, not one.is_end_known, one.is_whole, -number)
+            or (one.is_whole and not other.is_end_known)
+        )
+        for at, other in enumerate(found)
+        if at != number
+    )
+
+
+def _standing(record: EpochRecord | None, one: Evidence, journal_revision: int | None) -> Standing:
+    return standing(
+        record,
+        one.tenure,
+        create_revision=one.create_revision,
+        journal_revision=journal_revision,
+    )
