@@ -116,6 +116,8 @@ class PlatformState:
     """Port by name; kept over restarts."""
     components: dict[str, ComponentState] = field(default_factory=dict)
     """In the order of starting."""
+    place: str = field(default="", compare=False)
+    """Device and inode of its folder when it was written: a copy of the folder has others."""
 
     @property
     def process(self) -> ProcessId:
@@ -126,6 +128,8 @@ class PlatformState:
     def load(cls, path: Path) -> PlatformState:
         """Read what was saved; a missing file gives the state of a platform never started.
 
+        So does a copied one, with its ports: the processes are those of the folder that was copied.
+
         Raises: SetupError: the file is malformed.
         """
         raw = _read_json(path)
@@ -135,16 +139,23 @@ class PlatformState:
             components = {
                 str(name): ComponentState(**state) for name, state in raw["components"].items()
             }
-            return cls(**{**raw, "components": components})
+            found = cls(**{**raw, "components": components})
         except (KeyError, TypeError, AttributeError) as error:
             raise SetupError(
                 f"{path} is not what `gazette up` writes: {error!r} (remove it if no platform "
                 f"runs in {path.parent})"
             ) from error
+        is_here = found.place in ("", _place(path.parent))
+        return found if is_here else cls(ports=found.ports)
 
     def save(self, path: Path) -> None:
         """Write it, whole or not at all."""
-        write_json(path, asdict(self))
+        write_json(path, asdict(self) | {"place": _place(path.parent)})
+
+
+def _place(folder: Path) -> str:
+    info = folder.stat()
+    return f"{info.st_dev}:{info.st_ino}"
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from gazette_platform.embedded.endpoints import ComponentState, PlatformState
 from gazette_platform.embedded.layout import PlatformDir
 from gazette_platform.embedded.platform import PlatformOptions, components_of
 from gazette_platform.embedded.process import ProcessId, log_tail
-from gazette_platform.embedded.supervisor import ComponentFailed, Supervisor
+from gazette_platform.embedded.supervisor import ComponentFailed, Supervisor, remove_leftovers
 from gazette_platform.errors import SetupError
 from gazette_platform.testing.waiting import wait_until
 
@@ -303,6 +304,23 @@ def test_stop_cleans_up_after_a_killed_supervisor_but_spares_strangers(stage: St
             process.kill()
         reaper.join()
         stranger.wait()
+
+
+def test_a_copy_of_its_folder_leaves_a_platform_running(stage: Stage, tmp_path: Path):
+    stage.add("etcd")
+    copy = PlatformDir.at(tmp_path / "copy")
+    found: list[object] = []
+
+    def when_ready(_: Endpoints) -> None:
+        shutil.copytree(stage.layout.root, copy.root)
+        state, copied = (PlatformState.load(one.state) for one in (stage.layout, copy))
+        found.extend([copied.process.is_alive(), copied.ports == state.ports])
+        remove_leftovers(copied)
+        found.append(state.components["etcd"].process.is_alive())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stage.run(Recorder(when_ready))
+    assert found == [False, True, True]
 
 
 def test_children_die_with_a_killed_parent(tmp_path: Path):
