@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from gazette_platform.embedded.endpoints import Endpoints, PlatformState
-from gazette_platform.embedded.process import ProcessId, log_tail, stop_process
+from gazette_platform.embedded.process import ProcessId, log_tail, private_files, stop_process
 from gazette_platform.embedded.supervisor import ComponentFailed, remove_leftovers
 from gazette_platform.errors import SetupError
 
@@ -36,10 +36,12 @@ def start_detached(layout: PlatformDir, options: PlatformOptions, observer: Obse
 
     Raises: SetupError: it failed; says why.
     """
-    layout.make()
     request = asdict(options) | {"without": sorted(options.without), "ports": dict(options.ports)}
     log = layout.logs / "supervisor.log"
-    with log.open("ab") as output:
+    with private_files():
+        layout.make()
+        output = log.open("ab")
+    with output:
         child = subprocess.Popen(
             [
                 sys.executable,

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Protocol, final
 from gazette_platform.embedded.endpoints import ComponentState, PlatformState
 from gazette_platform.embedded.platform import components_of, endpoints_of
 from gazette_platform.embedded.ports import HOST, choose_ports, is_free
-from gazette_platform.embedded.process import Child, ProcessId, stop_process
+from gazette_platform.embedded.process import Child, ProcessId, private_files, stop_process
 from gazette_platform.errors import SetupError
 
 if TYPE_CHECKING:
@@ -121,8 +121,7 @@ class Supervisor:
         Raises: SetupError: the folder is in use or not writable, a tool is missing, a component
             did not start or died. Everything that was started is stopped by then.
         """
-        self._layout.make()
-        with self._locked(), self._signals():
+        with private_files(), self._locked(), self._signals():
             try:
                 self._prepare()
                 self._start_all()
@@ -142,6 +141,7 @@ class Supervisor:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
+        self._layout.make()
         with self._layout.lock.open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -306,6 +306,23 @@ def test_stop_cleans_up_after_a_killed_supervisor_but_spares_strangers(stage: St
         stranger.wait()
 
 
+def test_what_a_platform_writes_is_not_for_all_users(tmp_path: Path):
+    stage = Stage(tmp_path / "root")
+    stage.add("etcd")
+    former = os.umask(0o022)
+    try:
+        stage.run(Recorder())
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(former)
+    modes = {
+        path: path.stat().st_mode & 0o777
+        for path in [stage.layout.root, *stage.layout.root.rglob("*")]
+    }
+    assert {path.name for path in modes} >= {"etcd.up", "etcd.log", "supervisor.json"}
+    assert {path: oct(mode) for path, mode in modes.items() if mode & 0o027} == {}
+
+
 def test_a_copy_of_its_folder_leaves_a_platform_running(stage: Stage, tmp_path: Path):
     stage.add("etcd")
     copy = PlatformDir.at(tmp_path / "copy")
