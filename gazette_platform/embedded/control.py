@@ -139,6 +139,7 @@ def platform_state(layout: PlatformDir) -> PlatformState:
     if state.pid and not state.process.is_alive():
         state.phase = "dead"
     for component in state.components.values():
-        if component.pid and not component.process.is_alive():
+        is_gone = component.pid and not component.process.is_alive()
+        if is_gone and (state.phase == "dead" or not component.away_since):
             component.state = "dead"
     return state
