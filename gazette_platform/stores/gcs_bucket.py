@@ -82,9 +82,10 @@ class GcsBucket:
     def look_at(self, key: str) -> None:
         """Raises: an error of Google's, also if there is no such object."""
         connection = self._connected()
-        self._blob(connection, key).reload(
-            projection="noAcl", timeout=_TIMEOUT_S, retry=connection.retry
-        )
+        blob = self._blob(connection, key)
+        blob.reload(projection="noAcl", timeout=_TIMEOUT_S, retry=connection.retry)
+        if blob.size is None:  # Google's library takes any JSON for an object
+            raise ValueError("the answer is not about an object")
 
     def is_there(self) -> bool:
         """Whether the bucket exists. Raises: StoreError."""

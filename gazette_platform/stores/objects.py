@@ -137,11 +137,24 @@ class ObjectStore:
         return self._url
 
     async def exists(self, path: str) -> bool:
-        """Whether the object is there. Cancellation: safe."""
+        """Whether the object is there. Cancellation: safe.
+
+        Something in front of the store may have a page for every name, and whoever asks gives up its own
+        copy. So a listing has to name the object as well.
+        """
         try:
             await self._head(path)
         except ObjectNotFound:
             return False
+        key = self._rule.key(path)
+        async with listing_session() as session:
+            with self._errors(f"HEAD {key}"):
+                page = await self._page(session, key, "")
+        if not any(item.path == key for item in page.objects):
+            raise StoreUnavailable(
+                f"HEAD {key} of {self._url}: the answer is that it is there, and no listing has it (does "
+                "something in front of the store answer?)"
+            )
         return True
 
     async def get(
@@ -267,7 +280,8 @@ class ObjectStore:
         key = self._rule.key(path)
         with self._errors(f"DELETE {key}"):
             await obstore.delete_async(await self._connected(), key)
-        if await self.exists(path):  # whatever answers 200 need not be the store
+        with contextlib.suppress(ObjectNotFound):
+            await self._head(path)  # whatever answers 200 need not be the store
             raise StoreUnavailable(
                 f"DELETE {key} of {self._url}: the answer is that it is deleted, and it is not (do versions "
                 "come back, or does something in front of the store answer?)"

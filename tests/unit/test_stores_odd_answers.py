@@ -261,3 +261,22 @@ async def test_a_small_put_that_a_page_answers_is_not_stored(server, store_of, s
 async def test_a_delete_that_a_page_answers_did_not_happen(server, store_of, scheme):
     with pytest.raises(StoreError, match="DELETE"):
         await store_of(scheme).remove("j/a")
+
+
+@pytest.mark.parametrize("scheme", ["s3", "azure"])
+async def test_an_object_that_no_listing_has_does_not_exist(server, store_of, scheme):
+    # Such as a page that something in front of the store has for every name.
+    server.bodies["LIST"] = SCHEMES[scheme].empty.replace("j/", "j/a")
+    with pytest.raises(StoreUnavailable, match="HEAD j/a of"):
+        await store_of(scheme).exists("j/a")
+    server.bodies["LIST"] = SCHEMES[scheme].listing.replace("<Prefix>j/", "<Prefix>j/a")
+    assert await store_of(scheme).exists("j/a")
+    server.missing = {"j/a"}
+    assert not await store_of(scheme).exists("j/a")
+
+
+@pytest.mark.parametrize("body", ['{"error": {"code": 500}}', HTML, ""])
+async def test_an_odd_answer_about_an_object_is_no_object(server, store_of, body):
+    server.bodies["GET"] = body
+    with pytest.raises(StoreUnavailable, match="HEAD j/a of gs:"):
+        await store_of("gs").exists("j/a")
