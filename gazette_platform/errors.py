@@ -355,9 +355,17 @@ class OutcomeUnknown(TransportError):
 
 
 class EtcdError(GazetteError):
-    """Etcd refused or did not answer."""
+    """Etcd refused or did not answer.
+
+    Attributes:
+        told: the text for callers of this process, who need not know where etcd is, and what its keys are.
+    """
 
     retriable = True
+
+    def __init__(self, message: str, *, told: str = "") -> None:
+        super().__init__(message)
+        self.told = told or message
 
 
 class LeaseLost(EtcdError):

@@ -7,12 +7,13 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 import typer
 
 from gazette_platform.cli import quick_values
 from gazette_platform.cli.output import printable
-from gazette_platform.errors import GazetteError
+from gazette_platform.errors import GazetteError, LakeError, SetupError
 
 __all__ = ["EXIT_FAILED", "EXIT_INTERRUPTED", "one_line", "run"]
 
@@ -76,6 +77,8 @@ def _fail_with(prog: str, error: BaseException) -> int:
         # can be said.
         _discard_output()
         return EXIT_FAILED
+    if isinstance(error, LakeError):
+        return _fail(prog, "; ".join([one_line(str(error)), *_away()]))
     if isinstance(error, GazetteError):
         return _fail(prog, one_line(str(error)))
     if isinstance(error, OSError):
@@ -86,6 +89,19 @@ def _fail_with(prog: str, error: BaseException) -> int:
         f"unexpected {type(error).__name__}: {one_line(str(error))} "
         f"(this is a bug; {_TRACE_VARIABLE}=1 shows where)",
     )
+
+
+def _away() -> list[str]:
+    """What is away of the platform whose environment this is; nothing if there is none."""
+    endpoints = os.environ.get("GAZETTE_ENDPOINTS")
+    if not endpoints:
+        return []
+    from gazette_platform.embedded.endpoints import PlatformState  # noqa: PLC0415  few need it
+    from gazette_platform.embedded.layout import PlatformDir  # noqa: PLC0415
+
+    with contextlib.suppress(SetupError):
+        return PlatformState.load(PlatformDir.at(Path(endpoints).parent).state).away()
+    return []
 
 
 def _exit_code(err: SystemExit, prog: str) -> int:

@@ -13,6 +13,7 @@ from gazette_platform.cli import (
     gazctl_journals_read,
     gazctl_journals_top,
     gazctl_journals_upkeep,
+    gazctl_journals_verify,
     gazctl_lake,
     gazctl_lake_typed,
     gazctl_savepoints,
@@ -43,6 +44,7 @@ journals.command("append")(gazctl_journals_append.append)
 journals.command("read")(gazctl_journals_read.read)
 journals.command("fragments")(gazctl_journals_fragments.fragments)
 journals.command("prune")(gazctl_journals_prune.prune)
+journals.command("verify")(gazctl_journals_verify.verify)
 journals.command("reset-head")(gazctl_journals_upkeep.reset_head)
 journals.command("flush")(gazctl_journals_upkeep.flush)
 journals.command("suspend")(gazctl_journals_upkeep.suspend)

@@ -96,10 +96,10 @@ def prune(
                 path="--before-offset",
             )
         # Slow to import, and no other command needs them.
+        from gazette_platform.cli.fragment_bar import FragmentBar  # noqa: PLC0415
         from gazette_platform.cli.pruning import Pruner  # noqa: PLC0415
-        from gazette_platform.cli.removal_bar import RemovalBar  # noqa: PLC0415
 
-        with RemovalBar(is_shown=sys.stderr.isatty() and not dry_run) as bar:
+        with FragmentBar("pruning", is_shown=sys.stderr.isatty() and not dry_run) as bar:
 
             def on_removed(stored: "StoredFragment") -> None:
                 verb = "would remove" if dry_run else "removed"

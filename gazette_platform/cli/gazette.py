@@ -293,7 +293,13 @@ def status(
     state = platform_state(layout)
     if output == "json":
         components = {
-            name: {"state": c.state, "pid": c.pid, "ready_after_s": c.ready_after_s}
+            name: {
+                "state": c.state,
+                "pid": c.pid,
+                "ready_after_s": c.ready_after_s,
+                "away_since": c.away_since,
+                "why": c.why,
+            }
             for name, c in state.components.items()
         }
         found = {"phase": state.phase, "failure": state.failure, "components": components}
@@ -308,8 +314,8 @@ def status(
             log = str(layout.logs / f"{name}.log")
             table.add_row(name, component.state, str(component.pid or ""), log)
         Console(emoji=False).print(table)
-        if state.failure:
-            print(state.failure)
+        for line in [*state.away(), *filter(None, [state.failure])]:
+            print(line)
     if state.phase != "ready" or any(c.state != "ready" for c in state.components.values()):
         raise typer.Exit(1)
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol import Fragment
 
-__all__ = ["Pruner", "Pruning"]
+__all__ = ["Pruner", "Pruning", "check_is_alone"]
 
 # As many as Gazette's pruning of recovery logs has under way.
 _REMOVALS_MAX: Final = 32
@@ -131,7 +131,7 @@ class Pruner:
         if journal.spec.labels.value_of(_CONTENT_TYPE) == _RECOVERY_LOG:
             self._tell(f"{journal.name}: keeps everything, it is the recovery log of a shard")
             return 0
-        await self._check_is_alone(journal.name)
+        await check_is_alone(self._client, journal.name)
         known = await self._client.fragments(journal.name)
         # Looked at after the brokers answered: a journal that was resumed needs its last fragment.
         suspend = (await self._client.get(journal.name)).spec.suspend
@@ -156,15 +156,6 @@ class Pruner:
         self.result.kept += plan.kept
         self._tell_kept(journal.name, plan)
         return await self._remove_all(journal.name, plan.remove)
-
-    async def _check_is_alone(self, name: str) -> None:
-        """Raises: StoreError: what lies below its folder may be another journal's."""
-        below = await self._client.list(f"name:prefix={name}/")
-        if below:
-            raise StoreError(
-                f"the fragments of {below[0].name} lie in its folder, and cannot be told from its own "
-                "(brokers refuse such names today; move one of the two)"
-            )
 
     async def _savepoint(self, journal: str) -> int | None:
         return None if self._savepoints is None else await self._savepoints.first_of(journal)
@@ -265,6 +256,16 @@ class Pruner:
 def _urls_of(stored: Iterable[StoredFragment]) -> list[str]:
     """The stores that hold anything."""
     return list(dict.fromkeys(each.fragment.backing_store for each in stored))
+
+
+async def check_is_alone(client: AsyncClient, name: str) -> None:
+    """Raises: StoreError: what lies below a journal's folder may be another journal's."""
+    below = await client.list(f"name:prefix={name}/")
+    if below:
+        raise StoreError(
+            f"the fragments of {below[0].name} lie in its folder, and cannot be told from its own "
+            "(brokers refuse such names today; move one of the two)"
+        )
 
 
 def _check_is_same(named: list[Fragment], stored: list[StoredFragment]) -> None:

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["awaiting", "reset_head"]
 
+# APPLY: it may give up what was acknowledged to others. Brokers of before ask for APPEND.
+_NEEDED: Final = Capability.APPLY | Capability.APPEND
 _RESET_HEAD: Final = UnaryMethod(
     path="/gazette_platform.Admin/ResetHead",
     response=pb.ResetHeadResponse,
-    capability=Capability.APPEND,
+    capability=_NEEDED,
     repeat=Repeat.IF_RETRIABLE,
     needs_primary=True,
 )

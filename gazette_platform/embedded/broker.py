@@ -76,5 +76,4 @@ def broker_component(
         ready=lambda: answers_http(f"http://{HOST}:{http_port}/debug/ready"),
         start_timeout_s=60.0,
         stop_timeout_s=_DRAIN_TIMEOUT_S + 25.0,
-        is_restarted=True,
     )

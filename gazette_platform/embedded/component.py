@@ -43,8 +43,6 @@ class Component:
     """Seconds from start to ready."""
     stop_timeout_s: float = 20.0
     """Seconds from SIGTERM to SIGKILL."""
-    is_restarted: bool = False
-    """Whether it is started again when it ends by itself, while all others run on."""
 
 
 def answer_of(

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from gazette_platform.embedded.endpoints import Endpoints, PlatformState
-from gazette_platform.embedded.process import ProcessId, log_tail, stop_process
+from gazette_platform.embedded.process import ProcessId, log_tail, private_files, stop_process
 from gazette_platform.embedded.supervisor import ComponentFailed, remove_leftovers
 from gazette_platform.errors import SetupError
 
@@ -36,10 +36,12 @@ def start_detached(layout: PlatformDir, options: PlatformOptions, observer: Obse
 
     Raises: SetupError: it failed; says why.
     """
-    layout.make()
     request = asdict(options) | {"without": sorted(options.without), "ports": dict(options.ports)}
     log = layout.logs / "supervisor.log"
-    with log.open("ab") as output:
+    with private_files():
+        layout.make()
+        output = log.open("ab")
+    with output:
         child = subprocess.Popen(
             [
                 sys.executable,
@@ -137,6 +139,7 @@ def platform_state(layout: PlatformDir) -> PlatformState:
     if state.pid and not state.process.is_alive():
         state.phase = "dead"
     for component in state.components.values():
-        if component.pid and not component.process.is_alive():
+        is_gone = component.pid and not component.process.is_alive()
+        if is_gone and (state.phase == "dead" or not component.away_since):
             component.state = "dead"
     return state

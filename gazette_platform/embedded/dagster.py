@@ -234,7 +234,6 @@ def _code_server(
         ready=partial(answers_tcp, HOST, port),
         start_timeout_s=_LOAD_TIMEOUT_S,
         stop_timeout_s=30.0,
-        is_restarted=True,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from gazette_platform.embedded.process import ProcessId
@@ -91,6 +92,10 @@ class ComponentState:
     """See `ProcessId`."""
     ready_after_s: float = 0.0
     """Seconds from start to ready."""
+    away_since: float = 0.0
+    """Unix seconds since which it is being started again; 0: it is not."""
+    why: str = ""
+    """How it ended the last time, while it is being started again."""
 
     @property
     def process(self) -> ProcessId:
@@ -116,15 +121,27 @@ class PlatformState:
     """Port by name; kept over restarts."""
     components: dict[str, ComponentState] = field(default_factory=dict)
     """In the order of starting."""
+    place: str = field(default="", compare=False)
+    """Device and inode of its folder when it was written: a copy of the folder has others."""
 
     @property
     def process(self) -> ProcessId:
         """The supervisor's process."""
         return ProcessId(self.pid, self.started)
 
+    def away(self) -> list[str]:
+        """Say of each component that is being started again since when, and why."""
+        return [
+            f"{name} is away since {_instant(one.away_since)} ({one.why}), and is being started again"
+            for name, one in self.components.items()
+            if one.away_since
+        ]
+
     @classmethod
     def load(cls, path: Path) -> PlatformState:
         """Read what was saved; a missing file gives the state of a platform never started.
+
+        So does a copied one, with its ports: the processes are those of the folder that was copied.
 
         Raises: SetupError: the file is malformed.
         """
@@ -135,16 +152,27 @@ class PlatformState:
             components = {
                 str(name): ComponentState(**state) for name, state in raw["components"].items()
             }
-            return cls(**{**raw, "components": components})
+            found = cls(**{**raw, "components": components})
         except (KeyError, TypeError, AttributeError) as error:
             raise SetupError(
                 f"{path} is not what `gazette up` writes: {error!r} (remove it if no platform "
                 f"runs in {path.parent})"
             ) from error
+        is_here = found.place in ("", _place(path.parent))
+        return found if is_here else cls(ports=found.ports)
 
     def save(self, path: Path) -> None:
         """Write it, whole or not at all."""
-        write_json(path, asdict(self))
+        write_json(path, asdict(self) | {"place": _place(path.parent)})
+
+
+def _instant(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _place(folder: Path) -> str:
+    info = folder.stat()
+    return f"{info.st_dev}:{info.st_ino}"
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

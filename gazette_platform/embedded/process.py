@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.errors import SetupError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["Child", "ProcessId", "log_tail", "stop_process"]
+__all__ = ["Child", "ProcessId", "log_tail", "private_files", "stop_process"]
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
@@ -28,6 +28,20 @@ _LOG_TAIL_BYTES = 8192
 # `comm`, the second field of /proc/<pid>/stat, may hold spaces and brackets; the rest may not.
 _STAT_START_FIELD = 19
 _STAT_STATE_FIELD = 0
+
+
+@contextlib.contextmanager
+def private_files() -> Iterator[None]:
+    """Keep other users from what this process, and those that it starts meanwhile, write.
+
+    The same modes as brokers give to fragments: 0640 and 0750, or less where the umask says so.
+    """
+    former = os.umask(0o077)
+    os.umask(former | 0o027)
+    try:
+        yield
+    finally:
+        os.umask(former)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,5 +97,4 @@ def s3_component(folder: Path, *, port: int) -> Component:
         ready=lambda: answers_tcp(HOST, port),
         start_timeout_s=60.0,
         stop_timeout_s=10.0,
-        is_restarted=True,
     )

@@ -4,11 +4,11 @@ It owns a folder: a lock keeps a second one away, ``supervisor.json`` tells othe
 belong to it, and a folder that was left by a killed supervisor is cleaned up before it is used.
 
     waiting ──requirements ready──▶ starting ──ready()──▶ ready ──stop──▶ stopped
-                  ▲                     └────── exits or takes too long ──▶ failed: all are stopped
-                  └── exits after that, and is one that is started again (a broker) ──┘
+                                       └────── exits or takes too long ──▶ failed: all are stopped
 
-Brokers are started again when they end: clients wait for them. One that ends again and again fails
-like any other component.
+That holds until all have been ready. From then on a component that ends, or does not become ready, is
+started again after a growing pause, without end, and all others run on: whoever appends needs no metastore,
+and a broker whose etcd is out of space comes back once somebody has mended it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Protocol, final
 from gazette_platform.embedded.endpoints import ComponentState, PlatformState
 from gazette_platform.embedded.platform import components_of, endpoints_of
 from gazette_platform.embedded.ports import HOST, choose_ports, is_free
-from gazette_platform.embedded.process import Child, ProcessId, stop_process
+from gazette_platform.embedded.process import Child, ProcessId, private_files, stop_process
 from gazette_platform.errors import SetupError
+from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -47,10 +48,11 @@ _POLL_S = 0.1
 _PROBES_MAX = 8
 _LEFTOVER_TIMEOUT_S = 20.0
 
-# Seconds to wait before each start of a component that ended, and seconds within which they count:
-# one that ends once more is not started again.
-_RESTART_DELAYS_S = (0.0, 0.5, 1.0, 2.0, 4.0)
-_RESTARTS_WITHIN_S = 120.0
+# Seconds to wait before the first, second … start of a component that ended; the last holds for all that
+# follow. One that ran for so long begins with the first again.
+_RESTART_DELAYS_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+_STEADY_S = 120.0
+_THEN = "; then it "
 
 
 class ComponentFailed(SetupError):
@@ -109,7 +111,7 @@ class Supervisor:
         self._children: dict[str, Child] = {}
         self._started_at: dict[str, float] = {}
         self._probes: dict[str, Future[bool]] = {}
-        self._restarts: dict[str, list[float]] = {}
+        self._restarts: dict[str, int] = {}
         self._restart_at: dict[str, float] = {}
         self._stop_asked = False
 
@@ -121,8 +123,7 @@ class Supervisor:
         Raises: SetupError: the folder is in use or not writable, a tool is missing, a component
             did not start or died. Everything that was started is stopped by then.
         """
-        self._layout.make()
-        with self._locked(), self._signals():
+        with private_files(), self._locked(), self._signals():
             try:
                 self._prepare()
                 self._start_all()
@@ -142,6 +143,7 @@ class Supervisor:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
+        self._layout.make()
         with self._layout.lock.open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -206,14 +208,28 @@ class Supervisor:
             if all(self._state.components[name].state == "ready" for name in component.requires):
                 self._start(component, state)
             return
-        self._check_alive(component)
-        self._look_whether_ready(component, state, pool)
+        how = self._how_it_failed(component, pool)
+        if how:
+            state.state = "failed"
+            raise ComponentFailed(component.name, how, self._log_of(component))
 
-    def _look_whether_ready(
-        self, component: Component, state: ComponentState, pool: ThreadPoolExecutor
-    ) -> None:
+    def _how_it_failed(self, component: Component, pool: ThreadPoolExecutor) -> str:
+        """Say how a component that was started has ended, or that it takes too long; "": neither.
+
+        Its process is looked at once: one that ends a moment later is found at the next turn.
+        """
+        child = self._children[component.name]
+        if child.exit_code() is not None:
+            return child.how_it_ended()
+        if not self._look_whether_ready(component, pool):
+            return f"was not ready within {component.start_timeout_s:.0f} s"
+        return ""
+
+    def _look_whether_ready(self, component: Component, pool: ThreadPoolExecutor) -> bool:
+        """Ask a component that is starting whether it is ready. Returns: False: it took too long."""
+        state = self._state.components[component.name]
         if state.state != "starting":
-            return
+            return True
         probe = self._probes.get(component.name)
         waited_s = time.monotonic() - self._started_at[component.name]
         if probe is not None and probe.done():
@@ -221,18 +237,13 @@ class Supervisor:
             if probe.result():
                 state.state = "ready"
                 state.ready_after_s = round(waited_s, 1)
+                state.away_since, state.why = 0.0, ""
                 self._changed()
-                return
+                return True
             probe = None
         if probe is None:
             self._probes[component.name] = pool.submit(component.ready)
-        if waited_s > component.start_timeout_s:
-            state.state = "failed"
-            raise ComponentFailed(
-                component.name,
-                f"was not ready within {component.start_timeout_s:.0f} s",
-                self._log_of(component),
-            )
+        return waited_s <= component.start_timeout_s
 
     def _start(self, component: Component, state: ComponentState) -> None:
         for port in component.ports:
@@ -257,15 +268,6 @@ class Supervisor:
     def _log_of(self, component: Component) -> Path:
         return self._layout.logs / f"{component.name}.log"
 
-    def _check_alive(self, component: Component) -> None:
-        if self._children[component.name].exit_code() is not None:
-            raise self._ended(component)
-
-    def _ended(self, component: Component) -> ComponentFailed:
-        self._state.components[component.name].state = "failed"
-        how = self._children[component.name].how_it_ended()
-        return ComponentFailed(component.name, how, self._log_of(component))
-
     def _watch(self) -> None:
         self._state.phase = "ready"
         endpoints = self._save_endpoints()
@@ -274,9 +276,7 @@ class Supervisor:
         with ThreadPoolExecutor(_PROBES_MAX, thread_name_prefix="probe") as pool:
             while not self._stop_asked:
                 for component in self._components:
-                    if not self._is_down(component):
-                        state = self._state.components[component.name]
-                        self._look_whether_ready(component, state, pool)
+                    self._keep_up(component, pool)
                 time.sleep(_POLL_S)
 
     def _save_endpoints(self) -> Endpoints:
@@ -286,50 +286,45 @@ class Supervisor:
         endpoints.save(self._layout.endpoints)
         return endpoints
 
-    def _is_down(self, component: Component) -> bool:
-        """Whether a component has ended that is to be started again; does so when it is time.
-
-        Its process is looked at once: one that ends a moment later is found at the next turn.
-
-        Raises: ComponentFailed: it has ended, and is not to be started again.
-        """
+    def _keep_up(self, component: Component, pool: ThreadPoolExecutor) -> None:
+        """Start a component again that has ended, or does not become ready, when it is time."""
         name = component.name
-        if self._children[name].exit_code() is None:
-            return False
-        if not component.is_restarted:
-            raise self._ended(component)
-        now = time.monotonic()
-        if name in self._restart_at:
-            if now >= self._restart_at[name]:
-                del self._restart_at[name]
-                self._restart(component)
-            return True
-        former = self._restarts.setdefault(name, [])
-        former[:] = [at for at in former if now - at < _RESTARTS_WITHIN_S]
-        if len(former) == len(_RESTART_DELAYS_S):
-            raise self._ended(component)
-        delay_s = _RESTART_DELAYS_S[len(former)]
-        former.append(now)
+        if name not in self._restart_at:
+            how = self._how_it_failed(component, pool)
+            if how:
+                self._plan_restart(component, how)
+        elif time.monotonic() >= self._restart_at[name]:
+            del self._restart_at[name]
+            self._children[name].end_group()
+            self._probes.pop(name, None)
+            try:
+                self._start(component, self._state.components[name])
+            except SetupError as error:  # its port is taken, or its program is gone: that may pass
+                self._plan_restart(component, f"did not start: {error}")
+            else:
+                self._save_endpoints()
+
+    def _plan_restart(self, component: Component, how: str) -> None:
+        name, now = component.name, time.monotonic()
+        if now - self._started_at[name] > _STEADY_S:
+            self._restarts.pop(name, None)
+        count = self._restarts.get(name, 0)
+        delay_s = _RESTART_DELAYS_S[min(count, len(_RESTART_DELAYS_S) - 1)]
+        self._restarts[name] = count + 1
         self._restart_at[name] = now + delay_s
-        self._state.components[name].state = "starting"
+        state = self._state.components[name]
+        first = state.why.partition(_THEN)[0]
+        state.state, state.why = "starting", f"{first}{_THEN}{how}" if first else how
+        state.away_since = state.away_since or SystemClock.unix_s()
         self._changed()
         _log.warning(
-            "%s %s: starting it again in %g s, start %d of at most %d within %g s (its log is %s)",
+            "%s %s: starting it again in %g s, for the %d. time (its log is %s)",
             name,
-            self._children[name].how_it_ended(),
+            how,
             delay_s,
-            len(former),
-            len(_RESTART_DELAYS_S),
-            _RESTARTS_WITHIN_S,
+            count + 1,
             self._log_of(component),
         )
-        return True
-
-    def _restart(self, component: Component) -> None:
-        self._children[component.name].end_group()
-        self._probes.pop(component.name, None)
-        self._start(component, self._state.components[component.name])
-        self._save_endpoints()
 
     def _stop_all(self) -> None:
         failure = self._state.failure

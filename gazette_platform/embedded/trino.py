@@ -266,7 +266,6 @@ def guard_component(*, port: int, url: str) -> Component:
         ready=lambda: answers_tcp(HOST, port),
         start_timeout_s=60.0,
         stop_timeout_s=10.0,
-        is_restarted=True,
     )
 
 

@@ -40,5 +40,4 @@ def typed_component(
         environment=environment,
         ready=lambda: True,
         stop_timeout_s=60.0,
-        is_restarted=True,
     )

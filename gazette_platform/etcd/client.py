@@ -12,6 +12,7 @@ from gazette_platform.etcd.lease import Lease
 from gazette_platform.etcd.types import (
     Compare,
     Delete,
+    EtcdFull,
     EtcdRejected,
     KeyValue,
     Operation,
@@ -281,6 +282,7 @@ class EtcdClient:
                     if is_read and self._clock.monotonic() < deadline:
                         continue
                 error = wire.error_of(err, what=what, endpoint=endpoint)
-                if error.retriable and not is_read:
-                    raise EtcdError(f"{error} (outcome unknown)") from err
+                if error.retriable and not is_read and not isinstance(error, EtcdFull):
+                    unknown = "(outcome unknown)"
+                    raise EtcdError(f"{error} {unknown}", told=f"{error.told} {unknown}") from err
                 raise error from err

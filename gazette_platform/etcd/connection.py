@@ -157,7 +157,8 @@ class Connection:
                 waited_s = self._clock.monotonic() - started_at
                 raise EtcdError(
                     f"cannot reach etcd at {', '.join(t[0] for t in self._targets)} (tried for "
-                    f"{waited_s:.1f} s); check that etcd runs and that --etcd.address names it"
+                    f"{waited_s:.1f} s); check that etcd runs and that --etcd.address names it",
+                    told=wire.NO_ANSWER,
                 )
             await asyncio.sleep(_ROUND_PAUSE_S)
 

@@ -17,6 +17,7 @@ __all__ = [
     "Compare",
     "CompareTarget",
     "Delete",
+    "EtcdFull",
     "EtcdRejected",
     "Event",
     "Get",
@@ -35,6 +36,10 @@ class EtcdRejected(EtcdError):
     """Etcd understood the call and refused it; the same call will be refused again."""
 
     retriable: ClassVar[bool] = False
+
+
+class EtcdFull(EtcdError):
+    """Etcd has reached its quota and wrote nothing; it takes writes again once somebody has mended it."""
 
 
 class Compacted(EtcdRejected):

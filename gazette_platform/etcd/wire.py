@@ -19,6 +19,7 @@ from gazette_platform.etcd.types import (
     Compare,
     CompareTarget,
     Delete,
+    EtcdFull,
     EtcdRejected,
     Event,
     Get,
@@ -31,6 +32,7 @@ from gazette_platform.etcd.types import (
 
 __all__ = [
     "CALL_ERRORS",
+    "NO_ANSWER",
     "aio",
     "compare_to_pb",
     "decode_key",
@@ -65,6 +67,12 @@ _RETRIABLE = frozenset(
         grpc.StatusCode.INTERNAL,
     }
 )
+# Words of etcd, and of the gRPC server in front of it, whose codes do not tell these cases from others.
+_FULL = "database space exceeded"
+_TOO_LARGE = ("request is too large", "received message larger than max")
+_MEND_FULL = "it takes no writes: compact and defragment it, or raise its quota, then run `etcdctl alarm disarm`"
+NO_ANSWER = "etcd does not answer (the log of this process has more)"
+"""What callers of this process are told of an etcd that is away."""
 _SILENT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 _TARGETS = {
     CompareTarget.VERSION: rpc_pb2.Compare.VERSION,
@@ -188,16 +196,27 @@ def error_of(error: Any, *, what: str, endpoint: str) -> EtcdError:
         what: the call, with the key or lease it was about.
     """
     if not isinstance(error, grpc.RpcError):
-        return EtcdError(f"etcd at {endpoint}: {what}: the connection broke ({error!r})")
-    code = error.code()
-    text = f"etcd at {endpoint}: {what}: {code.name}: {error.details()}"
+        text = f"etcd at {endpoint}: {what}: the connection broke ({error!r})"
+        return EtcdError(text, told=NO_ANSWER)
+    code, details = error.code(), error.details() or ""
+    text = f"etcd at {endpoint}: {what}: {code.name}: {details}"
+    if _FULL in details:
+        return EtcdFull(f"{text} ({_MEND_FULL})", told=f"etcd is out of space ({_MEND_FULL})")
     # The code alone does not tell it from a revision of the future.
-    if code == grpc.StatusCode.OUT_OF_RANGE and "compacted" in (error.details() or ""):
+    if code == grpc.StatusCode.OUT_OF_RANGE and "compacted" in details:
         return Compacted(text)
     if code == grpc.StatusCode.UNIMPLEMENTED:
         return EtcdRejected(
             f"{text}; the server there is no etcd of version 3.4 or later; check --etcd.address"
         )
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return EtcdError(f"{text}; check that etcd runs and that --etcd.address names it")
-    return EtcdError(text) if code in _RETRIABLE else EtcdRejected(text)
+        advice = "check that etcd runs and that --etcd.address names it"
+        return EtcdError(f"{text}; {advice}", told=NO_ANSWER)
+    told, is_too_large = (
+        f"etcd refuses: {code.name}: {details}",
+        any(map(details.count, _TOO_LARGE)),
+    )
+    if is_too_large:
+        told = "the change is too large for one transaction of etcd (apply fewer specs at a time)"
+    passes = code in _RETRIABLE and not is_too_large
+    return EtcdError(text, told=told) if passes else EtcdRejected(text, told=told)

@@ -25,7 +25,7 @@ import os
 import secrets
 import stat
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, final
 
@@ -74,12 +74,15 @@ class Owner:
     """As of `boot_id`."""
     lease: int = 0
     """Lease of its member key in etcd; 0: it has none yet."""
+    place: str = field(default="", compare=False)
+    """Device and inode of the folder in which it says so: a copy of the folder has others."""
 
     @classmethod
     def found(cls, said: dict[str, Any]) -> Self:
         """Who held a home that was found. Raises: TypeError, ValueError: it does not say so."""
         owner = cls(**said)
-        if not all(isinstance(text, str) for text in (owner.cluster, owner.process, owner.boot)):
+        texts = (owner.cluster, owner.process, owner.boot, owner.place)
+        if not all(isinstance(text, str) for text in texts):
             raise TypeError(f"{said} in place of an owner")
         if not owner.process.isprintable() or not 0 <= operator.index(owner.lease) < 1 << 63:
             raise ValueError(f"{said} in place of an owner")
@@ -104,6 +107,8 @@ class SpoolHome:
     Attributes:
         folder: where it is.
         former: who held it before this process; None: nobody.
+        former_has_ended: whether its process is known to have ended. That of a copy may be alive: the lock
+            is on the folder, and a copy has its own.
         tenures: the tenures in it, by their ids.
         boot_mark: that of its owner.
         history: id of etcd's data; empty: not known.
@@ -119,6 +124,9 @@ class SpoolHome:
         self.syncs_names = False
         self.history = ""
         self.former = former
+        self.former_has_ended = (
+            former is not None and former.is_of_this_boot and former.place == _place(lock_fd)
+        )
         self.tenures: dict[str, Tenure] = {}
         self._owner, self.boot_mark = owner, owner.boot_mark
         self._lock_fd = -1
@@ -203,7 +211,8 @@ class SpoolHome:
         self._owner, self.boot_mark = owner, owner.boot_mark
         if self._lock_fd < 0:
             return  # `_make` will record it
-        said = json.dumps({"version": _VERSION, **asdict(owner)}).encode()
+        placed = replace(owner, place=_place(self._lock_fd))
+        said = json.dumps({"version": _VERSION, **asdict(placed)}).encode()
         path = self.folder / _HOME
         try:
             write_new(path, said)
@@ -446,6 +455,11 @@ def _lock(folder: Path) -> int | None:
         raise
     os.close(fd)
     return None
+
+
+def _place(folder_fd: int) -> str:
+    info = os.fstat(folder_fd)
+    return f"{info.st_dev}:{info.st_ino}"
 
 
 def _sync_folder(folder: Path) -> None:

@@ -53,12 +53,12 @@ class Metrics(Protocol):
 
 
 class _OurFaults(logging.Filter):
-    """Logs nothing of what clients do wrong: they are told, and the log is not theirs to fill."""
+    """Logs nothing of what clients do wrong, or of those that left: the log is not theirs to fill."""
 
     @override
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        return not isinstance(error, HttpProcessingError)
+        return not isinstance(error, (HttpProcessingError, ConnectionError))
 
 
 _server_log = logging.getLogger(f"{__name__}.server")

@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 
 from gazette_platform.errors import EtcdError, GazetteError
 from gazette_platform.protocol.auth import Forbidden, Unauthenticated
-from gazette_platform.serving.interface import Code, Denied, RpcFailed
+from gazette_platform.serving.interface import Code, Denied, NotNow, RpcFailed
 
 if TYPE_CHECKING:
     import asyncio
@@ -59,7 +59,7 @@ def failure_of(operation: str, err: Exception, faults: Faults) -> RpcFailed:
             Code.INTERNAL,
             f"{operation}: unforeseen {kind}: {err} (the log of this process has more)",
         )
-    # Most troubles of etcd pass by themselves, and clients retry calls that are UNAVAILABLE.
-    passes = isinstance(err, EtcdError) and err.retriable
-    code = Code.UNAVAILABLE if passes else Code.UNKNOWN
-    return RpcFailed(code, str(err))
+    # Most troubles of etcd pass by themselves, and clients retry what cannot be answered now.
+    if isinstance(err, EtcdError) and err.retriable:
+        return NotNow(err.told)
+    return RpcFailed(Code.UNKNOWN, err.told if isinstance(err, EtcdError) else str(err))

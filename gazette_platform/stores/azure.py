@@ -6,10 +6,11 @@ import os
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.stores.listings import azure_page
 from gazette_platform.stores.object_errors import ErrorCodes
 from gazette_platform.stores.objects import (
     ObjectStore,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.protocol import StoreUrl
 
-__all__ = ["CLOCK_SKEW", "CODES", "Account", "blob_url", "open_azure"]
+__all__ = ["CLOCK_SKEW", "CODES", "Account", "blob_url", "listing_url", "open_azure"]
 
 CODES: Final = ErrorCodes(
     gone=frozenset(
@@ -38,6 +39,7 @@ CODES: Final = ErrorCodes(
 _SIGNATURE_TTL_S_MAX: Final = 365 * 24 * 3600.0  # Azure sets no limit
 CLOCK_SKEW: Final = timedelta(minutes=5)
 """Before now a signature begins to be valid, for clocks of others that lag behind ours."""
+_LISTING_TTL: Final = timedelta(minutes=15)  # of the signature of one page
 # Characters of a key that stand for themselves in a path.
 _URL_SAFE: Final = "/-._~!$&'()*+,;=:@"
 
@@ -76,6 +78,8 @@ def open_azure(url: StoreUrl, executor: Executor) -> ObjectStore:
     provider = Provider(
         connect=lambda: _connect(Account.of(os.environ, url.text), url.host),
         codes=CODES,
+        ask_page=lambda key, more: _ask_page(Account.of(os.environ, url.text), url.host, key, more),
+        read_page=lambda body, key: azure_page(body, url.host, key),
         signature_ttl_s_max=_SIGNATURE_TTL_S_MAX,
         # obstore 0.12 signs the escaped path, and Azure checks the plain one: they differ for names
         # with characters that have to be escaped.
@@ -97,6 +101,34 @@ def _connect(account: Account, container: str) -> AzureStore:
         client_options=client_options(is_http=account.endpoint.startswith("http://")),
         retry_config=retry_options(),
     )
+
+
+def _ask_page(account: Account, container: str, key: str, more: str) -> tuple[str, dict[str, str]]:
+    """A List Blobs, signed for listing this container."""
+    from azure.storage.blob import (  # noqa: PLC0415  an extra
+        ContainerSasPermissions,
+        generate_container_sas,
+    )
+
+    now = SystemClock().now()
+    signature = generate_container_sas(
+        account.name,
+        container,
+        account_key=account.key,
+        permission=ContainerSasPermissions(list=True),
+        start=now - CLOCK_SKEW,
+        expiry=now + _LISTING_TTL,
+    )
+    return f"{listing_url(account.endpoint, container, key, more)}&{signature}", {}
+
+
+def listing_url(endpoint: str, container: str, key: str, more: str) -> str:
+    """The URL of a List Blobs, without what proves who asks."""
+    query = {"restype": "container", "comp": "list", "prefix": key, "marker": more}
+    asked = urlencode(
+        {name: text for name, text in query.items() if text}, quote_via=quote, safe=""
+    )
+    return f"{endpoint}/{container}?{asked}"
 
 
 def _sign(account: Account, container: str, key: str, ttl_s: float) -> str:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, Self, final
 
 from gazette_platform.errors import AccessDenied, StoreError, StoreUnavailable, ValidationError
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.stores.azure import CLOCK_SKEW, CODES, blob_url
+from gazette_platform.stores.azure import CLOCK_SKEW, CODES, blob_url, listing_url
+from gazette_platform.stores.listings import azure_page
 from gazette_platform.stores.objects import (
     ObjectStore,
     Provider,
@@ -44,6 +45,9 @@ __all__ = ["AdContainer", "Application", "endpoint_of", "open_azure_ad"]
 
 _SCOPE: Final = "https://storage.azure.com/.default"  # of all accounts, in every cloud
 _AUTHORITY: Final = "https://login.microsoftonline.com"
+
+# Of the service, at least 2017-11-09 for tokens; names that XML cannot have are encoded since 2021-02-12.
+_API_VERSION: Final = "2021-12-02"
 
 _KEY_LIFE: Final = timedelta(hours=2)
 
@@ -227,6 +231,8 @@ def open_azure_ad(url: StoreUrl, executor: Executor) -> ObjectStore:
     provider = Provider(
         connect=lambda: _connect(place, url.text, tokens),
         codes=CODES,
+        ask_page=lambda key, more: _ask_page(place, url.text, tokens, key, more),
+        read_page=lambda body, key: azure_page(body, place.container, key),
         signature_ttl_s_max=_KEY_LIFE.total_seconds(),
         sign=lambda key, ttl_s: _sign(place, url.text, keys, key, ttl_s),
         credentials=tokens,
@@ -256,6 +262,14 @@ def _connect(place: AdContainer, url: str, tokens: Renewed[str]) -> AzureStore:
         retry_config=retry_options(),
         credential_provider=bearer,
     )
+
+
+def _ask_page(
+    place: AdContainer, url: str, tokens: Renewed[str], key: str, more: str
+) -> tuple[str, dict[str, str]]:
+    endpoint = endpoint_of(os.environ, place.account, url)
+    headers = {"Authorization": f"Bearer {tokens.held()[0]}", "x-ms-version": _API_VERSION}
+    return listing_url(endpoint, place.container, key, more), headers
 
 
 @final

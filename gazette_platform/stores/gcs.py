@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar, final
 
-from gazette_platform.errors import DataError, ObjectNotFound, StoreUnavailable
+from gazette_platform.errors import DataError, ObjectNotFound
 from gazette_platform.stores.gcs_bucket import Content, GcsBucket, store_errors
-from gazette_platform.stores.interface import PIECE_BYTES, StoredObject
+from gazette_platform.stores.interface import PIECE_BYTES
 from gazette_platform.stores.objects import SMALL_BYTES_MAX, upload_slots
 from gazette_platform.stores.prefix import KeyRule, check_segments, take_args
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gazette_platform.protocol import StoreUrl
+    from gazette_platform.stores.interface import StoredObject
 
 __all__ = ["GcsStore"]
 
@@ -97,26 +97,14 @@ class GcsStore:
             content.release()
 
     async def list(self, prefix: str) -> AsyncIterator[StoredObject]:
-        """Objects below a directory, as the store orders them; see `FragmentStore.list`.
-
-        Empty objects are left out: those are folders that other programs made, and no fragment is
-        empty.
-        """
+        """Objects below a directory, as the store orders them; see `FragmentStore.list`."""
         key = self._rule.folder(prefix, self._url)
-        listing = self._bucket.listed(key, _LIST_BATCH)
-        while batch := await self._run(
-            "LIST", prefix, lambda _: list(islice(listing, _LIST_BATCH)), is_object=False
-        ):
+        pages = self._bucket.listed(key, _LIST_BATCH)
+        while (
+            batch := await self._run("LIST", prefix, lambda _: next(pages, None), is_object=False)
+        ) is not None:
             for item in batch:
-                parts = item.path[len(key) :].split("/")
-                if not item.size or any(part.startswith(".") for part in parts):
-                    continue
-                if "" in parts:
-                    raise StoreUnavailable(
-                        f"LIST {key} of {self._url}: {item.path!r} has an empty segment "
-                        "(no broker wrote it: remove it)"
-                    )
-                yield StoredObject(item.path[len(key) :], item.mod_time, item.size)
+                yield item
 
     async def remove(self, path: str) -> None:
         """Delete the object; see `FragmentStore.remove`."""

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
 from gazette_platform.errors import (
-    AccessDenied,
     DataError,
     ObjectNotFound,
     StoreError,
     StoreUnavailable,
 )
 from gazette_platform.ops.threads import run_in
-from gazette_platform.stores.interface import PIECE_BYTES, StoredObject
+from gazette_platform.stores.interface import PIECE_BYTES
+from gazette_platform.stores.listing_calls import answer_to, listing_session
+from gazette_platform.stores.listings import next_token, seen_below
 from gazette_platform.stores.object_errors import ErrorCodes, store_error
 from gazette_platform.stores.prefix import check_segments
 
@@ -33,8 +34,11 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
+    import aiohttp
     from obstore.store import AzureStore, ClientConfig, GCSStore, RetryConfig, S3Store
 
+    from gazette_platform.stores.interface import StoredObject
+    from gazette_platform.stores.listings import Page
     from gazette_platform.stores.prefix import KeyRule
     from gazette_platform.stores.renewed import Renewed
 
@@ -58,11 +62,6 @@ _PARTS_AT_ONCE: Final = 2
 _UPLOADS_AT_ONCE: Final = 4
 # A small object does not wait behind large ones, else a check of the store would.
 SMALL_BYTES_MAX: Final = 256 * 1024
-_LIST_BATCH: Final = 1000
-# A name that no object has.
-_ABSENT: Final = ".gazette-absent"
-# Keys in one page of a listing, as all servers have it.
-_PAGE_KEYS: Final = 1000
 
 # Attempts of obstore itself, which bridge a lost connection or a 503. Whoever calls tries again, too,
 # and tells people: long tries in here would only hide that the store is away.
@@ -83,6 +82,11 @@ class Provider:
     """Makes the client. It may read files, and raise a `StoreError`; called in a thread."""
     codes: ErrorCodes
     """How its errors are told apart."""
+    ask_page: Callable[[str, str], tuple[str, dict[str, str]]]
+    """The URL and headers of a GET that lists the keys below a folder, given that and the token of a page;
+    called in a thread."""
+    read_page: Callable[[bytes, str], Page]
+    """Reads the answer, given the folder too. Raises: OddAnswer."""
     signature_ttl_s_max: float
     """Seconds for which a signed URL can be valid."""
     sign: Callable[[str, float], str] | None = None
@@ -133,11 +137,24 @@ class ObjectStore:
         return self._url
 
     async def exists(self, path: str) -> bool:
-        """Whether the object is there. Cancellation: safe."""
+        """Whether the object is there. Cancellation: safe.
+
+        Something in front of the store may have a page for every name, and whoever asks gives up its own
+        copy. So a listing has to name the object as well.
+        """
         try:
             await self._head(path)
         except ObjectNotFound:
             return False
+        key = self._rule.key(path)
+        async with listing_session() as session:
+            with self._errors(f"HEAD {key}"):
+                page = await self._page(session, key, "")
+        if not any(item.path == key for item in page.objects):
+            raise StoreUnavailable(
+                f"HEAD {key} of {self._url}: the answer is that it is there, and no listing has it (does "
+                "something in front of the store answer?)"
+            )
         return True
 
     async def get(
@@ -213,70 +230,25 @@ class ObjectStore:
             content.close()
 
     async def list(self, prefix: str) -> AsyncIterator[StoredObject]:
-        """Objects below a directory, as the store orders them; see `FragmentStore.list`.
-
-        Empty objects are left out: those are folders that other programs made, and no fragment is
-        empty.
-        """
-        import obstore  # noqa: PLC0415  an extra
-
+        """Objects below a directory, as the store orders them; see `FragmentStore.list`."""
         key = self._rule.folder(prefix, self._url)
-        with self._errors(f"LIST {key}", may_be_missing=False):
-            batches = aiter(
-                obstore.list(await self._connected(), key or None, chunk_size=_LIST_BATCH)
-            )
-        count, last = 0, ""
-        while True:
-            with self._errors(f"LIST {key}", may_be_missing=False):
-                batch = await anext(batches, None)
-            if batch is None:
-                break
-            for item in batch:
-                count, last = count + 1, item["path"]
-                path = item["path"][len(key) :]
-                if item["size"] and not any(part.startswith(".") for part in path.split("/")):
-                    yield StoredObject(path, int(item["last_modified"].timestamp()), item["size"])
+        more = ""
+        async with listing_session() as session:
+            while True:
+                with self._errors(f"LIST {key}", may_be_missing=False):
+                    await self._connected()
+                    page = await self._page(session, key, more)
+                    seen = [*seen_below(key, page)]
+                    more = next_token(page, more)
+                for item in seen:
+                    yield item
+                if not more:
+                    return
 
-        if count == 0:
-            await self._check_empty(key)
-        elif count % _PAGE_KEYS == 0:
-            await self._check_whole(key, last)
-
-    async def _check_empty(self, key: str) -> None:
-        """Refuse a listing without objects of a server that has pages of its own for all addresses.
-
-        obstore takes any XML, or a page that looks like it, for a listing of nothing. Indexes would
-        forget what the bucket has.
-
-        Raises: StoreUnavailable.
-        """
-        import obstore  # noqa: PLC0415  an extra
-
-        # Some tell of what is missing only those who may list the whole bucket.
-        missing = contextlib.suppress(ObjectNotFound, AccessDenied)
-        with missing, self._errors(f"HEAD {key}{_ABSENT}"):
-            await obstore.head_async(await self._connected(), key + _ABSENT)
-            raise StoreUnavailable(
-                f"LIST {key} of {self._url}: its server has an object of any name (is it an object "
-                "store? See the endpoint)"
-            )
-
-    async def _check_whole(self, key: str, last: str) -> None:
-        """Refuse a listing that ends with a page, though more follows.
-
-        A server that does not tell how to go on is taken to be at its end.
-
-        Raises: StoreUnavailable.
-        """
-        import obstore  # noqa: PLC0415  an extra
-
-        with self._errors(f"LIST {key}", may_be_missing=False):
-            more = obstore.list(await self._connected(), key or None, offset=last, chunk_size=1)
-            if await anext(aiter(more), None):
-                raise StoreUnavailable(
-                    f"LIST {key} of {self._url}: its server cuts the listing, and does not tell how to "
-                    "go on (it must know version 2 of ListObjects)"
-                )
+    async def _page(self, session: aiohttp.ClientSession, key: str, more: str) -> Page:
+        """Ask for one page. obstore reads any XML, also an error, as a listing of nothing."""
+        address, headers = await run_in(self._executor, self._provider.ask_page, key, more)
+        return self._provider.read_page(await answer_to(session, address, headers), key)
 
     async def size(self, path: str) -> int:
         """Stored bytes of the object; see `ServerSideStore.size`."""
@@ -292,6 +264,13 @@ class ObjectStore:
         key, copy = self._rule.key(path), self._rule.key(target)
         with self._errors(f"COPY {key} to {copy}"):
             await obstore.copy_async(await self._connected(), key, copy)
+        size, copied = await self.size(path), 0
+        with contextlib.suppress(ObjectNotFound):
+            copied = await self.size(target)
+        if copied != size:  # whatever answers 200 need not be the store
+            raise StoreUnavailable(
+                f"COPY {key} to {copy} of {self._url}: the copy has {copied} bytes of {size}"
+            )
 
     async def remove(self, path: str) -> None:
         """Delete the object; see `FragmentStore.remove`."""
@@ -301,6 +280,12 @@ class ObjectStore:
         key = self._rule.key(path)
         with self._errors(f"DELETE {key}"):
             await obstore.delete_async(await self._connected(), key)
+        with contextlib.suppress(ObjectNotFound):
+            await self._head(path)  # whatever answers 200 need not be the store
+            raise StoreUnavailable(
+                f"DELETE {key} of {self._url}: the answer is that it is deleted, and it is not (do versions "
+                "come back, or does something in front of the store answer?)"
+            )
 
     async def sign_get(self, path: str, ttl_s: float) -> str:
         """A URL from which the object can be fetched; see `FragmentStore.sign_get`.

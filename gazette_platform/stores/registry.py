@@ -35,6 +35,8 @@ _FAILURE_INTERVALS_S: Final = (0.0, 0.1, 1.0, 1.0, 10.0, 10.0, 100.0)
 _JITTER: Final = 0.2
 # How often whoever needs an unhealthy store may have it checked before its wait is over.
 _ASKED_INTERVAL_S: Final = 2.0
+# How often listings that fail may have any store checked.
+_DOUBTED_INTERVAL_S: Final = 60.0
 _SWEEP_INTERVAL_S: Final = 3600.0
 
 
@@ -107,6 +109,16 @@ class ActiveStore:
         self.check_asked.set()
         return True
 
+    def doubt(self) -> None:
+        """Check the store soon, well or not: an operation failed in a way that a check may explain.
+
+        These checks are a minute apart.
+        """
+        now = self._clock.monotonic()
+        if now - self._asked_at >= _DOUBTED_INTERVAL_S:
+            self._asked_at = now
+            self.check_asked.set()
+
     def update_health(self, error: StoreError | None, *, is_check: bool = True) -> None:
         """Publish a result and wake those who wait for one."""
         before = self._health
@@ -132,9 +144,14 @@ class ActiveStore:
         """See `FragmentStore.put`."""
         await self._store.put(path, fd, length, content_encoding=content_encoding)
 
-    def list(self, prefix: str) -> AsyncIterator[StoredObject]:
-        """See `FragmentStore.list`."""
-        return self._store.list(prefix)
+    async def list(self, prefix: str) -> AsyncIterator[StoredObject]:
+        """See `FragmentStore.list`. If it fails, the store is checked, so that its health says why."""
+        try:
+            async for item in self._store.list(prefix):
+                yield item
+        except StoreError:
+            self.doubt()
+            raise
 
     async def remove(self, path: str) -> None:
         """See `FragmentStore.remove`."""

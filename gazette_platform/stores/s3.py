@@ -11,9 +11,11 @@ import os
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Self, final
+from urllib.parse import quote, urlencode
 
 from gazette_platform.errors import StoreUnavailable, ValidationError
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.stores.listings import s3_page
 from gazette_platform.stores.object_errors import ErrorCodes
 from gazette_platform.stores.objects import (
     ObjectStore,
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.protocol import StoreUrl
 
-__all__ = ["S3Settings", "config_of", "open_s3"]
+__all__ = ["S3Settings", "address_of", "config_of", "open_s3"]
 
 _ARGS: Final = frozenset(
     {"profile", "endpoint", "acl", "storageclass", "sse", "ssekmskeyid", "region"}
@@ -122,6 +124,8 @@ def open_s3(url: StoreUrl, executor: Executor) -> ObjectStore:
     provider = Provider(
         connect=lambda: _connect(settings, url.text, identity),
         codes=_CODES,
+        ask_page=lambda key, more: _ask_page(settings, url.text, identity, key, more),
+        read_page=lambda body, key: s3_page(body, settings.bucket, key),
         signature_ttl_s_max=_SIGNATURE_TTL_S_MAX,
         credentials=identity.credentials,
         attributes={"Storage-Class": settings.storage_class} if settings.storage_class else {},
@@ -151,10 +155,55 @@ def config_of(settings: S3Settings, environment: Mapping[str, str], region: str)
     return config
 
 
+def address_of(config: S3Config) -> str:
+    """The URL of a bucket, without a slash at the end, as obstore has it.
+
+    >>> address_of({"bucket": "b", "region": "r", "virtual_hosted_style_request": True})
+    'https://b.s3.r.amazonaws.com'
+    >>> address_of({"bucket": "b", "region": "r", "endpoint": "http://h:1/"})
+    'http://h:1/b'
+    """
+    bucket, endpoint = config["bucket"], config.get("endpoint", "").rstrip("/")
+    if config.get("virtual_hosted_style_request"):
+        return f"https://{bucket}.s3.{config['region']}.amazonaws.com"
+    return f"{endpoint or 'https://s3.' + config['region'] + '.amazonaws.com'}/{bucket}"
+
+
+def _ask_page(
+    settings: S3Settings, url: str, identity: _Identity, key: str, more: str
+) -> tuple[str, dict[str, str]]:
+    """A signed ListObjectsV2."""
+    from botocore.auth import S3SigV4Auth  # type: ignore[import-untyped]  # noqa: PLC0415
+    from botocore.awsrequest import AWSRequest  # type: ignore[import-untyped]  # noqa: PLC0415
+    from botocore.credentials import Credentials  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    query = {"list-type": "2", "prefix": key, "continuation-token": more}
+    asked = urlencode(
+        {name: text for name, text in query.items() if text}, quote_via=quote, safe=""
+    )
+    config = _config(settings, url, identity)
+    request = AWSRequest("GET", f"{address_of(config)}?{asked}")
+    held = identity.credentials.held()[0]
+    credentials = Credentials(held["access_key_id"], held["secret_access_key"], held.get("token"))
+    S3SigV4Auth(credentials, "s3", config["region"]).add_auth(request)
+    return request.url, dict(request.headers.items())
+
+
 def _connect(settings: S3Settings, url: str, identity: _Identity) -> S3Store:
     """Reads the AWS settings of this user. Raises: StoreUnavailable."""
-    from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]  # noqa: PLC0415
     from obstore.store import S3Store  # noqa: PLC0415
+
+    config = _config(settings, url, identity)
+    return S3Store(
+        config=config,
+        client_options=client_options(is_http=config.get("endpoint", "").startswith("http://")),
+        retry_config=retry_options(),
+        credential_provider=lambda: identity.credentials.held()[0],
+    )
+
+
+def _config(settings: S3Settings, url: str, identity: _Identity) -> S3Config:
+    from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]  # noqa: PLC0415
 
     try:
         region = settings.region or os.environ.get("AWS_REGION") or ""
@@ -165,13 +214,7 @@ def _connect(settings: S3Settings, url: str, identity: _Identity) -> S3Store:
         raise StoreUnavailable(
             f"fragment store {url}: no AWS region (add ?region=… to the URL, or set AWS_REGION)"
         )
-    config = config_of(settings, os.environ, region)
-    return S3Store(
-        config=config,
-        client_options=client_options(is_http=config.get("endpoint", "").startswith("http://")),
-        retry_config=retry_options(),
-        credential_provider=lambda: identity.credentials.held()[0],
-    )
+    return config_of(settings, os.environ, region)
 
 
 @final

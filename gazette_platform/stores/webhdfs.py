@@ -226,12 +226,17 @@ class WebHdfsStore:
             with _expected(self._named(root + relative)):
                 listing = answer["DirectoryListing"]
                 page = listing["partialListing"]["FileStatuses"]["FileStatus"]
+                remaining, before = int(listing["remainingEntries"]), after
                 for status in page:
                     after = status["pathSuffix"]
                     if after and not after.startswith("."):
                         found.append(_entry(relative + after, status))
-                is_over = not page or not listing["remainingEntries"]
-            if is_over:
+            if remaining and (not page or after == before):
+                raise StoreUnavailable(
+                    f"{self._named(root + relative)}: WebHDFS answers that {remaining} entries follow, and "
+                    "does not give them"
+                )
+            if not remaining:
                 found.sort(key=lambda entry: entry[0])
                 return found
 

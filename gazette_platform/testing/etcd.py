@@ -21,7 +21,7 @@ from gazette_platform.testing.starvation import TooLate, core_wait
 from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from gazette_platform.testing.certificates import Certificate
 
@@ -67,6 +67,7 @@ class EtcdServer:
         name: of a cluster's member.
         peer_ports: where each member of the cluster listens for the others, by name; None: it is
             alone.
+        arguments: further options, such as ``--quota-backend-bytes=…``.
     """
 
     def __init__(
@@ -76,8 +77,10 @@ class EtcdServer:
         tls: tuple[Certificate, Path] | None = None,
         name: str = "test",
         peer_ports: Mapping[str, int] | None = None,
+        arguments: Sequence[str] = (),
     ) -> None:
         self._binary = binary
+        self._arguments = tuple(arguments)
         self._name = name
         self._peer_ports = peer_ports
         self._tls = tls
@@ -182,6 +185,7 @@ class EtcdServer:
             "--experimental-watch-progress-notify-interval=1s",
             "--logger=zap",
             "--log-outputs=stderr",
+            *self._arguments,
         ]
         if self._tls is not None:
             (cert, key), ca = self._tls

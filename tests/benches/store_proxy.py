@@ -41,6 +41,8 @@ class Fault(Enum):
     """Half of the body of an answer comes back, and the connection ends."""
     SLOW_BODY = auto()
     """Bodies of answers come in pieces with pauses between."""
+    ODD_LIST = auto()
+    """Listings are answered 200, with an error in place of a listing."""
     STALE_LIST = auto()
     """Listings are answered as they were when they were asked first."""
 
@@ -72,6 +74,9 @@ class StoreProxy:
         if fault is Fault.INTERNAL:
             self.met += 1
             return _error(500, "InternalError")
+        if fault is Fault.ODD_LIST and is_list:
+            self.met += 1
+            return _error(200, "InternalError")
         if fault is Fault.RESET:
             return self._reset(request)
         if fault is Fault.TRUNCATED_PUT and request.method == "PUT" and len(body) > 1:

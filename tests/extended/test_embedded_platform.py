@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gazette_platform.embedded.control import platform_state
 from gazette_platform.embedded.layout import PlatformDir
 from gazette_platform.embedded.process import ProcessId
 from gazette_platform.hive import MetastoreClient
@@ -19,6 +20,8 @@ from gazette_platform.testing.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from gazette_platform.embedded.endpoints import ComponentState
 
 
 pytestmark = [pytest.mark.hive, pytest.mark.timeout(300)]
@@ -87,14 +90,23 @@ def test_metastore_survives_sigkill_of_the_supervisor(root: Path):
     assert databases(str(up(root, "broker,dagster,trino")["metastore"])) == ["default"]
 
 
-def test_component_that_dies_is_named_with_the_end_of_its_log(root: Path):
-    pids = up(root, "broker,dagster,trino")["pids"]
+def test_a_metastore_that_dies_stops_nothing_and_comes_back(root: Path):
+    endpoints = up(root, "dagster,trino")
+    pids = endpoints["pids"]
     os.kill(pids["metastore"], signal.SIGKILL)
-    supervisor = ProcessId.of(pids["supervisor"])
-    wait_until(lambda: not supervisor.is_alive(), timeout_s=30)
+
+    def component() -> ComponentState:
+        return platform_state(PlatformDir.at(root)).components["metastore"]
+
+    wait_until(lambda: component().away_since > 0, timeout_s=30)
     shown = gazette("status", "--root", str(root), code=1).stdout
-    assert "metastore was killed by SIGKILL" in shown
-    assert not (root / "endpoints.json").exists()
+    assert "metastore is away since" in shown
+    assert "(was killed by SIGKILL" in shown
+    for name in ("etcd", "broker-1", "supervisor"):
+        assert ProcessId.of(pids[name]).is_alive()
+    wait_until(lambda: component().state == "ready", timeout_s=120)
+    gazette("status", "--root", str(root))
+    assert databases(str(endpoints["metastore"])) == ["default"]
 
 
 def test_component_that_cannot_start_shows_the_end_of_its_log(root: Path):

@@ -141,6 +141,36 @@ async def test_what_is_read_while_the_store_fails_is_right(server, proxy, cluste
                 assert await read(client, end, direct=direct) == b"".join(content)
 
 
+async def test_an_error_in_place_of_a_listing_hides_nothing(server, proxy, cluster, caplog):
+    bucket = f"bucket-{uuid.uuid4().hex}"
+    server.make_bucket(bucket)
+    broker = await cluster.start()
+    content = [os.urandom(100_000) for _ in range(6)]
+    end = sum(map(len, content))
+    journal = spec(bucket, proxy, refresh_s=1)
+    url = journal.fragment.stores[0]
+    async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+        await client.apply([Change(journal)])
+        for piece in content:
+            await client.append(JOURNAL, piece)
+        await client.flush(f"name={JOURNAL}", timeout_s=120.0)
+        held = [each.fragment for each in await client.fragments(JOURNAL)]
+        assert held
+        proxy.fault = Fault.ODD_LIST
+        refusal = f"LIST {JOURNAL}/ of {url}: the answer is not a listing"
+        await eventually(lambda: refusal in caplog.text and proxy.met > 3, timeout_s=60)
+        assert [each.fragment for each in await client.fragments(JOURNAL)] == held
+        assert await read(client, end) == b"".join(content)
+
+        async def health_says_so():
+            health = broker._context.stores.get(url).health
+            return health.error is not None and "is not a listing" in str(health.error)
+
+        await eventually(health_says_so, timeout_s=60)
+        proxy.fault = Fault.NONE
+        assert await read(client, end) == b"".join(content)
+
+
 async def test_a_listing_that_is_old_hides_nothing_for_long(server, proxy, cluster, tasks):
     """Readers wait for what it lacks, and appends do not go back to where it ends."""
     bucket = f"bucket-{uuid.uuid4().hex}"

@@ -20,7 +20,7 @@ from gazette_platform.protocol import (
     LabelSet,
 )
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
-from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.protocol.pb import admin_pb2, admin_pb2_grpc, protocol_pb2 as pb
 from gazette_platform.testing.local_broker import AppendCall
 from gazette_platform.testing.waiting import pass_time, patient
 
@@ -324,3 +324,31 @@ async def test_peers_tokens_are_good(broker, stub):
     metadata = broker._context.peers.metadata(Capability.READ, A)
     response = await stub.ListFragments(pb.FragmentsRequest(journal=A), metadata=metadata)
     assert response.status == pb.JOURNAL_NOT_FOUND
+
+
+# ------------------------------------------------------------------------------------- ResetHead
+async def test_a_writer_may_not_give_up_acknowledged_content(cluster, client, broker):
+    request = admin_pb2.ResetHeadRequest(journal=A, give_up=True)
+    async with grpc.aio.insecure_channel(broker.endpoint.partition("//")[2]) as channel:
+        stub = admin_pb2_grpc.AdminStub(channel)
+        writer = bearer(Capability.APPEND | Capability.READ | Capability.LIST, f"name={A}")
+        assert await failure(stub.ResetHead(request, metadata=writer)) == (
+            UNAUTHENTICATED,
+            "authorization is missing required APPLY capability",
+        )
+        elsewhere = await stub.ResetHead(request, metadata=bearer(Capability.APPLY, f"name={B}"))
+        assert elsewhere.status == pb.JOURNAL_NOT_FOUND
+        operator = await stub.ResetHead(request, metadata=bearer(Capability.APPLY, f"name={A}"))
+        assert operator.status == pb.OK
+    assert await client.reset_head(A, give_up=True) == 0
+
+
+async def test_reset_head_is_forwarded_with_what_it_needs(cluster, client, broker):
+    other = await cluster.start(id="other", zone="other", auth_keys=KEY)
+    async with AsyncClient(ClientConfig(address=other.endpoint, auth_keys=KEY)) as asking:
+        primary = (await asking.get(A)).route.primary
+        assert primary is not None
+        for one in (broker, other):
+            stub_at = ClientConfig(address=one.endpoint, auth_keys=KEY)
+            async with AsyncClient(stub_at) as any_broker:
+                assert (await any_broker.check_head(A)).head == 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
+import struct
 
 import pytest
 
@@ -99,6 +101,21 @@ async def test_odd_requests_are_refused_in_silence(broker, raw, caplog):
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
     code, _ = await answer(broker, request("GET /debug/ready HTTP/1.1"))
     assert code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/debug/ready"), ("POST", "/v1/journals/list"), ("PUT", "/a/journal")],
+)
+async def test_those_who_ask_to_go_on_and_leave_leave_no_trace(broker, caplog, method, path):
+    raw = request(f"{method} {path} HTTP/1.1", b"Expect: 100-continue", b"Content-Length: 10")
+    for _ in range(30):
+        with socket.create_connection(("127.0.0.1", broker.http_port)) as one:
+            # The connection is reset, not ended, while the broker is about to answer.
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            one.sendall(raw)
+    assert (await answer(broker, request("GET /debug/ready HTTP/1.1")))[0] == 200
+    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
 async def test_readers_that_leave_leave_no_trace(broker, cluster, caplog):

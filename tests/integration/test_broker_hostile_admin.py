@@ -46,7 +46,7 @@ def token(capability, journal=OURS):
     return (("authorization", f"Bearer {KeyRing(KEYS).sign(claims, now=now, lifetime_s=60)}"),)
 
 
-async def ask(broker, method, raw, capability=Capability.APPEND):
+async def ask(broker, method, raw, capability=Capability.APPEND | Capability.APPLY):
     """Send bytes as the request. Returns: the response."""
     async with aio.insecure_channel(f"127.0.0.1:{broker.port}") as channel:
         call = channel.unary_unary(f"/gazette_platform.Admin/{method}")
@@ -121,7 +121,7 @@ async def test_a_thousand_resets_at_a_time_leave_nothing_behind(brokers):
     tasks = len(asyncio.all_tasks())
     async with aio.insecure_channel(f"127.0.0.1:{brokers[0].port}") as channel:
         call = channel.unary_unary("/gazette_platform.Admin/ResetHead")
-        calls = [call(raw, metadata=token(Capability.APPEND), timeout=30) for _ in range(1000)]
+        calls = [call(raw, metadata=token(Capability.APPLY), timeout=30) for _ in range(1000)]
         for one in calls[::2]:
             one.cancel()
         for one in calls[1::2]:

@@ -1,5 +1,6 @@
 """Every command of gazctl against a real broker process and a real etcd."""
 
+import gzip
 import re
 import signal
 import subprocess
@@ -176,6 +177,64 @@ def test_broken_pipe_ends_quietly(gazctl, start, journals, root):
     process.stdout.close()
     assert process.wait() == 1
     assert process.stderr.read() == b""
+
+
+def verified(gazctl, journal, root, *args):
+    """Code, findings by object or offsets, and the summary of one journal."""
+    result = gazctl("verify", journal, "--file-root", root, "-o", "json", *args)
+    *lines, summary = [orjson.loads(line) for line in result.out.splitlines()]
+    return result.code, sorted((each["finding"], each["begin"]) for each in lines), summary
+
+
+def test_verify_finds_each_kind_of_damage(gazctl, journals, root, shared):
+    name, folder = f"{root}/one", shared.fragments / root / "one"
+    for n in range(6):
+        append(gazctl, f"name={name}", b"%d" % n * 2000)
+
+    def is_stored():
+        return len(list(folder.rglob("*.gz"))) >= 5
+
+    wait_until(is_stored, timeout_s=30)
+    assert gazctl("flush", "-l", f"name={name}").code == 0
+    files = sorted(folder.rglob("*.gz"))
+    code, findings, summary = verified(gazctl, name, shared.fragments)
+    assert (code, findings, summary["faults"]) == (0, [], 0)
+    assert (summary["read"], summary["end"]) == (len(files), 12000)
+    assert verified(gazctl, name, shared.fragments, "--sample", "2")[2]["read"] == 2
+
+    files[0].write_bytes(gzip.compress(b"9" * 2000))
+    files[1].write_bytes(files[1].read_bytes()[:-1])
+    files[2].write_bytes(gzip.compress(b"2" * 1999))
+    (files[3].parent / "note.txt").write_bytes(b"not a fragment")
+    kept = files[3].read_bytes()
+    files[3].unlink()
+    raw = f"{8000:016x}-{8005:016x}-{'0' * 40}.raw"
+    (files[4].parent / raw).write_bytes(b"trailing")
+    code, findings, summary = verified(gazctl, name, shared.fragments)
+    assert code == 1
+    assert findings == [
+        ("codec", 2000),
+        ("digest", 0),
+        ("length", 4000),
+        ("length", 8000),
+        ("missing", 6000),
+        ("overlap", 8000),
+        ("strange", 0),
+    ]
+    assert (summary["faults"], summary["read"]) == (6, len(files) - 4)
+    table = gazctl("verify", name, "--file-root", shared.fragments, "--sample", "0")
+    assert b"note.txt" in table.out
+    assert "faults were found" in table.err
+    # A gap needs brokers that no longer list what is gone.
+    wait_until(lambda: ("gap", 6000) in verified(gazctl, name, shared.fragments)[1], timeout_s=30)
+    files[3].write_bytes(kept)
+
+
+def test_verify_without_a_root_says_so(gazctl, journals, root):
+    append(gazctl, f"name={root}/one", b"x")
+    result = gazctl("verify", f"{root}/one")
+    assert result.code == 1
+    assert b"needs a directory" in result.out
 
 
 def test_fragments_and_prune(gazctl, journals, root, shared):

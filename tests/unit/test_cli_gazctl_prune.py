@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gazette_platform.cli.removal_bar import RemovalBar
+from gazette_platform.cli.fragment_bar import FragmentBar
 from gazette_platform.client import AsyncClient, FragmentListing
 from gazette_platform.errors import AccessDenied
 from gazette_platform.ops.clock import SystemClock
@@ -275,7 +275,7 @@ def test_prune_refuses_offsets_that_say_nothing(gazctl, broker, tmp_path):
 def test_a_bar_shows_how_far_it_is_and_output_stays_apart(capfd, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # to rich, that is a terminal
     monkeypatch.setenv("COLUMNS", "100")
-    with RemovalBar(is_shown=True) as bar:
+    with FragmentBar("pruning", is_shown=True) as bar:
         bar.add("a/[one]", 2)
         bar.advance(1500)
         print("removed a/one/x")
@@ -286,6 +286,6 @@ def test_a_bar_shows_how_far_it_is_and_output_stays_apart(capfd, monkeypatch):
     assert "pruning" in err
     assert "2/5" in err
     assert "2.0 kB" in err
-    with RemovalBar(is_shown=False) as bar:
+    with FragmentBar("pruning", is_shown=False) as bar:
         bar.add("a/one", 1)
     assert capfd.readouterr() == ("", "")

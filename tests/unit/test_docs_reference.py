@@ -28,6 +28,7 @@ from gazette_platform.lake.typed_spec.columns import (
     trino_name,
 )
 from gazette_platform.lake.typed_spec.typed_columns import ColumnEntry
+from gazette_platform.protocol.pb import admin_pb2, protocol_pb2
 from gazette_platform.testing.checker.report import ANOMALIES
 from gazette_platform.yaml_specs import parse_journal_tree, to_journal_tree
 
@@ -201,3 +202,14 @@ def test_every_module_of_the_larger_packages_is_on_the_map():
     modules = {path.stem for folder in folders for path in folder.rglob("*.py")}
     unknown = modules - told - {"__init__"}
     assert not unknown, f"name them in ARCHITECTURE.md: {sorted(unknown)}"
+
+
+def test_the_table_of_capabilities_names_every_call():
+    guide = (ROOT / "docs" / "guides" / "security.md").read_text()
+    rows = [line.split("|")[1] for line in guide.splitlines() if re.match(r"\| [A-Z]", line)]
+    named = {word for row in rows for word in re.findall(r"[A-Z]\w+", row)}
+    services = (
+        protocol_pb2.DESCRIPTOR.services_by_name["Journal"],
+        admin_pb2.DESCRIPTOR.services_by_name["Admin"],
+    )
+    assert {method.name for service in services for method in service.methods} <= named

@@ -90,7 +90,6 @@ def test_each_file_of_a_user_has_a_process_and_a_location_of_its_own(tmp_path):
     mine = found["dagster-code-mine"]
     assert {"--python-file=/a/mine.py", "--working-directory=/a", "--port=3"} < set(mine.command)
     assert mine.ports == (3,)
-    assert mine.is_restarted
     for name in (WEBSERVER, DAEMON):
         assert {CODE_SERVER, "dagster-code-mine", "dagster-code-c"} < set(found[name].requires)
     # Runs are processes of the code servers: what these use is stopped after them.

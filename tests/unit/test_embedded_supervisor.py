@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+import typer
 
+from gazette_platform.cli.errors import run
 from gazette_platform.embedded import supervisor as supervising
 from gazette_platform.embedded.component import Component
 from gazette_platform.embedded.control import platform_state, stop_platform
 from gazette_platform.embedded.endpoints import ComponentState, PlatformState
 from gazette_platform.embedded.layout import PlatformDir
-from gazette_platform.embedded.platform import PlatformOptions, components_of
+from gazette_platform.embedded.platform import PlatformOptions
 from gazette_platform.embedded.process import ProcessId, log_tail
-from gazette_platform.embedded.supervisor import ComponentFailed, Supervisor
-from gazette_platform.errors import SetupError
+from gazette_platform.embedded.supervisor import ComponentFailed, Supervisor, remove_leftovers
+from gazette_platform.errors import LakeError, SetupError
 from gazette_platform.testing.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -155,91 +159,135 @@ def test_component_that_dies_at_start_is_named_and_the_rest_is_stopped(stage: St
     assert {n: c.state for n, c in state.components.items()} == {"good": "stopped", "bad": "failed"}
 
 
-def test_component_that_dies_later_ends_the_platform(stage: Stage):
+def in_background(look: Callable[[], object]) -> None:
+    """Look at a platform that runs in this thread, and end it then."""
+
+    def work() -> None:
+        try:
+            look()
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=work).start()
+
+
+def test_a_component_that_dies_later_is_started_again_and_nothing_stops(stage: Stage):
     stage.add("victim")
-    stage.add("other")
-
-    def kill(endpoints: Endpoints) -> None:
-        os.kill(endpoints.pids["victim"], signal.SIGKILL)
-
-    with pytest.raises(ComponentFailed, match="victim was killed by SIGKILL"):
-        stage.run(Recorder(kill))
-    assert stage.events[-1] == "stop other"
-
-
-def test_a_component_that_is_to_be_restarted_and_ends_is_started_again_and_nothing_stops(
-    stage: Stage,
-):
-    stage.add("victim", is_restarted=True)
-    stage.add("other")
-
-    def kill(endpoints: Endpoints) -> None:
-        os.kill(endpoints.pids["victim"], signal.SIGKILL)
-        threading.Thread(target=look, args=(endpoints.pids["victim"],)).start()
+    stage.add("other", requires=("victim",))
+    away: list[ComponentState] = []
 
     def look(former: int) -> None:
         def is_back() -> bool:
+            state = platform_state(stage.layout).components["victim"]
+            if state.away_since:
+                away.append(state)
             pid = json.loads(stage.layout.endpoints.read_text())["pids"]["victim"]
-            return pid != former and stage.events.count("start victim") == 2
+            return pid != former and state.state == "ready"
 
-        try:
-            wait_until(is_back)
-        finally:
-            os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(is_back, poll_s=0.01)
+        assert platform_state(stage.layout).components["victim"].away_since == 0
+
+    def kill(endpoints: Endpoints) -> None:
+        pid = endpoints.pids["victim"]
+        os.kill(pid, signal.SIGKILL)
+        in_background(lambda: look(pid))
 
     stage.run(Recorder(kill))
     assert stage.events.count("start victim") == 2
     assert stage.events.count("start other") == stage.events.count("stop other") == 1
     assert "stop victim" in stage.events
+    assert {(one.state, one.why) for one in away} == {("starting", "was killed by SIGKILL")}
 
 
-def test_a_component_that_is_to_be_restarted_and_ends_again_and_again_ends_the_platform(
+def test_errors_of_lake_commands_say_what_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    state = PlatformState(phase="ready")
+    state.components["metastore"] = ComponentState(away_since=1_700_000_000.0, why="was killed")
+    layout = PlatformDir.at(tmp_path)
+    state.save(layout.state)
+    monkeypatch.setenv("GAZETTE_ENDPOINTS", str(layout.endpoints))
+    app = typer.Typer()
+
+    @app.command()
+    def list_tables() -> None:
+        raise LakeError("cannot reach the Hive Metastore")
+
+    assert run(app, "gazctl", []) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "cannot reach the Hive Metastore; metastore is away since 2023-11-14T22:13:20Z" in said
+
+
+def test_a_component_that_ends_again_and_again_ends_nothing_else(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(supervising, "_RESTART_DELAYS_S", (0.0, 0.1, 0.2))
-    stage.add("victim", FAILING, is_restarted=True)
+    stage.add("victim", FAILING)
     stage.add("other")
-    with pytest.raises(ComponentFailed, match="victim exited with code 3"):
-        stage.run(Recorder(lambda _endpoints: stage.let_fail("victim")))
-    assert stage.events.count("start victim") == 4
+
+    def fail(_endpoints: Endpoints) -> None:
+        stage.let_fail("victim")
+        in_background(lambda: wait_until(lambda: stage.events.count("start victim") == 6))
+
+    stage.run(Recorder(fail))
+    assert stage.events.count("start other") == stage.events.count("stop other") == 1
     told = [record.message for record in caplog.records if "starting it again" in record.message]
-    assert [message.split(", ")[0] for message in told] == [
+    assert [message.split(", ")[0] for message in told[:5]] == [
         f"victim exited with code 3: starting it again in {delay} s"
-        for delay in ("0", "0.1", "0.2")
+        for delay in ("0", "0.1", "0.2", "0.2", "0.2")
     ]
     assert str(stage.layout.logs / "victim.log") in told[0]
 
 
-def test_a_component_that_ends_between_two_looks_at_it_is_restarted(
+def test_a_component_that_is_not_ready_again_in_time_is_started_once_more(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(supervising, "_RESTART_DELAYS_S", (0.0,))
-    looked_too_early: set[int] = set()
+    answers = [True, False, False, True]
+    stage.add("victim", ready=lambda: answers[stage.events.count("start victim") - 1])
 
-    class EndsAfterLook(supervising.Child):
-        """The first look at a process that has ended comes just before it ends."""
+    def kill(endpoints: Endpoints) -> None:
+        os.kill(endpoints.pids["victim"], signal.SIGKILL)
 
-        def exit_code(self) -> int | None:
-            code = super().exit_code()
-            if code is None or self.id.pid in looked_too_early:
-                return code
-            looked_too_early.add(self.id.pid)
-            return None
+        def is_back() -> bool:
+            state = platform_state(stage.layout).components["victim"]
+            return stage.events.count("start victim") == 4 and state.state == "ready"
 
-    monkeypatch.setattr(supervising, "Child", EndsAfterLook)
-    stage.add("victim", FAILING, is_restarted=True)
-    with pytest.raises(ComponentFailed, match="victim exited with code 3"):
-        stage.run(Recorder(lambda _endpoints: stage.let_fail("victim")))
+        in_background(lambda: wait_until(is_back))
+
+    stage.components[0] = replace(stage.components[0], start_timeout_s=0.5)
+    stage.run(Recorder(kill))
+    assert stage.events.count("start victim") == 4
+
+
+def test_a_component_whose_program_is_gone_is_tried_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(supervising, "_RESTART_DELAYS_S", (0.0, 0.05))
+    program = stage.layout.root / "shell"
+    stage.layout.root.mkdir(exist_ok=True)
+    program.symlink_to("/bin/sh")
+    stage.add("victim")
+    stage.components[0] = replace(
+        stage.components[0], command=(str(program), *stage.components[0].command[1:])
+    )
+
+    def lose(endpoints: Endpoints) -> None:
+        program.unlink()
+        os.kill(endpoints.pids["victim"], signal.SIGKILL)
+
+        def look() -> None:
+            def is_missed() -> bool:
+                return "cannot start" in platform_state(stage.layout).components["victim"].why
+
+            wait_until(is_missed)
+            program.symlink_to("/bin/sh")
+            wait_until(lambda: platform_state(stage.layout).components["victim"].state == "ready")
+
+        in_background(look)
+
+    stage.run(Recorder(lose))
     assert stage.events.count("start victim") == 2
-
-
-def test_a_lone_broker_is_restarted(tmp_path: Path):
-    """As one of several is: clients wait for it, and what it persisted is still there."""
-    layout = PlatformDir.at(tmp_path)
-    ports = {"etcd": 1, "etcd-peer": 2, "broker-1": 3, "broker-1-http": 4}
-    options = PlatformOptions(without=frozenset({"metastore", "trino", "dagster"}))
-    found = {each.name: each.is_restarted for each in components_of(layout, options, ports)}
-    assert found == {"etcd": False, "broker-1": True}
 
 
 def test_component_that_is_never_ready_is_given_up(stage: Stage):
@@ -303,6 +351,40 @@ def test_stop_cleans_up_after_a_killed_supervisor_but_spares_strangers(stage: St
             process.kill()
         reaper.join()
         stranger.wait()
+
+
+def test_what_a_platform_writes_is_not_for_all_users(tmp_path: Path):
+    stage = Stage(tmp_path / "root")
+    stage.add("etcd")
+    former = os.umask(0o022)
+    try:
+        stage.run(Recorder())
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(former)
+    modes = {
+        path: path.stat().st_mode & 0o777
+        for path in [stage.layout.root, *stage.layout.root.rglob("*")]
+    }
+    assert {path.name for path in modes} >= {"etcd.up", "etcd.log", "supervisor.json"}
+    assert {path: oct(mode) for path, mode in modes.items() if mode & 0o027} == {}
+
+
+def test_a_copy_of_its_folder_leaves_a_platform_running(stage: Stage, tmp_path: Path):
+    stage.add("etcd")
+    copy = PlatformDir.at(tmp_path / "copy")
+    found: list[object] = []
+
+    def when_ready(_: Endpoints) -> None:
+        shutil.copytree(stage.layout.root, copy.root)
+        state, copied = (PlatformState.load(one.state) for one in (stage.layout, copy))
+        found.extend([copied.process.is_alive(), copied.ports == state.ports])
+        remove_leftovers(copied)
+        found.append(state.components["etcd"].process.is_alive())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stage.run(Recorder(when_ready))
+    assert found == [False, True, True]
 
 
 def test_children_die_with_a_killed_parent(tmp_path: Path):

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -121,7 +122,19 @@ def test_home_is_free_once_its_process_is_killed(tmp_path, child, again):
     (home,) = again()
     assert home.folder.name == name
     assert home.former == Owner("1f/gazette", "zone#child", boot_id())
-    assert home.former.is_of_this_boot
+    assert home.former_has_ended
+
+
+def test_a_copied_home_proves_no_end_of_its_process(tmp_path, make, again):
+    home = make()
+    shutil.copytree(home.folder, home.folder.with_name("copy"))
+    (copy,) = again()  # the original is locked
+    assert copy.folder.name == "copy"
+    assert copy.former == OWNER
+    assert not copy.former_has_ended
+    found = {one.folder.name: one.former_has_ended for one in again(home, copy)}
+    # The copy says where it is since it was taken.
+    assert found == {home.folder.name: True, "copy": False}
 
 
 def test_free_home_is_taken_by_one_process_only(tmp_path, child):
@@ -563,5 +576,6 @@ def test_home_is_said_on_disk(tmp_path):
         "process": "zone#one",
         "boot": boot_id(),
         "lease": 3,
+        "place": f"{home.folder.stat().st_dev}:{home.folder.stat().st_ino}",
     }
     home.close()

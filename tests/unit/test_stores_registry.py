@@ -28,6 +28,7 @@ from gazette_platform.stores import (
     health_check,
     open_store,
 )
+from gazette_platform.testing.stores import listing
 from gazette_platform.testing.waiting import turns
 
 
@@ -225,6 +226,18 @@ async def test_intervals_of_checks(tasks):
         await asyncio.wait_for(store.wait_health_change(since), 5)
     await turns()
     assert checks.waits == [0, 0.1, 1, 1, 10, 10, 100, 100, 1800, 1800, 0]
+
+
+async def test_a_failed_listing_checks_its_store_once_a_minute():
+    clock = ManualClock()
+    active = ActiveStore(ScriptedStore(list=StoreUnavailable("an odd answer")), clock)
+    active.update_health(None)
+    for second, is_checked in ((0, True), (1, False), (61, True)):
+        clock.advance(second)
+        active.check_asked.clear()
+        with pytest.raises(StoreUnavailable, match="odd"):
+            await listing(active, "j/")
+        assert active.check_asked.is_set() is is_checked
 
 
 async def test_health_says_for_how_long_a_store_fails():

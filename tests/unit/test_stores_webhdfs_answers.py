@@ -80,6 +80,17 @@ async def test_a_listing_that_something_else_answered_is_not_an_empty_one(served
         await listing(served["store"], "j/")
 
 
+@pytest.mark.parametrize("names", [[], ["a"]])
+async def test_a_listing_that_lacks_promised_entries_is_refused(served, names):
+    files = [
+        {"pathSuffix": name, "type": "FILE", "length": 1, "modificationTime": 0} for name in names
+    ]
+    answer = {"partialListing": {"FileStatuses": {"FileStatus": files}}, "remainingEntries": 3}
+    served["LISTSTATUS_BATCH"] = 200, json.dumps({"DirectoryListing": answer}).encode(), {}
+    with pytest.raises(StoreUnavailable, match="3 entries follow"):
+        await listing(served["store"], "j/")
+
+
 @pytest.mark.parametrize("answer", [LOGIN, PAGE, WRONG, DEEP, ODD, ENDLESS])
 async def test_a_length_that_something_else_answered_is_none(served, answer):
     served["GETFILESTATUS"] = answer

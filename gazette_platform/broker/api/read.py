@@ -21,6 +21,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import ALL_CLAIMS
 from gazette_platform.protocol.content import encode_read_content
+from gazette_platform.protocol.fragment_check import FragmentCheck
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, NotNow, RpcFailed
 
@@ -331,19 +332,19 @@ class ReadApi:
                 "more, whose fragments are being listed again"
             ) from err
         except (DataError, StoreError) as err:
+            advice = " (restore the file, or remove it)" if isinstance(err, DataError) else ""
             raise RpcFailed(
-                Code.UNKNOWN, f"{fragment.journal}: reading {fragment.content_path}: {err}"
+                Code.UNKNOWN, f"{fragment.journal}: reading {fragment.content_path}: {err}{advice}"
             ) from err
-        if part.offset < end:
-            raise RpcFailed(
-                Code.UNKNOWN,
-                f"{fragment.journal}: {fragment.content_path} ends {end - part.offset} bytes before "
-                "its name says (restore the file, or remove it)",
-            )
 
     async def _send_part(self, part: _Part, fragment: Fragment, piece_bytes: int) -> None:
-        """Send what belongs to a part of a stored fragment, in steps of bounded size."""
+        """Send what belongs to a part of a stored fragment, in steps of bounded size.
+
+        A part that reaches the fragment's end proves it: its last step is sent once the whole content
+        was found to be what the name says.
+        """
         loop = asyncio.get_running_loop()
+        readers = self._context.readers
         steps = decompressor(fragment.codec)
         is_plain = fragment.codec is CompressionCodec.NONE
         # A compressed piece stays in memory while its content is sent, so both are half as large as a
@@ -353,46 +354,64 @@ class ReadApi:
         async with aclosing(store.get(fragment.content_path, piece_bytes=length)) as pieces:
             async for piece in pieces:
                 if is_plain:
+                    await loop.run_in_executor(readers, part.check, piece)
                     await part.take(piece)
                 else:
                     contents = decompress_steps(steps, piece, step_bytes_max=piece_bytes // 2)
-                    while not part.is_sent and (
-                        content := await loop.run_in_executor(
-                            self._context.readers, next, contents, b""
-                        )
+                    while not part.is_over and (
+                        content := await loop.run_in_executor(readers, part.checked, contents)
                     ):
                         await part.take(content)
-                if part.is_sent:
+                if part.is_over:
                     return
         steps.finish()
+        await part.finish()
 
 
 @final
 class _Part:
-    """Takes a fragment's content from its beginning, and sends bytes [offset, end) of the journal.
-
-    Attributes:
-        offset: of the next byte to send.
-    """
+    """Takes a fragment's content from its beginning, and sends bytes [offset, end) of the journal."""
 
     def __init__(self, fragment: Fragment, offset: int, end: int, send: Send) -> None:
-        self.offset = offset
+        self._offset = offset  # of the next byte to send
         self._skip = offset - fragment.begin
         self._end = end
         self._send = send
+        self._is_whole = end == fragment.end
+        self._check = FragmentCheck(fragment)
+        self._last: bytes | None = None
 
     @property
-    def is_sent(self) -> bool:
-        return self.offset >= self._end
+    def is_over(self) -> bool:
+        """Whether nothing more is needed of the object. What ends with it is read to its end."""
+        return not self._is_whole and self._offset >= self._end
+
+    def check(self, content: bytes) -> bytes:
+        """See the next bytes, in a thread. Raises: DataError."""
+        self._check.take(content)
+        return content
+
+    def checked(self, contents: Iterator[bytes]) -> bytes:
+        """Make the next bytes, and check them; empty at the end. In a thread. Raises: DataError."""
+        return self.check(next(contents, b""))
 
     async def take(self, content: bytes) -> None:
-        """Take the next bytes. Returns once there is room for more."""
+        """Send of the next bytes what belongs to the part. Returns once there is room for more."""
         if self._skip >= len(content):
             self._skip -= len(content)
             return
-        view = memoryview(content)[self._skip : self._skip + self._end - self.offset]
+        view = memoryview(content)[self._skip : self._skip + self._end - self._offset]
         self._skip = 0
-        raw = encode_read_content(self.offset, view)
-        self.offset += len(view)
+        raw = encode_read_content(self._offset, view)
+        self._offset += len(view)
         del content, view
-        await self._send(raw)
+        if self._is_whole and self._offset == self._end:
+            self._last = raw
+        else:
+            await self._send(raw)
+
+    async def finish(self) -> None:
+        """Send what was held back, as the object has ended. Raises: DataError: it is not right."""
+        self._check.finish()
+        if self._last is not None:
+            await self._send(self._last)

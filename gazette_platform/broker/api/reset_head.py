@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["ResetHeadApi"]
 
 _RESET_HEAD = "/gazette_platform.Admin/ResetHead"
+# A peer of an earlier version asks for APPEND.
+_NEEDED = Capability.APPLY | Capability.APPEND
 
 # A broker that is about to come back, or to let go of what it has, is looked for at this pace.
 _RETRY_S = 0.2
@@ -124,7 +126,7 @@ class ResetHeadApi:
         self, request: pb.ResetHeadRequest, found: Resolution
     ) -> tuple[Status, bytes]:
         endpoint, peers = endpoint_of(found), self._context.peers
-        call = PeerCall(peers, endpoint, _RESET_HEAD, Capability.APPEND, request.journal)
+        call = PeerCall(peers, endpoint, _RESET_HEAD, _NEEDED, request.journal)
         try:
             raw = await call.unary(with_header(request, found.header))
         except PeerFailed as err:

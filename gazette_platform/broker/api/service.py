@@ -84,7 +84,7 @@ class BrokerService:
             self._unary(_JOURNAL, "FragmentStoreHealth", can.READ, fragments.fragment_store_health),
             Rpc(_ADMIN, "AppendWhole", Kind.UNARY, self._append_whole),
             self._unary(_ADMIN, "Flush", can.APPEND, admin.flush),
-            self._unary(_ADMIN, "ResetHead", can.APPEND, heads.reset_head),
+            self._unary(_ADMIN, "ResetHead", can.APPLY, heads.reset_head),
             self._unary(_ADMIN, "CheckStores", can.APPLY, fragments.check_stores),
             self._unary(_ADMIN, "PutSavepoint", can.APPLY, admin.put_savepoint),
             self._unary(_ADMIN, "GetSavepoint", can.LIST, admin.get_savepoint),

@@ -45,8 +45,8 @@ async def take_homes(
 ) -> list[SpoolHome]:
     """Take over the homes of spools whose processes have ended; make an empty one if there are none.
 
-    In etcd those processes are members until their leases end. We know that they have ended, so we
-    revoke the leases, and nobody has to wait.
+    In etcd those processes are members until their leases end. Where we know that they have ended, we
+    revoke the leases, and nobody has to wait. The process of a copied home may be alive.
 
     Returns: at least one; new spools are begun in the first.
     Raises: SetupError, EtcdError.
@@ -61,8 +61,16 @@ async def take_homes(
     history = await history_of(etcd, config.etcd_prefix)
     for home in homes:
         home.history = history
-    formers = [home.former for home in homes if home.former is not None]
-    for lease in {former.lease for former in formers if former.is_of_this_boot} - {0}:
+    leases = {home.former.lease for home in homes if home.former and home.former_has_ended}
+    for home in homes:
+        if home.former and home.former.is_of_this_boot and not home.former_has_ended:
+            _log.warning(
+                "%s was copied or moved here: broker %s, which made it, may be alive, and stays a member "
+                "until its lease ends",
+                home.folder,
+                home.former.process,
+            )
+    for lease in leases - {0}:
         if await etcd.revoke_lease(lease):
             _log.info("ended the lease of a broker that has crashed here")
     return homes

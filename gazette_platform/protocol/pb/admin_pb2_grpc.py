@@ -91,7 +91,7 @@ class AdminServicer(object):
 
     def ResetHead(self, request, context):
         """Let appends to a journal go on that its brokers refuse, since what they miss is lost: behind all
-        that is stored. Needs APPEND. Any broker forwards it to the primary. Where nothing is refused,
+        that is stored. Needs APPLY. Any broker forwards it to the primary. Where nothing is refused,
         nothing is done. UNAVAILABLE: it cannot be told yet, or another broker still stores content of it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

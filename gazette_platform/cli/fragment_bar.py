@@ -1,4 +1,4 @@
-"""The bar that shows how far pruning is, on a terminal. Apart, because rich is slow to import."""
+"""The bar that shows how many fragments are done, on a terminal. Apart, because rich is slow to import."""
 
 import sys
 from typing import final
@@ -7,16 +7,20 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-__all__ = ["RemovalBar"]
+__all__ = ["FragmentBar"]
 
 
 @final
-class RemovalBar:
-    """A bar on standard error: fragments that went, of those that are known to go; a context manager."""
+class FragmentBar:
+    """A bar on standard error: fragments that are done, of those that are known; a context manager.
 
-    def __init__(self, *, is_shown: bool) -> None:
+    Args:
+        verb: what is done to them, as in ``pruning``.
+    """
+
+    def __init__(self, verb: str, *, is_shown: bool) -> None:
         self._progress = Progress(
-            TextColumn("pruning {task.description}", markup=False),
+            TextColumn(f"{verb} {{task.description}}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[size]}", markup=False),
@@ -30,7 +34,7 @@ class RemovalBar:
         self._total = self._bytes = 0
         self._task = self._progress.add_task("", total=None, size="")
 
-    def __enter__(self) -> "RemovalBar":
+    def __enter__(self) -> "FragmentBar":
         self._progress.start()
         return self
 
@@ -38,11 +42,11 @@ class RemovalBar:
         self._progress.stop()
 
     def add(self, journal: str, fragments: int) -> None:
-        """So many more are to go, of this journal."""
+        """So many more are to be done, of this journal."""
         self._total += fragments
         self._progress.update(self._task, description=journal, total=self._total)
 
     def advance(self, size: int) -> None:
-        """One of so many bytes has gone."""
+        """One of so many bytes is done."""
         self._bytes += size
         self._progress.update(self._task, advance=1, size=decimal(self._bytes))
