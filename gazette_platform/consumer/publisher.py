@@ -1,8 +1,8 @@
-"""What applications publish with: messages of the transaction that is under way.
+"""The publisher of applications: it publishes messages of the open transaction.
 
-What a small transaction publishes is not appended before its commit, but in one append with its
-acknowledgement. Until then it is kept as that is: in the checkpoint, which whoever restores it appends
-again. That makes two appends one behind the other, the store's and this, where there would be three.
+Messages are appended before the store commits, and acknowledged after it. A checkpoint keeps the
+acknowledgements alone: each restart appends what the checkpoint keeps, and readers know a repeated message
+only for as long as they remember its producer. A repeated acknowledgement commits nothing, however late.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ __all__ = ["TransactionPublisher"]
 M = TypeVar("M")
 
 _KNOWN_JOURNALS: Final = 1024
-
-_HELD_BYTES_MAX: Final = 16 << 10
-"""What a transaction may publish to have it in its checkpoint, which is written twice: here and there."""
 
 
 @final
@@ -50,9 +47,6 @@ class TransactionPublisher:
             appends, None, None, message_clock=self._message_clock
         )
         self._known: Lru[str, Mapped] = Lru(_KNOWN_JOURNALS)
-        # By journal, what is to be appended with the ACK; None: the transaction has become too large.
-        self._held: dict[str, list[bytes]] | None = {}
-        self._held_bytes = 0
 
     @property
     def producer(self) -> bytes:
@@ -84,36 +78,15 @@ class TransactionPublisher:
             labels = (await self._client.get(to)).spec.labels
             mapped = Mapped(to, labels.value_of("content-type"))
             self._known.put(to, mapped)
-        if self._held is None:
-            await self._appends.room()
-        journal, frame = self._publisher.frame_uncommitted(message, mapped)
-        if self._held is not None and self._held_bytes + len(frame) > _HELD_BYTES_MAX:
-            self._append_held()
-        if self._held is None:
-            _ = self._appends.submit_nowait(journal, frame)
-        else:
-            self._held.setdefault(journal, []).append(frame)
-            self._held_bytes += len(frame)
-
-    def _append_held(self) -> None:
-        """Hold nothing more of this transaction: what was is appended now, in its order."""
-        held, self._held = self._held, None
-        for journal, frames in (held or {}).items():
-            _ = self._appends.submit_nowait(journal, b"".join(frames))
+        _ = await self._publisher.publish_uncommitted(message, to=mapped)
 
     def begin(self) -> None:
         """A transaction begins: raise the clock to the time of now."""
         self._message_clock.update(int(self._clock.unix_s() * 1e6) * 1000)
 
     def build_acks(self) -> list[AckIntent]:
-        """End the transaction: its acknowledgements, with what is to be appended along with them.
+        """End the transaction. Returns: its acknowledgements.
 
         Raises: ValidationError: an ACK cannot be stamped or written.
         """
-        held = self._held or {}
-        intents = [
-            AckIntent(each.journal, b"".join((*held.get(each.journal, ()), each.content)))
-            for each in self._publisher.build_acks()
-        ]
-        self._held, self._held_bytes = {}, 0
-        return intents
+        return self._publisher.build_acks()

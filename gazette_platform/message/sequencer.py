@@ -295,7 +295,9 @@ class Sequencer(Generic[M]):
         self.replay = None
         self._dequeue_held()
 
-    def checkpoint(self, *, horizon: int | None = PRUNE_HORIZON) -> SequencerCheckpoint:
+    def checkpoint(
+        self, *, horizon: int | None = PRUNE_HORIZON, now: int | None = None
+    ) -> SequencerCheckpoint:
         """Where to go on behind what was used, `dequeued` not among it.
 
         Forgets producers that have published nothing for long, see `PRUNE_HORIZON`: an ACK that comes later
@@ -303,9 +305,11 @@ class Sequencer(Generic[M]):
 
         Args:
             horizon: in clocks; None keeps all producers.
+            now: the reader's time, as a clock. A producer whose clock is ahead of it has others forgotten only
+                as if its clock was this; None: as if all clocks were right.
         """
         if horizon is not None:
-            self._prune(horizon)
+            self._prune(horizon, now)
         self._pending.clear()
         return SequencerCheckpoint(
             offsets=dict(self._offsets),
@@ -418,10 +422,11 @@ class Sequencer(Generic[M]):
         state.drop_span()
         self._pending.discard(key)
 
-    def _prune(self, horizon: int) -> None:
+    def _prune(self, horizon: int, now: int | None) -> None:
         newest: dict[str, int] = {}
         for (journal, _), state in self._states.items():
-            newest[journal] = max(newest.get(journal, 0), state.min_clock)
+            clock = state.min_clock if now is None else min(state.min_clock, now)
+            newest[journal] = max(newest.get(journal, 0), clock)
         former, self._newest = self._newest, newest
         for key, state in list(self._states.items()):
             top = newest[key[0]]

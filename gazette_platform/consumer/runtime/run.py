@@ -22,7 +22,7 @@ from gazette_platform.consumer.runtime.steps import StepFailed, done, place_of, 
 from gazette_platform.consumer.shard import Action, Backlog, TransactionLimits, Transactions
 from gazette_platform.consumer.store import ShardStore
 from gazette_platform.errors import ApplicationFailed, DataError
-from gazette_platform.message import Envelope, Sequencer
+from gazette_platform.message import Envelope, Sequencer, clock_of
 from gazette_platform.ops.sparing import SparingLog
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.ops.turns import Turns
@@ -300,7 +300,8 @@ class Run(Generic[StoreT, M]):
                 await done(self._application.finalize(txn))
             # From here on nothing waits: whatever is published later comes behind these ACKs.
             intents = tuple(self._publisher.build_acks())
-            checkpoint = Checkpoint(self._backlog.checkpoint(), intents)
+            now = clock_of(int(self._clock.unix_s() * 1e9))
+            checkpoint = Checkpoint(self._backlog.checkpoint(now=now), intents)
             with step("store.StartCommit"):
                 commit = self._store.start_commit(checkpoint, self._shard.appends.pending())
             check_commit(commit)

@@ -85,9 +85,9 @@ class Backlog(Generic[M]):
         # A new list: the application may have kept the one that it was given.
         self.messages = self.messages[count:]
 
-    def checkpoint(self) -> SequencerCheckpoint:
-        """Where to go on behind what was used."""
-        return count_as_unused(self._sequencer.checkpoint(), self.messages)
+    def checkpoint(self, *, now: int | None = None) -> SequencerCheckpoint:
+        """Where to go on behind what was used. See `Sequencer.checkpoint` for `now`."""
+        return count_as_unused(self._sequencer.checkpoint(now=now), self.messages)
 
 
 def count_as_unused(
