@@ -6,6 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from shard_bench import NDJSON, journal
 
@@ -82,6 +83,31 @@ def test_messages_have_the_type_that_is_told():
     framing = Proto().framing(journal("a/b", "application/x-protobuf-fixed"))
     assert isinstance(framing, ProtoFraming)
     assert isinstance(Typed().framing(journal("a/b", NDJSON)), JsonFraming)
+
+
+class NoUuid(msgspec.Struct):
+    a: int = 0
+
+
+@dataclasses.dataclass
+class NoUuidEither:
+    uuid: str = ""
+
+
+@pytest.mark.parametrize("kind", [NoUuid, NoUuidEither, NoUuid | None, int])
+def test_type_without_uuid_field_is_refused(kind):
+    """It read acknowledgements, repeated and uncommitted messages as messages, with a warning about these."""
+
+    class Typed(_Base):
+        message_type = kind
+
+    with pytest.raises(ValidationError, match="has no field UUID for the UUID"):
+        Typed().framing(journal("a/b", NDJSON))
+
+
+def test_protobuf_source_without_message_type_is_refused():
+    with pytest.raises(ValidationError, match="set `message_type` to their generated class"):
+        _Base().framing(journal("a/b", "application/x-protobuf-fixed"))
 
 
 def test_a_journal_without_framing_is_refused():
