@@ -31,6 +31,7 @@ from gazette_platform.errors import (
     EtcdError,
     GazetteError,
     ShardStopped,
+    StoreUnavailable,
     ValidationError,
 )
 from gazette_platform.testing.waiting import eventually, patient
@@ -51,6 +52,22 @@ async def bench(local_brokers, tmp_path):
 async def through(replica, offsets):
     async with asyncio.timeout(patient(30)):
         return await replica.wait_through(offsets)
+
+
+@pytest.mark.parametrize(
+    ("error", "may_pass"),
+    [(StoreUnavailable("the database is away"), True), (KeyError("word"), False)],
+)
+async def test_failure_of_store_may_pass(bench, error, may_pass):
+    class Failing(Numbered):
+        def consume(self, txn, envelope):
+            raise error
+
+    replica = bench.replica(Failing(), spec_of(log=False))
+    assert not replica.may_pass
+    await bench.publish(1)
+    await replica.host.reached("FAILED")
+    assert replica.may_pass is may_pass
 
 
 @pytest.mark.parametrize(

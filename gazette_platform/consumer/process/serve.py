@@ -37,7 +37,7 @@ from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import ProcessId
 from gazette_platform.serving.auth import Authenticator
 from gazette_platform.serving.grpc_server import GrpcServer
-from gazette_platform.serving.http_server import HttpServer
+from gazette_platform.serving.http_server import NOT_SERVING, HttpServer
 from gazette_platform.serving.origins import Origins
 from gazette_platform.serving.process.departure import Departure
 from gazette_platform.serving.process.names import random_id
@@ -189,7 +189,7 @@ class ConsumerProcess:
             self._space,
             self.process_id,
             pause_s=config.restart_failed_s,
-            error_of=self.replicas.error_of,
+            may_pass=self.replicas.may_pass,
             clock=self._clock,
             tasks=self.tasks,
         )
@@ -256,7 +256,7 @@ class ConsumerProcess:
             host=config.http_host,
             port=config.http_port,
             metrics=self.metrics,
-            is_ready=lambda: self._is_ready,
+            unready=self._unready,
             tls=config.server_tls.server_context() if config.server_cert_file else None,
             tasks=tasks,
             faults=self.faults,
@@ -267,6 +267,14 @@ class ConsumerProcess:
         await http.start()
         self._stack.push_async_callback(http.stop)
         self.http_port = http.port
+
+    def _unready(self) -> str:
+        failed = [
+            f"shard {shard} has failed: {replica.error}"
+            for shard, replica in sorted(self.replicas.held.items())
+            if replica.error is not None
+        ]
+        return "\n".join(failed) if self._is_ready else NOT_SERVING
 
     async def _join(self) -> None:
         self.tasks.keep(self._lease.keep_alive, name="lease", ends_by=(LeaseLost,))

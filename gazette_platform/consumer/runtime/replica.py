@@ -173,6 +173,14 @@ class ShardReplica(Generic[StoreT, M]):
         )
 
     @property
+    def may_pass(self) -> bool:
+        """Whether it has failed with what may pass if it starts again: of a fence, or of its store."""
+        error, store = self.error, self._primary.store
+        if error is None:
+            return False
+        return isinstance(error, Fenced) or (store or ShardStore).may_pass(error)
+
+    @property
     def progress(self) -> Progress:
         """Of its transactions that are done."""
         return self._shard.progress

@@ -15,12 +15,13 @@ from typing_extensions import override
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.store.base import ShardStore
 from gazette_platform.consumer.store.commits import Commits, all_succeeded
-from gazette_platform.consumer.store.sql_database import CHECKPOINTS, sql_error
+from gazette_platform.consumer.store.sql_database import CHECKPOINTS, sql_error, sql_may_pass
 from gazette_platform.errors import (
     ApplicationFailed,
     DataError,
     Fenced,
     StoreError,
+    StoreUnavailable,
     ValidationError,
 )
 from gazette_platform.ops.threads import run_in
@@ -172,7 +173,7 @@ class SQLStore(ShardStore):
                 "for: use `await store.run(call)`, or call it in a thread"
             )
         if not self._overlaps and not self._is_free.wait(FORMER_S):
-            raise StoreError(
+            raise StoreUnavailable(
                 f"{self._shard}: the former commit is not done after {FORMER_S:g} s: see whether brokers "
                 "take appends"
             )
@@ -233,6 +234,11 @@ class SQLStore(ShardStore):
                 err,
             ) from err
         return bytes(raw)
+
+    @override
+    @staticmethod
+    def may_pass(error: Exception) -> bool:
+        return ShardStore.may_pass(error) or sql_may_pass(error)
 
     @override
     def start_commit(
