@@ -1,6 +1,7 @@
 """Stores with local files, whose recovery log is a journal of a real broker."""
 
 import asyncio
+import itertools
 
 import pytest
 from rocksdict import Options, Rdict
@@ -8,6 +9,7 @@ from rocksdict import Options, Rdict
 from gazette_platform.client import AppendOptions, Change
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE, FsmHints, Player, Recorder
+from gazette_platform.consumer.store.json_file import JSONFileStore
 from gazette_platform.consumer.store.rocksdb import RocksDBStore
 from gazette_platform.consumer.store.sqlite import SQLiteStore
 from gazette_platform.errors import DataError, Fenced, GazetteError
@@ -65,6 +67,19 @@ class Keys:
 
     def all(self):
         return {word.decode(): int(number) for word, number in self.store.scan()}
+
+
+class Document:
+    """A `JSONFileStore` with numbers by word."""
+
+    def __init__(self, recorder):
+        self.store = JSONFileStore(recorder, {})
+
+    def set(self, numbers):
+        self.store.state.update(numbers)
+
+    def all(self):
+        return dict(self.store.state)
 
 
 @pytest.fixture(params=[Tables, Keys])
@@ -159,6 +174,36 @@ async def test_who_is_fenced_commits_nothing(kind, client, tmp_path):
     assert (checkpoint, third.all()) == (at(2), {"a": 2})
     await third.store.destroy()
     await second.store.destroy()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), list(itertools.permutations([Tables, Keys, Document], 2))
+)
+async def test_store_refuses_files_of_another_kind(first, second, client, tmp_path):
+    """It began with empty state, without a word, and the shard published everything again."""
+    names = {Tables: "SQLiteStore", Keys: "RocksDBStore", Document: "JSONFileStore"}
+    state, recorder, _ = await taken_over(first, client, tmp_path / "one", 1)
+    await committed(state, 7, a=1)
+    hints = await recorder.build_hints()
+    with pytest.raises(DataError, match=f"look like those of a {names[first]}"):
+        await taken_over(second, client, tmp_path / "two", 2, hints)
+    again, _, checkpoint = await taken_over(first, client, tmp_path / "three", 3, hints)
+    assert (checkpoint, again.all()) == (at(7), {"a": 1})
+    for each in (state, again):
+        await each.store.destroy()
+
+
+async def test_rocksdb_files_are_of_the_format_of_gazette(client, tmp_path):
+    """RocksDB 7.8, which Gazette's consumers are built with, refuses "unsupported format_version: 6"."""
+    state, _, _ = await taken_over(Keys, client, tmp_path / "one", 1)
+    await committed(state, 1, a=1)
+    state.store.db.flush()
+    tables = list((tmp_path / "one").glob("*.sst"))
+    assert tables
+    for table in tables:
+        footer = table.read_bytes()[-12:]  # the version, and eight bytes of magic
+        assert int.from_bytes(footer[:4], "little") == 5
+    await state.store.destroy()
 
 
 async def test_cl2_nothing_of_a_commit_is_in_the_log_before_its_gate_has_opened(

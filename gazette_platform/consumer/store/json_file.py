@@ -21,6 +21,7 @@ from typing_extensions import override
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.store.base import ShardStore, check_recorder
 from gazette_platform.consumer.store.commits import Commits
+from gazette_platform.consumer.store.files import check_files
 from gazette_platform.errors import DataError, StoreError, ValidationError
 from gazette_platform.ops.threads import run_in
 from gazette_platform.protocol import escape_html
@@ -96,6 +97,7 @@ class JSONFileStore(ShardStore, Generic[_T]):
         path, content = self._path, self._content
         if content is None:
             try:
+                await run_in(self._disk, check_files, self._directory, "JSONFileStore")
                 content = await run_in(self._disk, Path(path).read_bytes)
             except FileNotFoundError:  # nothing was ever committed
                 self.state = self._decoder.decode(self._initial)

@@ -14,12 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast, final
 
-from rocksdict import Checkpoint as Snapshot, Options, Rdict, WriteBatch
+from rocksdict import BlockBasedOptions, Checkpoint as Snapshot, Options, Rdict, WriteBatch
 from typing_extensions import override
 
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.store.base import ShardStore, check_recorder
 from gazette_platform.consumer.store.commits import Commits
+from gazette_platform.consumer.store.files import check_files
 from gazette_platform.consumer.store.rocksdb_files import RecordedFiles, settle
 from gazette_platform.errors import ApplicationFailed, DataError, StoreError
 from gazette_platform.ops.threads import run_in
@@ -39,6 +40,9 @@ _CHECKPOINT_KEY: Final = b"\x00\x12checkpoint\x00\x01"
 _FIRST_KEY: Final = b"\x01"
 _SNAPSHOT: Final = ".snapshot"  # no name of RocksDB's
 
+# Of files of rows. Gazette's consumers are built with RocksDB 7.8, which reads none of version 6.
+_FORMAT_VERSION: Final = 5
+
 # A manifest that is longer begins anew, so that it does not stretch over the log.
 _MANIFEST_BYTES_MAX: Final = 128 << 10
 
@@ -46,6 +50,9 @@ _MANIFEST_BYTES_MAX: Final = 128 << 10
 def _default_options() -> Options:
     options = Options(raw_mode=True)
     options.set_max_background_jobs(2)
+    tables = BlockBasedOptions()
+    tables.set_format_version(_FORMAT_VERSION)
+    options.set_block_based_table_factory(tables)
     return options
 
 
@@ -72,7 +79,8 @@ class RocksDBStore(ShardStore):
         """Keep state in the directory of `recorder`.
 
         Args:
-            options: in raw mode, without column families, merges or a folder for logs. They are changed.
+            options: in raw mode, without column families, merges or a folder for logs. They are changed. By
+                default files of rows have format version 5, which Gazette's consumers read.
             log_bytes_max: of the write-ahead log that a player has to write again.
         """
         check_recorder(recorder, "RocksDBStore")
@@ -159,6 +167,7 @@ class RocksDBStore(ShardStore):
         return Checkpoint.decode(self._db.get(_CHECKPOINT_KEY) or b"")
 
     def _open(self) -> Rdict:
+        check_files(self._directory, "RocksDBStore")
         try:
             settle(self._recorder)
             self._files = RecordedFiles(self._recorder)

@@ -36,6 +36,7 @@ from typing_extensions import override
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.store.base import ShardStore, check_recorder
 from gazette_platform.consumer.store.commits import Commits
+from gazette_platform.consumer.store.files import check_files
 from gazette_platform.consumer.store.sqlite_tape import Tape, settle
 from gazette_platform.consumer.store.sqlite_vfs import RecordedVFS
 from gazette_platform.errors import ApplicationFailed, DataError, StoreError
@@ -147,6 +148,7 @@ class SQLiteStore(ShardStore):
         return Checkpoint() if row is None else Checkpoint.decode(row[0])
 
     def _open(self) -> apsw.Connection:
+        check_files(self._recorder.directory, "SQLiteStore")
         settle(self._recorder, self._path)
         self._vfs = RecordedVFS(f"gazette-{id(self):x}", self._tape)
         db = apsw.Connection(self._path, vfs=self._vfs.vfs_name)
