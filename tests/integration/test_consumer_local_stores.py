@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 
+import apsw
 import pytest
 from rocksdict import Options, Rdict
 
@@ -12,11 +13,11 @@ from gazette_platform.consumer.recoverylog import CONTENT_TYPE, FsmHints, Player
 from gazette_platform.consumer.store.json_file import JSONFileStore
 from gazette_platform.consumer.store.rocksdb import RocksDBStore
 from gazette_platform.consumer.store.sqlite import SQLiteStore
-from gazette_platform.errors import DataError, Fenced, GazetteError
+from gazette_platform.errors import DataError, Fenced, GazetteError, StoreError
 from gazette_platform.message.sequencer import SequencerCheckpoint
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
-from gazette_platform.testing.waiting import eventually, patient, stays
+from gazette_platform.testing.waiting import eventually, patient, stays, turns
 
 pytestmark = pytest.mark.etcd
 
@@ -54,6 +55,9 @@ class Tables:
     def all(self):
         return dict(self.store.db.execute("SELECT * FROM counts"))
 
+    async def read(self):
+        return await self.store.read(lambda db: dict(db.execute("SELECT * FROM counts")))
+
 
 class Keys:
     """A `RocksDBStore` with numbers by word."""
@@ -68,6 +72,11 @@ class Keys:
     def all(self):
         return {word.decode(): int(number) for word, number in self.store.scan()}
 
+    async def read(self):
+        return await self.store.read(
+            lambda db: {key.decode(): int(n) for key, n in db.items(from_key=b"\x01")}
+        )
+
 
 class Document:
     """A `JSONFileStore` with numbers by word."""
@@ -80,6 +89,9 @@ class Document:
 
     def all(self):
         return dict(self.store.state)
+
+    async def read(self):
+        return await self.store.read(dict)
 
 
 @pytest.fixture(params=[Tables, Keys])
@@ -174,6 +186,67 @@ async def test_who_is_fenced_commits_nothing(kind, client, tmp_path):
     assert (checkpoint, third.all()) == (at(2), {"a": 2})
     await third.store.destroy()
     await second.store.destroy()
+
+
+@pytest.mark.parametrize("kind", [Tables, Keys, Document])
+async def test_read_sees_what_is_committed_alone(kind, client, tmp_path):
+    state, _, _ = await taken_over(kind, client, tmp_path / "one", 1)
+    async with asyncio.timeout(patient(30)), asyncio.TaskGroup() as tasks:
+        assert await state.read() == {}  # the schema is there, though nothing was committed
+        state.set({"a": 1})
+        before = tasks.create_task(state.read())
+        await turns(5)
+        assert not before.done() or before.result() == {}
+        await state.store.start_commit(at(1), ())
+        assert await before in ({}, {"a": 1})
+        state.set({"a": 2})
+        assert [await state.read() for _ in range(2)] == [{"a": 1}] * 2
+        gate = asyncio.get_running_loop().create_future()
+        commit = state.store.start_commit(at(2), [gate])
+        state.set({"a": 3, "b": 3})
+        meanwhile = tasks.create_task(state.read())
+        await turns(5)
+        assert not meanwhile.done() or meanwhile.result() == {"a": 1}
+        gate.set_result(None)
+        await commit
+        assert await meanwhile in ({"a": 1}, {"a": 2})
+        assert await state.read() == {"a": 2}
+        assert state.all() == {"a": 3, "b": 3}
+        await state.store.roll_back()
+        assert await state.read() == state.all() == {"a": 2}
+    await state.store.destroy()
+
+
+@pytest.mark.parametrize("kind", [Tables, Keys, Document])
+async def test_read_sees_nothing_of_a_commit_that_failed(kind, client, tmp_path):
+    state, _, _ = await taken_over(kind, client, tmp_path / "one", 1)
+    await committed(state, 1, a=1)
+    gate = asyncio.get_running_loop().create_future()
+    state.set({"a": 2})
+    commit = state.store.start_commit(at(2), [gate])
+    gate.set_exception(StoreError("of the test"))
+    with pytest.raises(GazetteError, match="of the test"):
+        await commit
+    await state.store.roll_back()
+    if kind is Document:
+        assert await state.read() == state.all() == {"a": 1}
+    else:
+        with pytest.raises(StoreError, match="its last commit has failed"):
+            await state.read()
+    await state.store.destroy()
+
+
+async def test_read_of_sqlite_writes_nothing(client, tmp_path):
+    state, _, _ = await taken_over(Tables, client, tmp_path / "one", 1)
+    for number in range(2):
+        with pytest.raises(apsw.ReadOnlyError):
+            await state.store.read(lambda db: db.execute("INSERT INTO counts VALUES ('b', 1)"))
+        await committed(state, number + 1, a=number)
+    # Spilled pages of the open transaction are in the write-ahead log, and are not read.
+    state.store.db.execute("PRAGMA cache_size = 1").fetchall()
+    state.set({f"word {each:0500}": each for each in range(1000)})
+    assert await state.read() == {"a": 1}
+    await state.store.destroy()
 
 
 @pytest.mark.parametrize(

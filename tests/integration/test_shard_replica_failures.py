@@ -477,3 +477,33 @@ async def test_a_store_that_cannot_be_destroyed_leaves_no_appends_open(bench):
         await replica.stop()
     with pytest.raises(GazetteError, match="closed"):
         await replica.shard.appends.submit(IN, b"{}\n")
+
+
+@pytest.mark.parametrize("kind", ["json", "sqlite"])
+async def test_failed_shard_shows_no_rows_of_its_open_transaction(bench, kind):
+    """A page showed rows of a message that was never consumed, for as long as the shard was FAILED."""
+
+    class Ids(Application):
+        def new_store(self, shard, recorder):
+            if kind == "json":
+                return JSONFileStore(recorder, [])
+            return SQLiteStore(recorder, schema="CREATE TABLE IF NOT EXISTS ids (id INT)")
+
+        def consume(self, txn, envelope):
+            if kind == "json":
+                txn.store.state.append(envelope.message["id"])
+            else:
+                txn.store.db.execute("INSERT INTO ids VALUES (?)", (envelope.message["id"],))
+            if envelope.message["id"] == 2:
+                raise KeyError("amount")
+
+    replica = bench.replica(Ids(), spec_of())
+    store = await through(replica, await bench.publish(1))
+    await bench.publish(2)
+    await replica.host.reached("FAILED")
+    if kind == "json":
+        assert store.state == await store.read(list) == [1]
+    else:
+        found = "SELECT id FROM ids"
+        assert store.db.execute(found).fetchall() == [(1,)]
+        assert await store.read(lambda db: db.execute(found).fetchall()) == [(1,)]

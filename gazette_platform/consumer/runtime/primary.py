@@ -120,6 +120,17 @@ class Primary(Generic[StoreT, M]):
         if self._run is not None:
             self._run.abandon()
 
+    async def roll_back(self) -> None:
+        """Have the store drop what is not committed; after a failure. Never raises."""
+        if self.store is None:
+            return
+        try:
+            await self.store.roll_back()
+        except Exception as err:  # noqa: BLE001  what it failed with counts
+            _log.warning(
+                "shard %s: its open transaction is not rolled back: %s", self._shard.id, err
+            )
+
     async def _open(self) -> tuple[StoreT, Checkpoint]:
         """The store, and where it goes on."""
         shard = self._shard

@@ -341,6 +341,7 @@ class ShardReplica(Generic[StoreT, M]):
                 self.error = cause
             if task is ReplicaTask.PRIMARY:
                 self._standing.ended()
+                await self._primary.roll_back()
             if isinstance(cause, AssignmentGone):
                 # As of a process that slept past its lease: there is nothing to tell of, and nowhere.
                 _log.info(

@@ -72,6 +72,12 @@ class ShardStore(ABC):
         Cancellation: of the future is none of the caller's business; commits go on.
         """
 
+    async def roll_back(self) -> None:  # noqa: B027  to be overridden
+        """Drop what is not committed: the shard has failed, and its store may still be asked.
+
+        Called when no callback of the application runs. The store is not restored again.
+        """
+
     @staticmethod
     def may_pass(error: Exception) -> bool:
         """Whether the shard, which failed with `error`, may succeed if it starts again soon.

@@ -12,7 +12,7 @@ import logging
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast, final
+from typing import TYPE_CHECKING, Final, TypeVar, cast, final
 
 from rocksdict import BlockBasedOptions, Checkpoint as Snapshot, Options, Rdict, WriteBatch
 from typing_extensions import override
@@ -27,7 +27,7 @@ from gazette_platform.ops.threads import run_in
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from gazette_platform.client import Dependency
     from gazette_platform.consumer.recoverylog import Recorder
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["RocksDBStore"]
 
 _log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 _CHECKPOINT_KEY: Final = b"\x00\x12checkpoint\x00\x01"
 _FIRST_KEY: Final = b"\x01"
@@ -97,6 +99,21 @@ class RocksDBStore(ShardStore):
         self._is_flushing = False
         self._disk = ThreadPoolExecutor(1, f"rocksdb {recorder.log}")
         self._commits = Commits(recorder.log)
+
+    async def read(self, call: Callable[[Rdict], _T]) -> _T:
+        """Return what ``call(db)`` returns, of what is committed: call its `get` and `items`.
+
+        Waits for a commit that is under way, so also for brokers that are away: give it a deadline. `call` runs
+        on the event loop's thread, and uses `db` only until it returns.
+
+        Raises:
+            StoreError: the last commit has failed.
+            ApplicationFailed: the store was not restored, or is destroyed.
+            Exception: what `call` raises.
+
+        Cancellation: safe.
+        """
+        return await self._commits.between(lambda: call(self.db))
 
     @property
     def db(self) -> Rdict:
@@ -164,6 +181,7 @@ class RocksDBStore(ShardStore):
         self._changes.clear()
         if self._db is None:
             self._db = await run_in(self._disk, self._open)
+        self._commits.restored()
         return Checkpoint.decode(self._db.get(_CHECKPOINT_KEY) or b"")
 
     def _open(self) -> Rdict:
@@ -235,6 +253,10 @@ class RocksDBStore(ShardStore):
         )
 
     # ------------------------------------------------------------------ end
+
+    @override
+    async def roll_back(self) -> None:
+        self._changes.clear()
 
     @override
     async def destroy(self) -> None:

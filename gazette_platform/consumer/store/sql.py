@@ -153,6 +153,18 @@ class SQLStore(ShardStore):
             self._work, lambda: call(self._transaction().connection, *args, **kwargs)
         )
 
+    async def read(self, call: Callable[[Connection], _T]) -> _T:
+        """Return what ``call(connection)`` returns, in a thread, of what is committed, on a connection of its own.
+
+        Raises: Exception: what `call` raises. Cancellation: takes effect only once `call` has ended.
+        """
+
+        def ask() -> _T:
+            with self._engine.connect() as connection:
+                return call(connection)
+
+        return await asyncio.to_thread(ask)
+
     def transaction(self) -> Connection:
         """The connection of the current transaction, which is begun if there is none. In a thread.
 
@@ -234,6 +246,11 @@ class SQLStore(ShardStore):
                 err,
             ) from err
         return bytes(raw)
+
+    @override
+    async def roll_back(self) -> None:
+        self._has_failed = True
+        await self._drop()  # others wait for its locks
 
     @override
     @staticmethod
