@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 from typing import Any
 
 import pytest
@@ -348,3 +349,27 @@ async def test_ct9_what_is_deferred_of_a_batch_is_a_part_of_it(consumed):
     with pytest.raises(StepFailed, match=r"deferred (a|the first) message of a") as found:
         await a_run(Deferring([message(1), message(2)])).run()
     assert (f"says that it consumed {consumed} before" in str(found.value)) is (consumed != 0)
+
+
+async def test_slow_application_bounds_what_is_read():
+    """300 messages of 1 MiB before a slow application took all of their memory."""
+    mb, given, may_consume = 1 << 20, [], asyncio.Event()
+
+    class Slow(Consuming):
+        async def _give(self, batches):
+            for number in range(300):
+                given.append(number)
+                uuid = UuidParts(PRODUCER, (number + 1) << 4, int(Flags.OUTSIDE_TXN))
+                yield [Envelope(IN, number * mb, (number + 1) * mb, uuid, number)]
+
+        async def consume(self, txn, envelope):
+            await may_consume.wait()
+            self.transactions[-1].append(envelope.message)
+
+    application = Slow()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(a_run(application).run())
+        await turns(1000)
+        assert 60 < len(given) < 80
+        may_consume.set()
+    assert [*itertools.chain(*application.transactions)] == list(range(300))

@@ -18,7 +18,7 @@ from gazette_platform.consumer.process.replicas import ShardReplicas
 from gazette_platform.consumer.process.restarts import Restarts
 from gazette_platform.consumer.process.scratch import Scratch
 from gazette_platform.consumer.protocol import ConsumerSpec
-from gazette_platform.consumer.runtime import ReplicaSettings, ShardReplica
+from gazette_platform.consumer.runtime import ReadBudget, ReplicaSettings, ShardReplica
 from gazette_platform.consumer.service import (
     ConsumerPeers,
     EtcdShardHost,
@@ -105,6 +105,7 @@ class ConsumerProcess:
         self._clock = SystemClock()
         self._stack = AsyncExitStack()
         self._scratch = Scratch(config.directory)
+        self._budget = ReadBudget()
         self._pages: list[Callable[[web.UrlDispatcher], None]] = []
         self._is_ready = False
         self._departure = Departure(self.faults)
@@ -307,6 +308,7 @@ class ConsumerProcess:
             settings=ReplicaSettings(
                 directory=self._scratch.path,
                 hints_interval_s=self.config.hints_interval_s,
+                budget=self._budget,
             ),
             counts=self.metrics.sequencers,
         )

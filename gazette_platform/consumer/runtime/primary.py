@@ -109,6 +109,7 @@ class Primary(Generic[StoreT, M]):
                     batch_size=self._settings.batch_size,
                     counts=self._counts,
                     acknowledged=acknowledged,
+                    budget=self._settings.budget,
                 )
                 await self._run.run()
                 acknowledged = self._run.acks

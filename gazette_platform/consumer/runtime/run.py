@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.consumer.application import MessageBatches
     from gazette_platform.consumer.publisher import TransactionPublisher
+    from gazette_platform.consumer.runtime.inlet import ReadBudget
     from gazette_platform.consumer.runtime.standing import Standing
     from gazette_platform.message import AckIntent, ReplayRange, SequencerCounts
     from gazette_platform.ops.clock import Clock
@@ -67,6 +68,7 @@ class Run(Generic[StoreT, M]):
         counts: is to count what becomes of messages.
         acknowledged: ACKs that this primary has appended already. They are not to come again: this time
             they would be behind messages of the same producer, and take them back.
+        budget: of what shards of the process have read.
 
     Attributes:
         acks: of the last checkpoint; appended, once `run` has returned.
@@ -86,6 +88,7 @@ class Run(Generic[StoreT, M]):
         batch_size: int,
         counts: SequencerCounts | None = None,
         acknowledged: Collection[AckIntent] = (),
+        budget: ReadBudget | None = None,
     ) -> None:
         spec = shard.spec
         self.acks = checkpoint.ack_intents
@@ -100,7 +103,7 @@ class Run(Generic[StoreT, M]):
         self._clock = clock
         self._takes_batches = takes_batches(application)
         self._wake = asyncio.Event()
-        self._inlet: Inlet[M] = Inlet(spec.queue_size, self._wake.set)
+        self._inlet: Inlet[M] = Inlet(spec.queue_size, self._wake.set, budget=budget)
         self._sources = Sources(shard, application, store, self._inlet)
         self._sequencer: Sequencer[M] = Sequencer(
             ring_size=spec.ring_size,
@@ -142,6 +145,7 @@ class Run(Generic[StoreT, M]):
             if self._replay is not None:
                 await self._replay.aclose()
             await tasks.close()
+            self._inlet.drop()
 
     def abandon(self) -> None:
         """Let no append wait any longer for a commit whose end nobody tells."""
@@ -242,7 +246,6 @@ class Run(Generic[StoreT, M]):
     async def _consume(self) -> None:
         # As if each was taken when it is its turn, for no time passes meanwhile.
         self._backlog.gather(self._inlet.entries)
-        self._inlet.made_room()
         assert self._txn is not None
         with step("app.ConsumeMessage"):
             if self._takes_batches:
@@ -252,6 +255,7 @@ class Run(Generic[StoreT, M]):
         messages = self._backlog.messages
         self._standing.counts.read_bytes += sum(each.end - each.begin for each in messages[:used])
         self._backlog.used(used)
+        self._inlet.made_room()
 
     async def _consume_batch(self, txn: Transaction[StoreT]) -> int:
         messages = self._backlog.messages
