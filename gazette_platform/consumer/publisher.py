@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
+from gazette_platform.errors import ApplicationFailed
 from gazette_platform.message import AckIntent, Mapped, MessageClock, Publisher
+from gazette_platform.ops.counted import counted
 from gazette_platform.ops.lru import Lru
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from gazette_platform.client import AppendService, AsyncClient
     from gazette_platform.ops.clock import Clock
@@ -46,6 +48,7 @@ class TransactionPublisher:
         self._publisher: Publisher[Any] = Publisher(
             appends, None, None, message_clock=self._message_clock
         )
+        self._under_way = 0  # calls of `publish` that have not ended
         self._known: Lru[str, Mapped] = Lru(_KNOWN_JOURNALS)
 
     @property
@@ -53,8 +56,8 @@ class TransactionPublisher:
         """As in the UUIDs of its messages."""
         return self._publisher.producer
 
-    async def publish(self, to: str | Callable[[M], Mapped], message: M) -> None:
-        """Publish a message. It gets its UUID here.
+    def publish(self, to: str | Callable[[M], Mapped], message: M) -> Coroutine[Any, Any, None]:
+        """Publish a message, which gets its UUID here. Await it: a call that is not awaited fails the transaction.
 
         Args:
             to: a journal, or a mapping, which chooses one.
@@ -69,6 +72,16 @@ class TransactionPublisher:
 
         Cancellation: safe; the message is accepted or not.
         """
+        self._under_way += 1
+        return self._publish(to, message)
+
+    async def _publish(self, to: str | Callable[[M], Mapped], message: M) -> None:
+        try:
+            await self._accept(to, message)
+        finally:
+            self._under_way -= 1
+
+    async def _accept(self, to: str | Callable[[M], Mapped], message: M) -> None:
         mapped: Mapped | Callable[[M], Mapped]
         if not isinstance(to, str):
             mapped = to
@@ -87,6 +100,11 @@ class TransactionPublisher:
     def build_acks(self) -> list[AckIntent]:
         """End the transaction. Returns: its acknowledgements.
 
-        Raises: ValidationError: an ACK cannot be stamped or written.
+        Raises: ValidationError: an ACK cannot be stamped or written. ApplicationFailed: a message is not published.
         """
+        if self._under_way:
+            raise ApplicationFailed(
+                f"{counted(self._under_way, 'call')} of `publish` did not end before the transaction did, so that "
+                "messages would be lost: write `await txn.publisher.publish(…)`"
+            )
         return self._publisher.build_acks()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, final
 from uuid import UUID
 
 import msgspec
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["JsonFraming", "go_json"]
 
 M = TypeVar("M")
+
+_NO_FIELDS: Final = (str, bytes, bytearray, int, float, list, tuple, set, frozenset)
 
 
 def go_json(value: Any, *, enc_hook: Callable[[Any], Any] | None = None) -> bytes:
@@ -121,6 +123,11 @@ class JsonFraming(Generic[M]):
         if not self._path:
             raise ValidationError(
                 "messages have no place for a UUID (give JsonFraming a `uuid_field`)"
+            )
+        if message is None or isinstance(message, _NO_FIELDS):
+            raise ValidationError(
+                f"a {type(message).__name__} takes no UUID: publish a dict, as {{'value': …}}, or an object with the "
+                f"field {'.'.join(self._path)}"
             )
         return cast("M", _stamped(message, self._path, uuid))
 

@@ -507,3 +507,16 @@ async def test_failed_shard_shows_no_rows_of_its_open_transaction(bench, kind):
         found = "SELECT id FROM ids"
         assert store.db.execute(found).fetchall() == [(1,)]
         assert await store.read(lambda db: db.execute(found).fetchall()) == [(1,)]
+
+
+async def test_exception_of_application_is_logged_as_one_traceback(bench, caplog):
+    class Failing(Numbered):
+        def consume(self, txn, envelope):
+            raise KeyError("amount")
+
+    replica = bench.replica(Failing(), spec_of(log=False))
+    await bench.publish(1)
+    await replica.host.reached("FAILED")
+    assert caplog.text.count("Traceback (most recent call last)") == 1
+    assert "runTransactions: app.ConsumeMessage: " in caplog.text
+    assert "KeyError: 'amount'" in caplog.text

@@ -12,7 +12,7 @@ from shard_bench import NDJSON, journal
 
 from gazette_platform.consumer.application import Application
 from gazette_platform.consumer.publisher import TransactionPublisher
-from gazette_platform.errors import ValidationError
+from gazette_platform.errors import ApplicationFailed, ValidationError
 from gazette_platform.message import (
     AckIntent,
     Flags,
@@ -173,6 +173,28 @@ async def test_messages_go_to_a_journal_or_where_a_mapping_says():
     ]
     assert publisher.build_acks() == []
     assert len(publisher.producer) == 6
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+async def test_forgotten_await_of_publish_fails_the_transaction():
+    """The message was lost, and the shard went on."""
+    publisher = TransactionPublisher(_Brokers(), _Appends(), ManualClock())
+    publisher.begin()
+    await publisher.publish("out/one", {"n": 1})
+    forgotten = publisher.publish("out/one", {"n": 2})
+    with pytest.raises(ApplicationFailed, match=r"1 call of `publish` did not end .* write `await"):
+        publisher.build_acks()
+    with pytest.raises(ValidationError, match="takes no UUID"):
+        await publisher.publish("out/one", {"a set"})  # which the application may catch
+    await forgotten
+    assert [each.journal for each in publisher.build_acks()] == ["out/one"]
+
+
+@pytest.mark.parametrize("message", ["text", {"a", "set"}, b"bytes", 5, [1], None])
+async def test_message_without_fields_says_what_to_publish(message):
+    publisher = TransactionPublisher(_Brokers(), _Appends(), ManualClock())
+    with pytest.raises(ValidationError, match=r"publish a dict, as {'value': …}, or an object"):
+        await publisher.publish("out/one", message)
 
 
 async def test_a_publisher_without_mapping_is_told_where_messages_go():

@@ -348,8 +348,8 @@ class ShardReplica(Generic[StoreT, M]):
                     "shard %s: its %s ends, as its assignment is gone", self.id, task.name.lower()
                 )
                 return
-            # Of a fence there is no more to know than that others have the shard.
-            shown = None if isinstance(cause, Fenced) else err
+            # Of a fence there is no more to know than that others have the shard. The steps are in the text.
+            shown = None if isinstance(cause, Fenced) else cause
             _log.error(
                 "shard %s: its %s failed: %s", self.id, task.name.lower(), err, exc_info=shown
             )

@@ -225,7 +225,13 @@ class SQLiteStore(ShardStore):
             apsw.SQLITE_ATTACH,
             apsw.SQLITE_DETACH,
         ) or (action == apsw.SQLITE_PRAGMA and (first or "").lower() in _REFUSED_PRAGMAS)
-        return apsw.SQLITE_DENY if is_refused else apsw.SQLITE_OK
+        if is_refused:
+            what = {apsw.SQLITE_TRANSACTION: first, apsw.SQLITE_PRAGMA: f"PRAGMA {first}"}
+            raise ApplicationFailed(
+                f"{self._path}: {what.get(action, 'ATTACH or DETACH')} is refused: the store commits state and checkpoint "
+                "together, in one transaction and one database. Take a part back by a savepoint (`with db:`)"
+            )
+        return apsw.SQLITE_OK
 
     def _run(self, sql: str, bindings: tuple[bytes, ...] | None = None) -> None:
         """Run what the application may not."""
