@@ -1,4 +1,7 @@
-"""Stores of shards in real databases: PostgreSQL, MariaDB, and files of SQLite."""
+"""Stores of shards in real databases: PostgreSQL, MariaDB, and files of SQLite.
+
+Long because all databases are asked the same, over the fixtures of each.
+"""
 
 import asyncio
 import re

@@ -33,6 +33,7 @@ from gazette_platform.keyspace import KeySpace, item_key
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.host_guard import HostGuard
+from gazette_platform.ops.loop_watch import LoopWatch
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import ProcessId
 from gazette_platform.serving.auth import Authenticator
@@ -58,6 +59,9 @@ _log = logging.getLogger(__name__)
 
 # Seconds for calls that are under way when the process leaves, and for telling etcd that it does.
 _GRACE_S: Final = 15.0
+
+# Seconds after which a callback counts as blocking the event loop, at least. Stores take some tenths at times.
+_BLOCKED_S_MIN: Final = 1.0
 
 # Binding to these says nothing of how one is reached.
 _ANY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  compared, not bound
@@ -200,6 +204,10 @@ class ConsumerProcess:
         await self._init_application()
         await self._start_http()
         self._lease = await self._etcd.grant_lease(max(1, round(config.etcd_lease_s)))
+        watch = LoopWatch(max(_BLOCKED_S_MIN, config.etcd_lease_s / 10))
+        watch.start()
+        self._stack.callback(watch.stop)
+        self._lease.why_late = lambda: watch.said(within_s=self._lease.ttl_s)
         try:
             await self._server.start()
             await self._join()
