@@ -373,3 +373,22 @@ async def test_slow_application_bounds_what_is_read():
         assert 60 < len(given) < 80
         may_consume.set()
     assert [*itertools.chain(*application.transactions)] == list(range(300))
+
+
+async def test_open_transactions_are_bounded_by_bytes():
+    """8,192 messages of any size of open transactions were kept."""
+    mb = 1 << 20
+    span = [
+        message(number, Flags.CONTINUE_TXN if number < 201 else Flags.ACK_TXN)._replace(
+            begin=number * mb, end=(number + 1) * mb
+        )
+        for number in range(1, 202)
+    ]
+    application = Consuming(*([each] for each in span[:-1]), replayed=[span])
+    run = a_run(application)
+    await run.run()
+    held = [each for one in run._sequencer._states.values() for each in one.held]
+    assert 60 < len(held) <= 64
+    application = Consuming(*([each] for each in span), replayed=[span])
+    await a_run(application).run()
+    assert [*itertools.chain(*application.transactions)] == list(range(1, 202))

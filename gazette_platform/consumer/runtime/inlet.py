@@ -11,12 +11,14 @@ if TYPE_CHECKING:
 
     from gazette_platform.message import Envelope
 
-__all__ = ["Inlet", "ReadBudget"]
+__all__ = ["SHARD_BYTES_MAX", "Inlet", "ReadBudget"]
 
 M = TypeVar("M")
 
 SHARD_BYTES_MAX: Final = 64 << 20
-"""Bytes of messages that a shard has read and not consumed, and one batch more."""
+"""Bytes of messages that a shard has read and not consumed, and one batch more. Those of open transactions are
+bounded by as much, and read again when they are committed.
+"""
 
 PROCESS_BYTES_MAX: Final = 256 << 20
 """The same of all shards of a process, and one batch of each more."""

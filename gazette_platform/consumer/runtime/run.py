@@ -16,7 +16,7 @@ from gazette_platform.consumer.application import (
 )
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.runtime.barrier import Barrier, check_commit
-from gazette_platform.consumer.runtime.inlet import Inlet
+from gazette_platform.consumer.runtime.inlet import SHARD_BYTES_MAX, Inlet
 from gazette_platform.consumer.runtime.sources import Sources
 from gazette_platform.consumer.runtime.steps import StepFailed, done, place_of, step
 from gazette_platform.consumer.shard import Action, Backlog, TransactionLimits, Transactions
@@ -107,6 +107,7 @@ class Run(Generic[StoreT, M]):
         self._sources = Sources(shard, application, store, self._inlet)
         self._sequencer: Sequencer[M] = Sequencer(
             ring_size=spec.ring_size,
+            ring_bytes=SHARD_BYTES_MAX,
             checkpoint=checkpoint.read,
             warn=SparingLog(lambda text: _log.warning("shard %s: %s", shard.id, text), clock),
             counts=counts,
