@@ -71,7 +71,7 @@ class BikeShare(Application[SQLiteStore | SQLStore, list[str]]):
         for journals in (rides, cycles):
             await journals.start(process.tasks)
         self._cycle_mapping = modulo_mapping(_bike_of, cycles)
-        pages = BikePages(process, modulo_mapping(str.encode, rides), self._engine)
+        pages = BikePages(process, modulo_mapping(str.encode, rides))
         process.add_pages(pages.add_to)
 
     @override

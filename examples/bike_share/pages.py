@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Final, final
 
@@ -12,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from examples.bike_share.tables import in_database, rides_of
 from gazette_platform.consumer.protocol import ShardStatus
-from gazette_platform.consumer.store.sqlite import SQLiteStore
+from gazette_platform.consumer.store import SQLiteStore, SQLStore
 from gazette_platform.errors import GazetteError, ShardNotFound, ValidationError, status_error
 from gazette_platform.protocol import Header
 from gazette_platform.protocol.auth import Capability
@@ -21,8 +20,6 @@ from gazette_platform.serving.sending import caller_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from sqlalchemy.engine import Engine
 
     from examples.bike_share.tables import Row
     from gazette_platform.app import ServingProcess
@@ -46,15 +43,11 @@ class BikePages:
 
     Args:
         mapping: the journal of a bike's rides, by the text of its number.
-        engine: of the shared database, if there is one.
     """
 
-    def __init__(
-        self, process: ServingProcess, mapping: Callable[[str], Mapped], engine: Engine | None
-    ) -> None:
+    def __init__(self, process: ServingProcess, mapping: Callable[[str], Mapped]) -> None:
         self._process = process
         self._mapping = mapping
-        self._engine = engine
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the route."""
@@ -108,15 +101,10 @@ class BikePages:
         raise ShardNotFound(f"no shard reads {journal} (apply shards.yaml)")
 
     async def _rides(self, store: ShardStore, bike: int) -> list[Row]:
-        if isinstance(store, SQLiteStore):  # with those of the transaction that is under way
-            return rides_of(store.db.execute, bike)
-        assert self._engine is not None
-        return await asyncio.to_thread(self._committed, self._engine, bike)
-
-    @staticmethod
-    def _committed(engine: Engine, bike: int) -> list[Row]:
-        with engine.connect() as connection:
-            return rides_of(in_database(connection), bike)
+        if isinstance(store, SQLiteStore):
+            return await store.read(lambda db: rides_of(db.execute, bike))
+        assert isinstance(store, SQLStore)
+        return await store.read(lambda connection: rides_of(in_database(connection), bike))
 
 
 def _header_of(text: str) -> Header:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, cast
 
 import grpc  # type: ignore[import-untyped]
 from typing_extensions import override
@@ -20,6 +20,8 @@ from gazette_platform.serving.interface import Code, NotNow, RpcFailed
 from gazette_platform.serving.outcome import failure_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gazette_platform.app import ServingProcess
     from gazette_platform.message import Mapped
     from gazette_platform.protocol.auth import Claims
@@ -28,6 +30,8 @@ __all__ = ["NGramService"]
 
 _QUERY: Final = "/word_count.NGram/Query"
 _WAIT_S: Final = 30.0
+
+_FIRST_KEY: Final = b"\x01"  # those before are the store's
 
 # N-grams of an answer: some MB.
 _GRAMS_MAX: Final = 65536
@@ -112,7 +116,10 @@ class NGramService(rpcs.NGramServicer):
 async def _counts(store: RocksDBStore, prefix: bytes) -> pb.QueryResponse:
     """Raises: ValidationError: there are too many for one answer."""
     response, turns = pb.QueryResponse(), Turns()
-    for key, value in takewhile(lambda item: item[0].startswith(prefix), store.scan(prefix)):
+    # Of what is committed: an iterator of RocksDB stays as it is.
+    found = await store.read(lambda db: db.items(from_key=prefix or _FIRST_KEY))
+    rows = cast("Iterator[tuple[bytes, bytes]]", found)
+    for key, value in takewhile(lambda item: item[0].startswith(prefix), rows):
         await turns.take()
         response.grams.add(n_gram=key.decode(), count=count_from_bytes(value))
         if len(response.grams) > _GRAMS_MAX:

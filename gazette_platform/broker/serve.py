@@ -47,7 +47,7 @@ from gazette_platform.ops.threads import run_in
 from gazette_platform.protocol import BrokerSpec, ProcessId
 from gazette_platform.serving.auth import Authenticator
 from gazette_platform.serving.grpc_server import GrpcServer
-from gazette_platform.serving.http_server import HttpServer
+from gazette_platform.serving.http_server import NOT_SERVING, HttpServer
 from gazette_platform.serving.interface import RpcFailed
 from gazette_platform.serving.process.departure import Departure
 from gazette_platform.serving.process.names import random_id
@@ -229,7 +229,7 @@ class Broker:
             host=config.http_host,
             port=config.http_port,
             metrics=self._context.metrics,
-            is_ready=lambda: self._is_ready,
+            unready=lambda: "" if self._is_ready else NOT_SERVING,
             tls=config.server_tls.server_context() if config.server_cert_file else None,
             tasks=tasks,
             faults=self.faults,
@@ -246,7 +246,7 @@ class Broker:
                 host=config.http_host,
                 port=config.debug_port,
                 metrics=self._context.metrics,
-                is_ready=lambda: self._is_ready,
+                unready=lambda: "" if self._is_ready else NOT_SERVING,
                 tasks=tasks,
                 faults=self.faults,
                 flag="debug.port",

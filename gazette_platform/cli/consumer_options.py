@@ -54,7 +54,7 @@ _OPTIONS = (
         "restart-failed",
         float,
         "After which a shard that failed here is started again, doubled each time. Default: not before "
-        "somebody unassigns it, unless it was fenced.",
+        "somebody unassigns it, unless its failure may pass: it was fenced, or its database was away.",
         "restart_failed_s",
     ),
     _CONSUMER.own("directory", Path, "Folder of the files of shards, while they run here."),

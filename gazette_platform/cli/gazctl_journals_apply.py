@@ -100,9 +100,14 @@ async def _stale(client: AsyncClient, changes: Sequence[Change]) -> str:
         name = change.delete if change.spec is None else change.spec.name
         at = found.get(name, 0)
         if change.revision not in {-1, at}:
+            if at and not change.revision:
+                stale.append(
+                    f"{name} exists already (to change it, run `gazctl journals edit {name}`, or give its spec "
+                    f"`revision: {at}`)"
+                )
+                continue
             is_at = f"is at revision {at}" if at else "does not exist"
-            expected = f"revision {change.revision}" if change.revision else "that it is new"
-            stale.append(f"{name} {is_at}, and the specs expect {expected}")
+            stale.append(f"{name} {is_at}, and the specs expect revision {change.revision}")
     more = f"; and {len(stale) - _STALE_MAX} more" if len(stale) > _STALE_MAX else ""
     return "; ".join(stale[:_STALE_MAX]) + more
 

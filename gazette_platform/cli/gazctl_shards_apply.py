@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from gazette_platform.cli.editing import edit_until_taken, read_specs
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["apply", "edit"]
 
 _STALE_MAX = 3
+
+# A field in a path, as `Sources[0].MinOffset` has two.
+_GO_FIELD = re.compile(r"(^|[.:] ?)([A-Z][A-Za-z]*)(?=[\[.:]|$)")
 
 
 def apply(ctx: typer.Context, specs: str, batch_size: int, *, dry_run: bool) -> None:
@@ -56,8 +60,13 @@ def _parse(document: bytes, at: str) -> list[ShardChange]:
         changes = parse_shard_changes(document)
         check_shard_changes(changes)
     except ValidationError as err:
-        raise err.within(at) from err
+        raise ValidationError(_GO_FIELD.sub(_key_of, str(err)), path=at) from err
     return changes
+
+
+def _key_of(field: re.Match[str]) -> str:
+    """The key of YAML that a field of Go is written by."""
+    return field[1] + re.sub(r"(?<=[a-z])(?=[A-Z])", "_", field[2]).lower()
 
 
 def _apply(ctx: typer.Context, changes: Sequence[ShardChange], batch_size: int) -> None:
@@ -87,8 +96,13 @@ async def _stale(shards: ShardClient, changes: Sequence[ShardChange]) -> str:
         shard = change.delete if change.spec is None else change.spec.id
         at = found.get(shard, 0)
         if change.revision not in {-1, at}:
+            if at and not change.revision:
+                stale.append(
+                    f"{shard} exists already (to change it, run `gazctl shards edit {shard}`, or give its spec "
+                    f"`revision: {at}`)"
+                )
+                continue
             is_at = f"is at revision {at}" if at else "does not exist"
-            expected = f"revision {change.revision}" if change.revision else "that it is new"
-            stale.append(f"{shard} {is_at}, and the specs expect {expected}")
+            stale.append(f"{shard} {is_at}, and the specs expect revision {change.revision}")
     more = f"; and {len(stale) - _STALE_MAX} more" if len(stale) > _STALE_MAX else ""
     return "; ".join(stale[:_STALE_MAX]) + more

@@ -181,7 +181,8 @@ class Application(ABC, Generic[StoreT, MessageT]):
     def framing(self, journal: JournalSpec) -> Unframing[MessageT]:
         """How messages of a source are decoded: by its label `content-type`, into `message_type`.
 
-        Raises: ValidationError: the journal has no framing, or not one for `message_type`.
+        Raises: ValidationError: the journal has no framing, or not one for `message_type`; or that has no field
+            for the UUID.
         """
         found = framing_of_labels(journal.labels)
         kind = self.message_type
@@ -189,8 +190,14 @@ class Application(ABC, Generic[StoreT, MessageT]):
         if isinstance(found, JsonFraming):
             if kind is not dict or options:
                 return JsonFraming(message_type=None if kind is dict else kind, **options)
-        elif isinstance(found, ProtoFraming) and kind is not dict:
-            return ProtoFraming(message_type=kind, **options)
+        elif isinstance(found, ProtoFraming):
+            if kind is not dict:
+                return ProtoFraming(message_type=kind, **options)
+            if not found.has_uuids:
+                raise ValidationError(
+                    f"messages of {journal.name} are protobuf: set `message_type` to their generated class, or "
+                    "their UUIDs cannot be found"
+                )
         return found
 
     def consume(

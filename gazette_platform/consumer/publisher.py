@@ -1,19 +1,21 @@
-"""What applications publish with: messages of the transaction that is under way.
+"""The publisher of applications: it publishes messages of the open transaction.
 
-What a small transaction publishes is not appended before its commit, but in one append with its
-acknowledgement. Until then it is kept as that is: in the checkpoint, which whoever restores it appends
-again. That makes two appends one behind the other, the store's and this, where there would be three.
+Messages are appended before the store commits, and acknowledged after it. A checkpoint keeps the
+acknowledgements alone: each restart appends what the checkpoint keeps, and readers know a repeated message
+only for as long as they remember its producer. A repeated acknowledgement commits nothing, however late.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
+from gazette_platform.errors import ApplicationFailed
 from gazette_platform.message import AckIntent, Mapped, MessageClock, Publisher
+from gazette_platform.ops.counted import counted
 from gazette_platform.ops.lru import Lru
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from gazette_platform.client import AppendService, AsyncClient
     from gazette_platform.ops.clock import Clock
@@ -23,9 +25,6 @@ __all__ = ["TransactionPublisher"]
 M = TypeVar("M")
 
 _KNOWN_JOURNALS: Final = 1024
-
-_HELD_BYTES_MAX: Final = 16 << 10
-"""What a transaction may publish to have it in its checkpoint, which is written twice: here and there."""
 
 
 @final
@@ -49,18 +48,16 @@ class TransactionPublisher:
         self._publisher: Publisher[Any] = Publisher(
             appends, None, None, message_clock=self._message_clock
         )
+        self._under_way = 0  # calls of `publish` that have not ended
         self._known: Lru[str, Mapped] = Lru(_KNOWN_JOURNALS)
-        # By journal, what is to be appended with the ACK; None: the transaction has become too large.
-        self._held: dict[str, list[bytes]] | None = {}
-        self._held_bytes = 0
 
     @property
     def producer(self) -> bytes:
         """As in the UUIDs of its messages."""
         return self._publisher.producer
 
-    async def publish(self, to: str | Callable[[M], Mapped], message: M) -> None:
-        """Publish a message. It gets its UUID here.
+    def publish(self, to: str | Callable[[M], Mapped], message: M) -> Coroutine[Any, Any, None]:
+        """Publish a message, which gets its UUID here. Await it: a call that is not awaited fails the transaction.
 
         Args:
             to: a journal, or a mapping, which chooses one.
@@ -75,6 +72,16 @@ class TransactionPublisher:
 
         Cancellation: safe; the message is accepted or not.
         """
+        self._under_way += 1
+        return self._publish(to, message)
+
+    async def _publish(self, to: str | Callable[[M], Mapped], message: M) -> None:
+        try:
+            await self._accept(to, message)
+        finally:
+            self._under_way -= 1
+
+    async def _accept(self, to: str | Callable[[M], Mapped], message: M) -> None:
         mapped: Mapped | Callable[[M], Mapped]
         if not isinstance(to, str):
             mapped = to
@@ -84,36 +91,20 @@ class TransactionPublisher:
             labels = (await self._client.get(to)).spec.labels
             mapped = Mapped(to, labels.value_of("content-type"))
             self._known.put(to, mapped)
-        if self._held is None:
-            await self._appends.room()
-        journal, frame = self._publisher.frame_uncommitted(message, mapped)
-        if self._held is not None and self._held_bytes + len(frame) > _HELD_BYTES_MAX:
-            self._append_held()
-        if self._held is None:
-            _ = self._appends.submit_nowait(journal, frame)
-        else:
-            self._held.setdefault(journal, []).append(frame)
-            self._held_bytes += len(frame)
-
-    def _append_held(self) -> None:
-        """Hold nothing more of this transaction: what was is appended now, in its order."""
-        held, self._held = self._held, None
-        for journal, frames in (held or {}).items():
-            _ = self._appends.submit_nowait(journal, b"".join(frames))
+        _ = await self._publisher.publish_uncommitted(message, to=mapped)
 
     def begin(self) -> None:
         """A transaction begins: raise the clock to the time of now."""
         self._message_clock.update(int(self._clock.unix_s() * 1e6) * 1000)
 
     def build_acks(self) -> list[AckIntent]:
-        """End the transaction: its acknowledgements, with what is to be appended along with them.
+        """End the transaction. Returns: its acknowledgements.
 
-        Raises: ValidationError: an ACK cannot be stamped or written.
+        Raises: ValidationError: an ACK cannot be stamped or written. ApplicationFailed: a message is not published.
         """
-        held = self._held or {}
-        intents = [
-            AckIntent(each.journal, b"".join((*held.get(each.journal, ()), each.content)))
-            for each in self._publisher.build_acks()
-        ]
-        self._held, self._held_bytes = {}, 0
-        return intents
+        if self._under_way:
+            raise ApplicationFailed(
+                f"{counted(self._under_way, 'call')} of `publish` did not end before the transaction did, so that "
+                "messages would be lost: write `await txn.publisher.publish(…)`"
+            )
+        return self._publisher.build_acks()

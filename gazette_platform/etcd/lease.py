@@ -11,6 +11,8 @@ from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import wire
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gazette_platform.etcd.connection import Connection
     from gazette_platform.ops.clock import Clock
 
@@ -40,6 +42,8 @@ class Lease:
         self.id = lease_id
         self.ttl_s = ttl_s
         """Seconds, as granted: etcd may raise a time to live that is too short for it."""
+        self.why_late: Callable[[], str] = str
+        """Returns why this process may have been late to renew it, as far as it knows; or ""."""
         self._deadline = granted_at + ttl_s
         self._revoked = asyncio.Event()
 
@@ -65,7 +69,7 @@ class Lease:
             if self.remaining_s <= 0:
                 raise LeaseLost(
                     f"unable to keep member lease alive: lease {self.id:x} was not renewed "
-                    f"within {self.ttl_s} s; {last_error or 'the process was paused'}; "
+                    f"within {self.ttl_s} s; {last_error or self.why_late() or 'the process was paused'}; "
                     "the process has to start again"
                 )
             try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, final
 from uuid import UUID
 
 import msgspec
 import orjson
+from msgspec import inspect
 
 from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.message.framing import LineSplitter
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["JsonFraming", "go_json"]
 
 M = TypeVar("M")
+
+_NO_FIELDS: Final = (str, bytes, bytearray, int, float, list, tuple, set, frozenset)
 
 
 def go_json(value: Any, *, enc_hook: Callable[[Any], Any] | None = None) -> bytes:
@@ -49,11 +52,15 @@ class JsonFraming(Generic[M]):
     """Messages of JSON lines: dictionaries, objects of a type of msgspec, or models of pydantic.
 
     Args:
-        uuid_field: where the UUID is: a key, or keys joined by dots; of typed messages an attribute.
+        uuid_field: where the UUID is: a key, or keys joined by dots; of typed messages an attribute. None: messages
+            have no UUIDs, and each counts as often as it was appended.
         message_type: what lines are decoded into; None: into plain values.
         empty: makes the message of an ACK; default: `message_type` without arguments.
         enc_hook: msgspec's, for types that it does not know.
         dec_hook: likewise.
+
+    Raises: ValidationError: `message_type` has no such field. Acknowledgements, repeated messages and
+        uncommitted ones would be read as messages.
     """
 
     content_type = "application/x-ndjson"
@@ -61,16 +68,22 @@ class JsonFraming(Generic[M]):
     def __init__(
         self,
         *,
-        uuid_field: str = "UUID",
+        uuid_field: str | None = "UUID",
         message_type: type[M] | None = None,
         empty: Callable[[], M] | None = None,
         enc_hook: Callable[[Any], Any] | None = None,
         dec_hook: Callable[[type, Any], Any] | None = None,
     ) -> None:
-        self._path = uuid_field.split(".")
+        self._path = [] if uuid_field is None else uuid_field.split(".")
         if not all(self._path):
             raise ValidationError(
                 f"must be names joined by dots ({uuid_field!r})", path="uuid_field"
+            )
+        if message_type is not None and not _may_have(_info_of(message_type), self._path):
+            raise ValidationError(
+                f"{getattr(message_type, '__name__', message_type)} has no field {uuid_field} for the UUID, which "
+                'tells committed messages from others. Add `UUID: str = ""`, or name the field that has it',
+                path="uuid_field",
             )
         self._typed = message_type
         self._empty: Callable[[], M] = empty or cast("Callable[[], M]", message_type or dict)
@@ -92,6 +105,8 @@ class JsonFraming(Generic[M]):
 
     def uuid_of(self, message: M) -> UuidParts:
         """See `Framing`."""
+        if not self._path:
+            return NO_UUID
         value: Any = message
         for name in self._path:
             value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
@@ -105,6 +120,15 @@ class JsonFraming(Generic[M]):
 
     def stamp(self, message: M, uuid: UUID) -> M:
         """See `Framing`."""
+        if not self._path:
+            raise ValidationError(
+                "messages have no place for a UUID (give JsonFraming a `uuid_field`)"
+            )
+        if message is None or isinstance(message, _NO_FIELDS):
+            raise ValidationError(
+                f"a {type(message).__name__} takes no UUID: publish a dict, as {{'value': …}}, or an object with the "
+                f"field {'.'.join(self._path)}"
+            )
         return cast("M", _stamped(message, self._path, uuid))
 
     def acknowledgement(self, message: M) -> M:  # noqa: ARG002  all are alike
@@ -115,6 +139,29 @@ class JsonFraming(Generic[M]):
             raise ValidationError(
                 f"no message for an ACK can be made: {err} (give JsonFraming what makes an `empty` one)"
             ) from err
+
+
+def _info_of(kind: Any) -> Any:
+    try:
+        return inspect.type_info(kind)
+    except TypeError:  # msgspec refuses it, and a hook decodes it
+        return inspect.AnyType()
+
+
+def _may_have(kind: Any, path: list[str]) -> bool:
+    """Whether a message of a type, as `msgspec.inspect` describes it, may have a value at `path`."""
+    if not path or isinstance(kind, inspect.AnyType | inspect.DictType):
+        return True
+    if isinstance(kind, inspect.UnionType):
+        return all(_may_have(one, path) for one in kind.types if one != inspect.NoneType())
+    owner, (name, *rest) = getattr(kind, "cls", None), path
+    fields = {one.name: one.type for one in getattr(kind, "fields", ())}
+    if isinstance(kind, inspect.CustomType):
+        models = getattr(owner, "model_fields", None)
+        if models is None or getattr(owner, "model_config", {}).get("extra") == "allow":
+            return True  # decoded by a hook, or a model that takes any field
+        fields = {key: _info_of(one.annotation) for key, one in models.items()}
+    return _may_have(fields[name], rest) if name in fields else hasattr(owner, name)
 
 
 def _stamped(owner: Any, path: list[str], uuid: UUID) -> Any:

@@ -120,6 +120,11 @@ class ProtoFraming(Generic[M]):
         self._type = kind
         self._field = uuid_field
 
+    @property
+    def has_uuids(self) -> bool:
+        """Whether messages have UUIDs."""
+        return self._type is not None
+
     def decoder(self) -> _ProtoDecoder[M]:
         """See `Framing`."""
         return _ProtoDecoder(bytes if self._type is None else self._type.FromString)

@@ -28,7 +28,8 @@ M = TypeVar("M")
 class AckIntent:
     """The acknowledgement of a transaction in one journal, framed: to keep, and then to append.
 
-    Messages of the transaction that are not appended yet may come before it.
+    It never contains messages: it is appended again after each restart, and readers remember a producer
+    for a day only.
     """
 
     journal: str
@@ -121,33 +122,13 @@ class Publisher(Generic[M]):
         return intents
 
     async def append_acks(self, intents: list[AckIntent]) -> None:
-        """Append acknowledgements, and wait until all are committed. Doing so again does no harm.
+        """Append acknowledgements, and wait until all are committed. Readers drop repeated ones.
 
         Raises: GazetteError: one failed; others may be there. Cancellation: they are appended.
         """
         tickets = [await self.service.submit(each.journal, each.content) for each in intents]
         for ticket in tickets:
             await ticket
-
-    def frame_uncommitted(
-        self, message: M, to: Mapped | Callable[[M], Mapped]
-    ) -> tuple[str, bytes]:
-        """An uncommitted message with its UUID, for a caller who appends it, before anything that is framed later.
-
-        Returns: the journal that it belongs to, and its bytes there.
-
-        Raises:
-            ValidationError: it cannot be mapped, stamped or written.
-            Exception: whatever the message's ``validate`` raises.
-        """
-        journal, content_type = self._mapped(message, to)
-        framing: Framing[Any] = self._framing or framing_of(content_type)
-        # Made before the message is accepted, which could not be acknowledged if there was none.
-        ack = framing.acknowledgement(message) if journal not in self._open else None
-        frame = self._frame(message, framing, Flags.CONTINUE_TXN)
-        if ack is not None:
-            self._open[journal] = framing, ack
-        return journal, frame
 
     async def _publish(
         self, message: M, flags: Flags, to: Mapped | Callable[[M], Mapped] | None = None

@@ -7,6 +7,7 @@ cannot be read raises, after those before it were returned; the next call goes o
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, final
 
@@ -14,6 +15,7 @@ from gazette_platform.errors import DataError, Desynchronized, OffsetJump
 from gazette_platform.message.envelope import Envelope
 from gazette_platform.message.framing import FRAME_BYTES_MAX
 from gazette_platform.message.sequencer import RING_SIZE, ReplayRange, Sequencer
+from gazette_platform.message.uuid import clock_of
 from gazette_platform.ops.closing import Aclosing
 
 if TYPE_CHECKING:
@@ -183,7 +185,7 @@ class CommittedReader(Aclosing, Generic[M]):
 
     def checkpoint(self) -> SequencerCheckpoint:
         """Where to go on behind all that was returned. Keep it together with what became of that."""
-        return self._sequencer.checkpoint()
+        return self._sequencer.checkpoint(now=clock_of(time.time_ns()))
 
     def __aiter__(self) -> Self:
         return self

@@ -154,6 +154,7 @@ class Sequencer(Generic[M]):
 
     Args:
         ring_size: messages of open spans to keep; at least one. Larger spans are read twice.
+        ring_bytes: of these messages, as they are in their journals; None: any number.
         checkpoint: where to go on.
         warn: is told what should not be: flags without meaning, spans that their producer dropped,
             and ACKs that take back what was delivered.
@@ -164,6 +165,7 @@ class Sequencer(Generic[M]):
         self,
         *,
         ring_size: int = RING_SIZE,
+        ring_bytes: int | None = None,
         checkpoint: SequencerCheckpoint | None = None,
         warn: Callable[[str], None] = _log.warning,
         counts: SequencerCounts | None = None,
@@ -179,8 +181,10 @@ class Sequencer(Generic[M]):
         # It grows as it is used, up to its size.
         self._ring: list[deque[Envelope[M]] | None] = []
         self._ring_size = max(1, ring_size)
+        self._ring_bytes_max = ring_bytes
+        self._ring_bytes = 0  # of messages that are in it
+        self._taken = self._dropped = 0  # slots, ever: those between are the ring's
         self._newest: dict[str, int] = {}  # by journal, as of the last pruning
-        self._head = 0
         self._warn = warn
         self._counts = counts
         # The commit that is being delivered: its ACK, or the message itself; the producer's state; the
@@ -253,7 +257,7 @@ class Sequencer(Generic[M]):
             self._offsets[used.journal] = used.end
             if state is not None:
                 state.min_clock = state.max_clock = used.uuid.clock
-                state.drop_span()
+                self._empty(state)
             return
         assert state is not None  # only a commit of a tracked producer has several messages
         state.min_clock = used.uuid.clock
@@ -295,7 +299,9 @@ class Sequencer(Generic[M]):
         self.replay = None
         self._dequeue_held()
 
-    def checkpoint(self, *, horizon: int | None = PRUNE_HORIZON) -> SequencerCheckpoint:
+    def checkpoint(
+        self, *, horizon: int | None = PRUNE_HORIZON, now: int | None = None
+    ) -> SequencerCheckpoint:
         """Where to go on behind what was used, `dequeued` not among it.
 
         Forgets producers that have published nothing for long, see `PRUNE_HORIZON`: an ACK that comes later
@@ -303,9 +309,11 @@ class Sequencer(Generic[M]):
 
         Args:
             horizon: in clocks; None keeps all producers.
+            now: the reader's time, as a clock. A producer whose clock is ahead of it has others forgotten only
+                as if its clock was this; None: as if all clocks were right.
         """
         if horizon is not None:
-            self._prune(horizon)
+            self._prune(horizon, now)
         self._pending.clear()
         return SequencerCheckpoint(
             offsets=dict(self._offsets),
@@ -342,6 +350,10 @@ class Sequencer(Generic[M]):
             outcome = Outcome.CONTINUE_BEGIN_SPAN
         self._take_slot(state.held)
         state.held.append(envelope)
+        if self._ring_bytes_max is not None:
+            self._ring_bytes += envelope.end - envelope.begin
+            while self._ring_bytes > self._ring_bytes_max and self._dropped < self._taken:
+                self._drop_oldest()
         return outcome
 
     def _acknowledged(self, envelope: Envelope[M], key: _Key, state: _State[M]) -> Outcome:
@@ -382,7 +394,7 @@ class Sequencer(Generic[M]):
         assert state is not None  # the caller delivers a span
         assert last is not None
         while state.held:
-            if self._is_dequeued(state.held.popleft()):
+            if self._is_dequeued(self._pop(state.held)):
                 return
         # A checkpoint now has the ACK come again, also after a message of the very same clock.
         state.min_clock = min(state.min_clock, last.uuid.clock - 1)
@@ -405,23 +417,42 @@ class Sequencer(Generic[M]):
 
     def _take_slot(self, held: deque[Envelope[M]] | None) -> None:
         """Name `held` in the next slot of the ring, and drop the message that had it."""
-        if len(self._ring) < self._ring_size:
+        if self._taken < self._ring_size:
             self._ring.append(held)
-            return
-        dropped = self._ring[self._head]
-        if dropped:
-            dropped.popleft()
-        self._ring[self._head] = held
-        self._head = (self._head + 1) % self._ring_size
+        else:
+            if self._taken - self._dropped == self._ring_size:
+                self._drop_oldest()
+            self._ring[self._taken % self._ring_size] = held
+        self._taken += 1
+
+    def _drop_oldest(self) -> None:
+        held = self._ring[self._dropped % self._ring_size]
+        self._dropped += 1
+        if held:
+            self._pop(held)
+
+    def _pop(self, held: deque[Envelope[M]]) -> Envelope[M]:
+        """Take the first message of a span out of the ring."""
+        envelope = held.popleft()
+        if self._ring_bytes_max is not None:
+            self._ring_bytes -= envelope.end - envelope.begin
+        return envelope
+
+    def _empty(self, state: _State[M]) -> None:
+        """Have no span, and none of its messages in the ring."""
+        while state.held:
+            self._pop(state.held)
+        state.drop_span()
 
     def _drop_span(self, key: _Key, state: _State[M]) -> None:
-        state.drop_span()
+        self._empty(state)
         self._pending.discard(key)
 
-    def _prune(self, horizon: int) -> None:
+    def _prune(self, horizon: int, now: int | None) -> None:
         newest: dict[str, int] = {}
         for (journal, _), state in self._states.items():
-            newest[journal] = max(newest.get(journal, 0), state.min_clock)
+            clock = state.min_clock if now is None else min(state.min_clock, now)
+            newest[journal] = max(newest.get(journal, 0), clock)
         former, self._newest = self._newest, newest
         for key, state in list(self._states.items()):
             top = newest[key[0]]
@@ -435,7 +466,7 @@ class Sequencer(Generic[M]):
                     state.heard, state.heard_at = state.max_clock, top
                 is_behind = state.heard_at < top - horizon
             if is_behind and state is not self._state:
-                state.drop_span()
+                self._empty(state)
                 del self._states[key]
 
 

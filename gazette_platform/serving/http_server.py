@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, Final, Protocol, final
 
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from gazette_platform.ops.host_guard import HostGuard
     from gazette_platform.ops.tasks import TaskGroup
 
-__all__ = ["HttpServer", "Metrics", "bid_go_on"]
+__all__ = ["NOT_SERVING", "HttpServer", "Metrics", "bid_go_on"]
+
+NOT_SERVING: Final = "starting or draining"
+"""What ``/debug/ready`` says of a server that does not serve yet, or does no more."""
 
 # Requests under way when the port closes. Tails have ended by then, with their replicas.
 _SHUTDOWN_S = 5.0
@@ -75,7 +78,7 @@ class HttpServer:
         add_routes: adds what is served behind the diagnostics, in whose place a wildcard may stand; None:
             these alone.
         has_diagnostics: whether ``/debug/`` is there.
-        is_ready: whether the server does what it is for.
+        unready: returns why the server does not do its work; empty: it does.
         tasks: owns what looks after connections.
         guard: of requests that foreign pages make; None: any is served.
     """
@@ -86,7 +89,7 @@ class HttpServer:
         host: str,
         port: int,
         metrics: Metrics,
-        is_ready: Callable[[], bool],
+        unready: Callable[[], str],
         tasks: TaskGroup,
         faults: Faults,
         guard: HostGuard | None = None,
@@ -99,7 +102,7 @@ class HttpServer:
         self._flag = flag
         self._tls = tls
         self._metrics = metrics
-        self._is_ready = is_ready
+        self._unready = unready
         self._tasks = tasks
         self._faults = faults
         self._guard = guard
@@ -200,9 +203,9 @@ class HttpServer:
                     found.force_close()
 
     async def _ready(self, _: web.Request) -> web.Response:
-        if self._is_ready():
-            return web.Response(text="ready\n")
-        return web.Response(status=503, text="starting or draining\n")
+        if why := self._unready():
+            return web.Response(status=503, text=f"{why}\n")
+        return web.Response(text="ready\n")
 
     async def _exposition(self, _: web.Request) -> web.Response:
         return web.Response(

@@ -297,6 +297,31 @@ async def test_cr6_the_http_port_tells_of_shards_and_serves_the_applications_pag
     assert "gazette_sequencer_queued{" in metrics
 
 
+async def test_process_with_a_failed_shard_is_not_ready(world):
+    class Failing(Counts):
+        async def consume(self, txn, envelope):
+            raise ApplicationFailed("this word is not to be counted")
+
+    process = await world.consumers.start(Failing())
+    await world.create_shards()
+    async with aiohttp.ClientSession() as http:
+
+        async def told():
+            async with http.get(f"http://127.0.0.1:{process.http_port}/debug/ready") as answer:
+                return answer.status, await answer.text()
+
+        assert await told() == (200, "ready\n")
+        await world.publish(20)
+
+        async def refused():
+            status, said = await told()
+            return said if status == 503 else ""
+
+        said = await eventually(refused)
+    assert f"shard {SHARDS[0]} has failed: " in said or f"shard {SHARDS[1]} has failed: " in said
+    assert "this word is not to be counted" in said
+
+
 async def test_a_page_that_sends_its_reader_elsewhere_is_passed_on(world):
     class Sending(Counts):
         def init(self, process):

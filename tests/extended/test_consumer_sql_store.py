@@ -1,4 +1,7 @@
-"""Stores of shards in real databases: PostgreSQL, MariaDB, and files of SQLite."""
+"""Stores of shards in real databases: PostgreSQL, MariaDB, and files of SQLite.
+
+Long because all databases are asked the same, over the fixtures of each.
+"""
 
 import asyncio
 import re
@@ -448,6 +451,89 @@ async def test_a_lock_that_another_holds_is_not_waited_for_for_ever(
                 await store.restore_checkpoint()
     assert await store.restore_checkpoint() == Checkpoint()
     await store.start_commit(checkpoint_of(2), [])
+
+
+async def failure_of(awaitable):
+    with pytest.raises(Exception) as caught:  # noqa: PT011  whatever a shard would fail with
+        await awaitable
+    return caught.value
+
+
+async def test_deadlock_of_two_shards_may_pass(postgres_engine, shard, opened):
+    """The application's statement fails with the driver's error, which ended the shard for good."""
+    stores = [opened(postgres_engine, f"{shard}-{each}") for each in "ab"]
+    for store in stores:
+        await store.restore_checkpoint()
+    first, second = stores
+    await first.run(put, shard, "a", "common")
+    await first.run(put, shard, "b", "common")
+    await first.start_commit(checkpoint_of(1), [])
+    await first.run(put, shard, "a", "one")
+    await second.run(put, shard, "b", "two")
+    results = await asyncio.gather(
+        first.run(put, shard, "b", "one"),
+        second.run(put, shard, "a", "two"),
+        return_exceptions=True,
+    )
+    [error] = [each for each in results if each is not None]
+    assert first.may_pass(error)
+
+
+async def test_locks_of_an_owner_that_hangs_may_pass(postgres_url, shard, opened, own_engine):
+    engine = own_engine(postgres_url, answer_s=1.0)
+    store = opened(engine, shard)
+    await store.restore_checkpoint()
+    with engine.begin() as connection:
+        is_ours = CHECKPOINTS.c.shard_fqn == shard
+        connection.execute(select(CHECKPOINTS).where(is_ours).with_for_update())
+        error = await failure_of(store.restore_checkpoint())
+    assert store.may_pass(error)
+
+
+@pytest.mark.parametrize("why", ["terminated", "idle"])
+@pytest.mark.parametrize("step", ["run", "commit"])
+async def test_database_that_ends_a_transaction_may_pass(
+    postgres, postgres_url, shard, opened, own_engine, why, step
+):
+    store = opened(own_engine(postgres_url, idle_s=1.0), shard)
+    await store.restore_checkpoint()
+    await store.run(put, shard, "a", "one")
+    pid = await store.run(lambda connection: connection.scalar(text("SELECT pg_backend_pid()")))
+    if why == "terminated":
+        postgres.sql(f"SELECT pg_terminate_backend({pid})")
+    there = f"SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}"
+    await eventually(lambda: postgres.sql(there) == [(0,)])
+    next_ = {
+        "run": lambda: store.run(put, shard, "a", "two"),
+        "commit": lambda: store.start_commit(checkpoint_of(1), []),
+    }
+    assert store.may_pass(await failure_of(next_[step]()))
+
+
+async def test_lock_time_out_may_pass(engine, shard, opened, own_engine):
+    short = {"mariadb": "SET innodb_lock_wait_timeout = 1", "postgresql": "SET lock_timeout = 500"}
+    holder, store = opened(engine, f"{shard}-1"), opened(engine, f"{shard}-2")
+    for each in (holder, store):
+        await each.restore_checkpoint()
+    if engine.dialect.name == "sqlite":
+        store = opened(own_engine(engine.url, answer_s=0.2), f"{shard}-3")
+        await holder.run(put, shard, "a", "one")
+        assert store.may_pass(await failure_of(store.restore_checkpoint()))
+        return
+    await holder.run(put, shard, "a", "one")
+    await holder.start_commit(checkpoint_of(1), [])
+    await holder.run(put, shard, "a", "two")
+    limit = text(short[engine.dialect.name])
+    await store.run(lambda connection: connection.execute(limit) and None)
+    assert store.may_pass(await failure_of(store.run(put, shard, "a", "three")))
+
+
+async def test_wrong_statement_does_not_pass(engine, shard, opened):
+    store = opened(engine, shard)
+    await store.restore_checkpoint()
+    wrong = text("SELECT nothing FROM gazette_checkpoints")
+    error = await failure_of(store.run(lambda connection: connection.execute(wrong) and None))
+    assert not store.may_pass(error)
 
 
 async def test_a_transaction_in_which_nothing_is_asked_is_ended(

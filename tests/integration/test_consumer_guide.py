@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import aiohttp
 import pytest
+from aiohttp import web
 
 from gazette_platform import Flags, read_committed
 from gazette_platform.app import Application, SQLiteStore
@@ -49,6 +53,28 @@ class Totals(Application):
     def add(self, db, order):
         db.execute(ADD, (order["customer"], 0))
         db.execute(ADD, (order["customer"], float(order["amount"])))
+
+
+class WithPages(Totals):
+    async def init(self, process):
+        self.process = process
+        process.add_pages(lambda router: router.add_get("/totals/{shard}", self.page))
+
+    async def page(self, request):
+        shard, is_sent_on = request.match_info["shard"], "X-Sent-On" in request.headers
+        found = await self.process.resolver.resolve(shard, may_proxy=not is_sent_on, timeout_s=10)
+        if found.is_remote:
+            peers, headers = self.process.peers, {"X-Sent-On": "yes"}
+            page = await peers.page(found.header, shard, request.path_qs, headers, timeout_s=10)
+            return web.json_response(status=page.status, body=page.body)
+        with found:  # its store stays until then
+            if found.store is None:
+                return web.Response(status=503, text=f"{shard}: {found.status.name}\n")
+            async with asyncio.timeout(10):
+                rows = await found.store.read(
+                    lambda db: db.execute("SELECT customer, amount FROM totals").fetchall()
+                )
+        return web.json_response(dict(rows))
 
 
 class NextTotals(Totals):
@@ -133,3 +159,16 @@ async def test_a_source_goes_on_behind_a_line_that_is_no_message_by_its_min_offs
         await shards.unassign(["totals"], only_failed=True)
     await consumers.wait_through()
     assert await rows(consumers) == [("Ada", 4.0)]
+
+
+async def test_pages_of_any_process_show_what_is_committed(local_consumers):
+    consumers, client = local_consumers, local_consumers.client
+    processes = [await begun(consumers, WithPages()), await consumers.start(WithPages())]
+    await client.append("orders", b'{"customer":"Ada","amount":2}\n')
+    await consumers.wait_through()
+    (await consumers.store("totals")).db.execute(ADD, ("Ada", 100))  # which nothing commits yet
+    async with aiohttp.ClientSession() as http:
+        for process in processes:
+            url = f"http://127.0.0.1:{process.http_port}/totals/totals"
+            async with http.get(url) as answer:
+                assert (answer.status, await answer.json()) == (200, {"Ada": 2.0})

@@ -1,20 +1,23 @@
 """Stores with local files, whose recovery log is a journal of a real broker."""
 
 import asyncio
+import itertools
 
+import apsw
 import pytest
 from rocksdict import Options, Rdict
 
 from gazette_platform.client import AppendOptions, Change
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE, FsmHints, Player, Recorder
+from gazette_platform.consumer.store.json_file import JSONFileStore
 from gazette_platform.consumer.store.rocksdb import RocksDBStore
 from gazette_platform.consumer.store.sqlite import SQLiteStore
-from gazette_platform.errors import DataError, Fenced, GazetteError
+from gazette_platform.errors import DataError, Fenced, GazetteError, StoreError
 from gazette_platform.message.sequencer import SequencerCheckpoint
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
-from gazette_platform.testing.waiting import eventually, patient, stays
+from gazette_platform.testing.waiting import eventually, patient, stays, turns
 
 pytestmark = pytest.mark.etcd
 
@@ -52,6 +55,9 @@ class Tables:
     def all(self):
         return dict(self.store.db.execute("SELECT * FROM counts"))
 
+    async def read(self):
+        return await self.store.read(lambda db: dict(db.execute("SELECT * FROM counts")))
+
 
 class Keys:
     """A `RocksDBStore` with numbers by word."""
@@ -65,6 +71,27 @@ class Keys:
 
     def all(self):
         return {word.decode(): int(number) for word, number in self.store.scan()}
+
+    async def read(self):
+        return await self.store.read(
+            lambda db: {key.decode(): int(n) for key, n in db.items(from_key=b"\x01")}
+        )
+
+
+class Document:
+    """A `JSONFileStore` with numbers by word."""
+
+    def __init__(self, recorder):
+        self.store = JSONFileStore(recorder, {})
+
+    def set(self, numbers):
+        self.store.state.update(numbers)
+
+    def all(self):
+        return dict(self.store.state)
+
+    async def read(self):
+        return await self.store.read(dict)
 
 
 @pytest.fixture(params=[Tables, Keys])
@@ -159,6 +186,97 @@ async def test_who_is_fenced_commits_nothing(kind, client, tmp_path):
     assert (checkpoint, third.all()) == (at(2), {"a": 2})
     await third.store.destroy()
     await second.store.destroy()
+
+
+@pytest.mark.parametrize("kind", [Tables, Keys, Document])
+async def test_read_sees_what_is_committed_alone(kind, client, tmp_path):
+    state, _, _ = await taken_over(kind, client, tmp_path / "one", 1)
+    async with asyncio.timeout(patient(30)), asyncio.TaskGroup() as tasks:
+        assert await state.read() == {}  # the schema is there, though nothing was committed
+        state.set({"a": 1})
+        before = tasks.create_task(state.read())
+        await turns(5)
+        assert not before.done() or before.result() == {}
+        await state.store.start_commit(at(1), ())
+        assert await before in ({}, {"a": 1})
+        state.set({"a": 2})
+        assert [await state.read() for _ in range(2)] == [{"a": 1}] * 2
+        gate = asyncio.get_running_loop().create_future()
+        commit = state.store.start_commit(at(2), [gate])
+        state.set({"a": 3, "b": 3})
+        meanwhile = tasks.create_task(state.read())
+        await turns(5)
+        assert not meanwhile.done() or meanwhile.result() == {"a": 1}
+        gate.set_result(None)
+        await commit
+        assert await meanwhile in ({"a": 1}, {"a": 2})
+        assert await state.read() == {"a": 2}
+        assert state.all() == {"a": 3, "b": 3}
+        await state.store.roll_back()
+        assert await state.read() == state.all() == {"a": 2}
+    await state.store.destroy()
+
+
+@pytest.mark.parametrize("kind", [Tables, Keys, Document])
+async def test_read_sees_nothing_of_a_commit_that_failed(kind, client, tmp_path):
+    state, _, _ = await taken_over(kind, client, tmp_path / "one", 1)
+    await committed(state, 1, a=1)
+    gate = asyncio.get_running_loop().create_future()
+    state.set({"a": 2})
+    commit = state.store.start_commit(at(2), [gate])
+    gate.set_exception(StoreError("of the test"))
+    with pytest.raises(GazetteError, match="of the test"):
+        await commit
+    await state.store.roll_back()
+    if kind is Document:
+        assert await state.read() == state.all() == {"a": 1}
+    else:
+        with pytest.raises(StoreError, match="its last commit has failed"):
+            await state.read()
+    await state.store.destroy()
+
+
+async def test_read_of_sqlite_writes_nothing(client, tmp_path):
+    state, _, _ = await taken_over(Tables, client, tmp_path / "one", 1)
+    for number in range(2):
+        with pytest.raises(apsw.ReadOnlyError):
+            await state.store.read(lambda db: db.execute("INSERT INTO counts VALUES ('b', 1)"))
+        await committed(state, number + 1, a=number)
+    # Spilled pages of the open transaction are in the write-ahead log, and are not read.
+    state.store.db.execute("PRAGMA cache_size = 1").fetchall()
+    state.set({f"word {each:0500}": each for each in range(1000)})
+    assert await state.read() == {"a": 1}
+    await state.store.destroy()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), list(itertools.permutations([Tables, Keys, Document], 2))
+)
+async def test_store_refuses_files_of_another_kind(first, second, client, tmp_path):
+    """It began with empty state, without a word, and the shard published everything again."""
+    names = {Tables: "SQLiteStore", Keys: "RocksDBStore", Document: "JSONFileStore"}
+    state, recorder, _ = await taken_over(first, client, tmp_path / "one", 1)
+    await committed(state, 7, a=1)
+    hints = await recorder.build_hints()
+    with pytest.raises(DataError, match=f"look like those of a {names[first]}"):
+        await taken_over(second, client, tmp_path / "two", 2, hints)
+    again, _, checkpoint = await taken_over(first, client, tmp_path / "three", 3, hints)
+    assert (checkpoint, again.all()) == (at(7), {"a": 1})
+    for each in (state, again):
+        await each.store.destroy()
+
+
+async def test_rocksdb_files_are_of_the_format_of_gazette(client, tmp_path):
+    """RocksDB 7.8, which Gazette's consumers are built with, refuses "unsupported format_version: 6"."""
+    state, _, _ = await taken_over(Keys, client, tmp_path / "one", 1)
+    await committed(state, 1, a=1)
+    state.store.db.flush()
+    tables = list((tmp_path / "one").glob("*.sst"))
+    assert tables
+    for table in tables:
+        footer = table.read_bytes()[-12:]  # the version, and eight bytes of magic
+        assert int.from_bytes(footer[:4], "little") == 5
+    await state.store.destroy()
 
 
 async def test_cl2_nothing_of_a_commit_is_in_the_log_before_its_gate_has_opened(

@@ -22,7 +22,7 @@ from gazette_platform.etcd import (
     WatchBatch,
 )
 from gazette_platform.testing.etcd import EtcdServer
-from gazette_platform.testing.waiting import patient
+from gazette_platform.testing.waiting import block_for, patient
 
 pytestmark = pytest.mark.etcd
 
@@ -136,6 +136,16 @@ async def test_compacted_revisions_have_their_own_error(etcd, etcd_prefix):
         async with etcd.watch(etcd_prefix, start_revision=old) as watch:
             await next_events(watch)
     assert caught.value.compact_revision == new
+
+
+async def test_lost_lease_says_what_blocked_the_loop(etcd):
+    """A callback that took long was told as a process that was paused."""
+    for why, said in (("", "the process was paused"), ("consume at a.py:3 blocked", "consume at")):
+        lease = await etcd.grant_lease(1)
+        lease.why_late = lambda why=why: why
+        block_for(lease.remaining_s + 0.1)
+        with pytest.raises(LeaseLost, match=f"was not renewed within .* s; {said}"):
+            await lease.keep_alive()
 
 
 async def test_lease_revoked_by_another_is_lost(etcd):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections import Counter
 
 import pytest
 from shard_bench import (
     IN,
     IN2,
     LOG,
+    NDJSON,
     OUT,
     OUT2,
     Bench,
@@ -33,7 +35,16 @@ from gazette_platform.errors import (
     TransactionFailed,
     ValidationError,
 )
-from gazette_platform.message import read_uncommitted
+from gazette_platform.message import (
+    Flags,
+    Mapped,
+    MessageClock,
+    Publisher,
+    Sequencer,
+    SequencerCheckpoint,
+    read_uncommitted,
+)
+from gazette_platform.ops.clock import SystemClock
 from gazette_platform.testing.waiting import eventually, pass_time, patient, stays
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
@@ -90,6 +101,69 @@ async def test_ch2_cs1_a_shard_goes_on_where_it_was(bench, kind, log):
         newest, oldest = bench.desk.backups
         assert newest.live_nodes
         assert oldest == FsmHints(LOG)
+
+
+async def restarted(bench, spec):
+    """Consume three messages, stop, and start another replica. Returns: what that appends to OUT."""
+    application = Numbered()
+    first = bench.replica(application, spec)
+    await through(first, await bench.publish("Ada", "Bob", "Cyd"))
+    await first.stop()
+    head = await bench.client.write_head(OUT)
+    second = bench.replica(application, spec)
+    await second.host.reached("PRIMARY")
+
+    async def appended():
+        async with await read_uncommitted(bench.client, OUT, head) as reader:
+            return [each async for batch in reader for each in batch]
+
+    async with asyncio.timeout(patient(30)):
+        return await eventually(appended)
+
+
+@pytest.mark.parametrize("log", [True, False])
+async def test_restarted_shard_appends_acks_and_no_messages(bench, log):
+    appended = await restarted(bench, spec_of(log=log))
+    assert [each.uuid.flags for each in appended] == [Flags.ACK_TXN]
+
+
+async def test_reader_counts_messages_once_after_silence_and_restart(bench):
+    """Readers forget a producer that is a day behind: they cannot know its messages again."""
+    spec, counts = spec_of(), Counter()
+
+    async def count(checkpoint):
+        sequencer = Sequencer(checkpoint=checkpoint)
+        async with await read_uncommitted(
+            bench.client, OUT, checkpoint.offsets.get(OUT, 0)
+        ) as reader:
+            async for batch in reader:
+                for each in batch:
+                    sequencer.queue(each)
+                    while (message := sequencer.dequeued) is not None:
+                        counts.update([message.message["id"]] if message.uuid.flags != 2 else [])
+                        sequencer.step()
+        return sequencer.checkpoint()
+
+    first = bench.replica(Numbered(), spec)
+    await through(first, await bench.publish("Ada"))
+    await first.stop()
+    tomorrow = MessageClock()
+    tomorrow.update(int((SystemClock().unix_s() + 25 * 3600) * 1e9))
+    other = Publisher(
+        bench.client.append_service(), lambda _: Mapped(OUT, NDJSON), None, message_clock=tomorrow
+    )
+    await (await other.publish_committed({"id": "other"}))
+    seen = await count(SequencerCheckpoint())
+    head = await bench.client.write_head(OUT)
+    second = bench.replica(Numbered(), spec)
+    await second.host.reached("PRIMARY")
+
+    async def has_appended():
+        return await bench.client.write_head(OUT) > head
+
+    await eventually(has_appended)
+    await count(seen)
+    assert counts == {"Ada": 1, "other": 1}
 
 
 async def test_cs2_a_transaction_that_began_before_a_restart_is_consumed_whole(bench):

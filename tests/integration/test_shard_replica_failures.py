@@ -31,6 +31,7 @@ from gazette_platform.errors import (
     EtcdError,
     GazetteError,
     ShardStopped,
+    StoreUnavailable,
     ValidationError,
 )
 from gazette_platform.testing.waiting import eventually, patient
@@ -51,6 +52,22 @@ async def bench(local_brokers, tmp_path):
 async def through(replica, offsets):
     async with asyncio.timeout(patient(30)):
         return await replica.wait_through(offsets)
+
+
+@pytest.mark.parametrize(
+    ("error", "may_pass"),
+    [(StoreUnavailable("the database is away"), True), (KeyError("word"), False)],
+)
+async def test_failure_of_store_may_pass(bench, error, may_pass):
+    class Failing(Numbered):
+        def consume(self, txn, envelope):
+            raise error
+
+    replica = bench.replica(Failing(), spec_of(log=False))
+    assert not replica.may_pass
+    await bench.publish(1)
+    await replica.host.reached("FAILED")
+    assert replica.may_pass is may_pass
 
 
 @pytest.mark.parametrize(
@@ -460,3 +477,46 @@ async def test_a_store_that_cannot_be_destroyed_leaves_no_appends_open(bench):
         await replica.stop()
     with pytest.raises(GazetteError, match="closed"):
         await replica.shard.appends.submit(IN, b"{}\n")
+
+
+@pytest.mark.parametrize("kind", ["json", "sqlite"])
+async def test_failed_shard_shows_no_rows_of_its_open_transaction(bench, kind):
+    """A page showed rows of a message that was never consumed, for as long as the shard was FAILED."""
+
+    class Ids(Application):
+        def new_store(self, shard, recorder):
+            if kind == "json":
+                return JSONFileStore(recorder, [])
+            return SQLiteStore(recorder, schema="CREATE TABLE IF NOT EXISTS ids (id INT)")
+
+        def consume(self, txn, envelope):
+            if kind == "json":
+                txn.store.state.append(envelope.message["id"])
+            else:
+                txn.store.db.execute("INSERT INTO ids VALUES (?)", (envelope.message["id"],))
+            if envelope.message["id"] == 2:
+                raise KeyError("amount")
+
+    replica = bench.replica(Ids(), spec_of())
+    store = await through(replica, await bench.publish(1))
+    await bench.publish(2)
+    await replica.host.reached("FAILED")
+    if kind == "json":
+        assert store.state == await store.read(list) == [1]
+    else:
+        found = "SELECT id FROM ids"
+        assert store.db.execute(found).fetchall() == [(1,)]
+        assert await store.read(lambda db: db.execute(found).fetchall()) == [(1,)]
+
+
+async def test_exception_of_application_is_logged_as_one_traceback(bench, caplog):
+    class Failing(Numbered):
+        def consume(self, txn, envelope):
+            raise KeyError("amount")
+
+    replica = bench.replica(Failing(), spec_of(log=False))
+    await bench.publish(1)
+    await replica.host.reached("FAILED")
+    assert caplog.text.count("Traceback (most recent call last)") == 1
+    assert "runTransactions: app.ConsumeMessage: " in caplog.text
+    assert "KeyError: 'amount'" in caplog.text

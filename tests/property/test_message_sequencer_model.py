@@ -155,17 +155,28 @@ def honest(draw):
     return steps
 
 
-rings = st.integers(0, 12)
+# Messages of a ring, and bytes of these, if they are bounded.
+rings = st.tuples(st.integers(0, 12), st.none() | st.integers(0, 200))
+
+
+def sequencer_of(ring, checkpoint=None):
+    size, size_bytes = ring
+    return Sequencer(
+        ring_size=size, ring_bytes=size_bytes, checkpoint=checkpoint, warn=lambda _: None
+    )
 
 
 @settings(max_examples=400)
 @given(st.one_of(hostile, honest()), rings)
-def test_all_that_is_committed_comes_once_and_in_order(steps, ring_size):
+def test_all_that_is_committed_comes_once_and_in_order(steps, ring):
     log = laid_out(steps)
-    sequencer = Sequencer(ring_size=ring_size, warn=lambda _: None)
+    sequencer = sequencer_of(ring)
     assert list(run_until(sequencer, log, -1)) == expected(log)
     assert sequencer.offsets == {one.journal: one.end for one in log}
-    assert sum(len(one.held) for one in sequencer._states.values()) <= max(1, ring_size)
+    held = [each for one in sequencer._states.values() for each in one.held]
+    assert len(held) <= max(1, ring[0])
+    if ring[1] is not None:
+        assert sequencer._ring_bytes == sum(each.end - each.begin for each in held) <= ring[1]
 
 
 @settings(max_examples=400)
@@ -174,11 +185,11 @@ def test_all_that_is_committed_comes_once_and_in_order(steps, ring_size):
     rings,
     st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=6),
 )
-def test_crashes_anywhere_change_nothing(steps, ring_size, crashes):
+def test_crashes_anywhere_change_nothing(steps, ring, crashes):
     """A crash forgets all behind the last checkpoint: what was used since then comes again."""
     log = laid_out(steps)
     kept: list[Envelope] = []
-    sequencer = Sequencer(ring_size=ring_size, warn=lambda _: None)
+    sequencer = sequencer_of(ring)
     for count, is_idle in crashes:
         # Either within a commit, before `count` messages are used; or between two that are queued.
         used: list[Envelope] = []
@@ -193,18 +204,18 @@ def test_crashes_anywhere_change_nothing(steps, ring_size, crashes):
         assert is_over or sequencer.dequeued is not None
         checkpoint = sequencer.checkpoint(horizon=None)
         kept += used
-        sequencer = Sequencer(ring_size=ring_size, checkpoint=checkpoint, warn=lambda _: None)
+        sequencer = sequencer_of(ring, checkpoint)
     kept += run_until(sequencer, log, -1)
     assert by_journal(kept) == by_journal(expected(log))
 
 
 @settings(max_examples=200)
 @given(st.one_of(hostile, honest()), rings, rings)
-def test_rings_of_different_sizes_end_alike(steps, one_size, other_size):
+def test_rings_of_different_sizes_end_alike(steps, one, other):
     log = laid_out(steps)
     ends = []
-    for size in (one_size, other_size):
-        sequencer = Sequencer(ring_size=size, warn=lambda _: None)
+    for ring in (one, other):
+        sequencer = sequencer_of(ring)
         list(run_until(sequencer, log, -1))
         ends.append((sequencer.has_pending, sequencer.checkpoint(horizon=None)))
     assert ends[0] == ends[1]

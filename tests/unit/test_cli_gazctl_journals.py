@@ -69,7 +69,8 @@ def test_stale_revision_is_told_with_what_to_do(gazctl):
     gazctl("apply", stdin=TWO_JOURNALS)
     result = gazctl("apply", stdin=TWO_JOURNALS)
     assert result.code == 1
-    assert "a/one is at revision 2, and the specs expect that it is new" in result.err
+    assert "a/one exists already (to change it, run `gazctl journals edit a/one`" in result.err
+    assert "give its spec `revision: 2`)" in result.err
     assert "list again, and apply on top" in result.err
 
 

@@ -6,13 +6,15 @@ import dataclasses
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from shard_bench import NDJSON, journal
 
 from gazette_platform.consumer.application import Application
 from gazette_platform.consumer.publisher import TransactionPublisher
-from gazette_platform.errors import ValidationError
+from gazette_platform.errors import ApplicationFailed, ValidationError
 from gazette_platform.message import (
+    AckIntent,
     Flags,
     JsonFraming,
     Mapped,
@@ -83,6 +85,31 @@ def test_messages_have_the_type_that_is_told():
     assert isinstance(Typed().framing(journal("a/b", NDJSON)), JsonFraming)
 
 
+class NoUuid(msgspec.Struct):
+    a: int = 0
+
+
+@dataclasses.dataclass
+class NoUuidEither:
+    uuid: str = ""
+
+
+@pytest.mark.parametrize("kind", [NoUuid, NoUuidEither, NoUuid | None, int])
+def test_type_without_uuid_field_is_refused(kind):
+    """It read acknowledgements, repeated and uncommitted messages as messages, with a warning about these."""
+
+    class Typed(_Base):
+        message_type = kind
+
+    with pytest.raises(ValidationError, match="has no field UUID for the UUID"):
+        Typed().framing(journal("a/b", NDJSON))
+
+
+def test_protobuf_source_without_message_type_is_refused():
+    with pytest.raises(ValidationError, match="set `message_type` to their generated class"):
+        _Base().framing(journal("a/b", "application/x-protobuf-fixed"))
+
+
 def test_a_journal_without_framing_is_refused():
     with pytest.raises(ValidationError, match="must have one label content-type"):
         _Base().framing(JournalSpec("a/b", labels=LabelSet()))
@@ -98,7 +125,7 @@ class _Appends:
         pass
 
     def submit_nowait(self, journal, content):
-        self.appended.append((journal, content))
+        self.appended.append(AckIntent(journal, content))
 
 
 class _Brokers:
@@ -132,39 +159,42 @@ async def test_messages_go_to_a_journal_or_where_a_mapping_says():
     await publisher.publish(lambda message: Mapped(f"out/{message['n']}", NDJSON), {"n": 3})
     await publisher.publish("out/one", {"n": 2})
     assert brokers.asked == ["out/one"]
-    one, three = publisher.build_acks()
-    assert (one.journal, three.journal) == ("out/one", "out/3")
-    assert numbers(one.content) == [
+    assert [each.journal for each in appends.appended] == ["out/one", "out/3", "out/one"]
+    acks = publisher.build_acks()
+    assert [each.journal for each in acks] == ["out/one", "out/3"]
+    for ack in acks:
+        assert numbers(ack.content) == [(0, Flags.ACK_TXN)]
+    of_one = b"".join(each.content for each in appends.appended if each.journal == "out/one")
+    # The clocks rise in the journal.
+    assert numbers(of_one + acks[0].content) == [
         (1, Flags.CONTINUE_TXN),
         (2, Flags.CONTINUE_TXN),
         (0, Flags.ACK_TXN),
     ]
-    assert numbers(three.content) == [(3, Flags.CONTINUE_TXN), (0, Flags.ACK_TXN)]
-    assert appends.appended == []
     assert publisher.build_acks() == []
     assert len(publisher.producer) == 6
 
 
-async def test_a_large_transaction_is_appended_as_it_comes():
-    brokers, appends = _Brokers(), _Appends()
-    publisher = TransactionPublisher(brokers, appends, ManualClock())
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+async def test_forgotten_await_of_publish_fails_the_transaction():
+    """The message was lost, and the shard went on."""
+    publisher = TransactionPublisher(_Brokers(), _Appends(), ManualClock())
     publisher.begin()
     await publisher.publish("out/one", {"n": 1})
-    await publisher.publish("out/two", {"n": 2})
-    await publisher.publish("out/one", {"n": 3, "text": "x" * (16 << 10)})
-    await publisher.publish("out/one", {"n": 4})
-    acks = publisher.build_acks()
-    assert [each.journal for each in acks] == ["out/one", "out/two"]
-    assert [numbers(each.content) for each in acks] == [[(0, Flags.ACK_TXN)]] * 2
-    of_one = b"".join(content for name, content in appends.appended if name == "out/one")
-    of_two = b"".join(content for name, content in appends.appended if name == "out/two")
-    assert [n for n, _ in numbers(of_one)] == [1, 3, 4]
-    assert [n for n, _ in numbers(of_two)] == [2]
-    # The next one may be small again.
-    publisher.begin()
-    await publisher.publish("out/one", {"n": 5})
-    (ack,) = publisher.build_acks()
-    assert [n for n, _ in numbers(ack.content)] == [5, 0]
+    forgotten = publisher.publish("out/one", {"n": 2})
+    with pytest.raises(ApplicationFailed, match=r"1 call of `publish` did not end .* write `await"):
+        publisher.build_acks()
+    with pytest.raises(ValidationError, match="takes no UUID"):
+        await publisher.publish("out/one", {"a set"})  # which the application may catch
+    await forgotten
+    assert [each.journal for each in publisher.build_acks()] == ["out/one"]
+
+
+@pytest.mark.parametrize("message", ["text", {"a", "set"}, b"bytes", 5, [1], None])
+async def test_message_without_fields_says_what_to_publish(message):
+    publisher = TransactionPublisher(_Brokers(), _Appends(), ManualClock())
+    with pytest.raises(ValidationError, match=r"publish a dict, as {'value': …}, or an object"):
+        await publisher.publish("out/one", message)
 
 
 async def test_a_publisher_without_mapping_is_told_where_messages_go():

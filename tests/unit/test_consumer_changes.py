@@ -14,6 +14,7 @@ from gazette_platform.consumer.cluster import (
 )
 from gazette_platform.consumer.protocol import ReplicaStatus, ShardSource, ShardSpec, ShardStatus
 from gazette_platform.consumer.service.changes import ShardChanges
+from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, EtcdClient, Event, KeyValue, ResponseHeader, WatchBatch
 from gazette_platform.keyspace import KeySpace, assignment_key, item_key
 from gazette_platform.ops.faults import Faults
@@ -68,6 +69,13 @@ class World:
             self.revision,
             self.version,
         )
+        header = ResponseHeader(1, 2, self.revision, 3)
+        self.space.apply_batches([WatchBatch(header, (Event(found, is_delete=False),))])
+
+    def watched_shard(self, spec):
+        self.revision += 1
+        key = item_key(P, spec.id)
+        found = KeyValue(key, encode_shard_spec(spec), self.revision, self.revision, 1)
         header = ResponseHeader(1, 2, self.revision, 3)
         self.space.apply_batches([WatchBatch(header, (Event(found, is_delete=False),))])
 
@@ -162,3 +170,51 @@ async def test_what_changes_nothing_is_not_waited_for():
     world.ahead = 1
     changed = await asyncio.wait_for(world.delete("shard-999"), 5)
     assert changed.status is ShardStatus.OK
+
+
+def with_log(shard, log, hints):
+    return ShardSpec(
+        shard,
+        (ShardSource("a/one"),),
+        recovery_log_prefix=log,
+        hint_prefix=hints,
+        max_txn_duration_ns=10**9,
+    )
+
+
+async def applied(world, *changes, claims=ALL_CLAIMS):
+    """Apply specs, and delete shards that are named."""
+    request = pb.ApplyRequest()
+    for change in changes:
+        if isinstance(change, str):
+            request.changes.add(expect_mod_revision=-1, delete=change)
+        else:
+            request.changes.add(expect_mod_revision=-1).upsert.CopyFrom(change.to_pb())
+    return await world.changes.apply(request, claims)
+
+
+X, Y = "x/yyyy", "yyyy"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "what"),
+    [
+        (with_log(X, "log", "/h"), with_log(Y, "log/x", "/g"), "recovery log log/x/yyyy"),
+        (with_log(X, "a", "/h"), with_log(Y, "b", "/h/x"), "key of hints /h/x/yyyy.primary"),
+    ],
+)
+async def test_shards_with_one_log_or_hints_are_refused(first, second, what):
+    """They fenced each other, and mixed their state."""
+    world = World()
+    with pytest.raises(ValidationError, match=f"its {what} is that of {X} too"):
+        await applied(world, first, second)
+    world.watched_shard(first)
+    with pytest.raises(ValidationError, match=f"its {what} is that of {X} too"):
+        await applied(world, second)
+    limited = Claims(selector=LabelSelector(include=LabelSet.of(id=Y)))
+    with pytest.raises(ValidationError, match="is that of another shard too"):
+        await applied(world, second, claims=limited)
+    assert not world.compares
+    # One takes the place of the other, in one transaction; or is applied again.
+    assert (await applied(world, X, second)).status is ShardStatus.OK
+    assert (await applied(world, first)).status is ShardStatus.OK

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gazette_platform.consumer.runtime.inlet import Inlet
+from gazette_platform.consumer.runtime.inlet import Inlet, ReadBudget
 from gazette_platform.message import NO_UUID, Envelope
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.waiting import turns
@@ -61,3 +61,73 @@ async def test_it_is_closed_once_all_was_taken():
     inlet.entries.popleft()
     assert inlet.is_closed
     inlet.check()
+
+
+MB = 1 << 20
+
+
+def large(number):
+    return [Envelope("a/b", number * MB, (number + 1) * MB, NO_UUID, number)]
+
+
+def filling(tasks, inlet, count=100):
+    """Put as many batches of 1 MiB as there is room for."""
+
+    async def fill():
+        for number in range(count):
+            await inlet.put(large(number))
+
+    return tasks.spawn(fill())
+
+
+@pytest.fixture
+async def tasks():
+    tasks = TaskGroup("readers")
+    yield tasks
+    await tasks.close()
+
+
+async def test_large_messages_are_bounded_by_their_bytes(tasks):
+    """A slow application let in 8,192 messages of any size."""
+    inlet = Inlet(8192, lambda: None, bytes_max=10 * MB)
+    filling(tasks, inlet)
+    await turns(200)
+    assert len(inlet.entries) == 10
+    for left in range(9, 5, -1):
+        inlet.entries.popleft()
+        inlet.made_room()
+        await turns(200)
+        assert len(inlet.entries) == left
+    inlet.entries.popleft()
+    inlet.made_room()
+    await turns(200)
+    assert len(inlet.entries) == 10
+
+
+async def test_taken_messages_count_until_room_was_made(tasks):
+    inlet = Inlet(8192, lambda: None, bytes_max=10 * MB)
+    filling(tasks, inlet)
+    await turns(200)
+    inlet.entries.clear()  # an application is consuming them
+    await turns(200)
+    assert not inlet.entries
+    inlet.made_room()
+    await turns(200)
+    assert len(inlet.entries) == 10
+
+
+async def test_shards_share_a_bound_and_each_goes_on(tasks):
+    budget = ReadBudget(20 * MB)
+    inlets = [Inlet(8192, lambda: None, bytes_max=15 * MB, budget=budget) for _ in range(4)]
+    fillings = [filling(tasks, inlet) for inlet in inlets]
+    await turns(300)
+    assert all(inlet.entries for inlet in inlets)
+    assert 20 * MB <= budget.used <= 24 * MB
+    first, *others = inlets
+    before = sum(len(each.entries) for each in others)
+    fillings[0].cancel()  # its shard has failed
+    first.drop()
+    await turns(300)
+    assert sum(len(each.entries) for each in others) > before
+    for inlet in others:
+        inlet.drop()

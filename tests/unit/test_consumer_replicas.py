@@ -35,7 +35,7 @@ class Replica:
     def __init__(self, spec, assignment):
         self.spec, self.assignment = spec, assignment
         self.events = []
-        self.error = None
+        self.error, self.may_pass = None, False
         self.may_end = asyncio.Event()
 
     @property
@@ -155,17 +155,17 @@ async def test_an_edit_of_the_spec_or_the_status_keeps_the_replica(process):
     assert replica.spec == spec_of("a/two")
 
 
-async def test_an_error_is_of_the_assignment_under_which_it_came(process):
+async def test_a_failure_is_of_the_assignment_under_which_it_came(process):
     process.watched(put_shard(), assigned())
     first = process.space.state.assignment_of(SHARD, OURS)
-    assert process.replicas.error_of(first) is None
-    process.made[0].error = ValueError("first")
-    assert process.replicas.error_of(first) is process.made[0].error
+    assert not process.replicas.may_pass(first)
+    process.made[0].may_pass = True
+    assert process.replicas.may_pass(first)
     process.watched(removed(assigned()), assigned())
-    process.made[1].error = ValueError("second")
-    assert process.replicas.error_of(first) is None
+    process.made[1].may_pass = True
+    assert not process.replicas.may_pass(first)
     process.watched(removed(assigned()))
-    assert process.replicas.error_of(first) is None
+    assert not process.replicas.may_pass(first)
 
 
 async def test_shards_of_others_have_no_replica_here_and_none_comes_behind_the_end(process):

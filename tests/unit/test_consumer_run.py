@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 from typing import Any
 
 import pytest
@@ -348,3 +349,46 @@ async def test_ct9_what_is_deferred_of_a_batch_is_a_part_of_it(consumed):
     with pytest.raises(StepFailed, match=r"deferred (a|the first) message of a") as found:
         await a_run(Deferring([message(1), message(2)])).run()
     assert (f"says that it consumed {consumed} before" in str(found.value)) is (consumed != 0)
+
+
+async def test_slow_application_bounds_what_is_read():
+    """300 messages of 1 MiB before a slow application took all of their memory."""
+    mb, given, may_consume = 1 << 20, [], asyncio.Event()
+
+    class Slow(Consuming):
+        async def _give(self, batches):
+            for number in range(300):
+                given.append(number)
+                uuid = UuidParts(PRODUCER, (number + 1) << 4, int(Flags.OUTSIDE_TXN))
+                yield [Envelope(IN, number * mb, (number + 1) * mb, uuid, number)]
+
+        async def consume(self, txn, envelope):
+            await may_consume.wait()
+            self.transactions[-1].append(envelope.message)
+
+    application = Slow()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(a_run(application).run())
+        await turns(1000)
+        assert 60 < len(given) < 80
+        may_consume.set()
+    assert [*itertools.chain(*application.transactions)] == list(range(300))
+
+
+async def test_open_transactions_are_bounded_by_bytes():
+    """8,192 messages of any size of open transactions were kept."""
+    mb = 1 << 20
+    span = [
+        message(number, Flags.CONTINUE_TXN if number < 201 else Flags.ACK_TXN)._replace(
+            begin=number * mb, end=(number + 1) * mb
+        )
+        for number in range(1, 202)
+    ]
+    application = Consuming(*([each] for each in span[:-1]), replayed=[span])
+    run = a_run(application)
+    await run.run()
+    held = [each for one in run._sequencer._states.values() for each in one.held]
+    assert 60 < len(held) <= 64
+    application = Consuming(*([each] for each in span), replayed=[span])
+    await a_run(application).run()
+    assert [*itertools.chain(*application.transactions)] == list(range(1, 202))

@@ -272,7 +272,7 @@ async def test_what_would_end_the_transaction_is_refused(tmp_path, sql):
     store, _ = await begun(KeptRecorder(tmp_path))
     for _ in "12":  # ours were prepared between
         store.db.execute(COUNT, ("a",))
-        with pytest.raises(apsw.AuthError):
+        with pytest.raises(ApplicationFailed, match=r"is refused: .* by a savepoint"):
             store.db.execute(sql)
         with store.db:  # a savepoint
             store.db.execute(COUNT, ("b",))

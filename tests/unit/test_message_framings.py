@@ -320,3 +320,14 @@ def test_proto_messages_have_their_uuid_in_a_field():
     assert ProtoFraming().acknowledgement(b"x") == b""
     with pytest.raises(ValidationError, match="no place for a UUID"):
         ProtoFraming().stamp(b"x", UUID)
+
+
+def test_typed_messages_without_uuids_are_read_when_asked_for():
+    class Bare(msgspec.Struct):
+        n: int = 0
+
+    framing = JsonFraming(message_type=Bare, uuid_field=None)
+    message = framing.decoder().decode(b'{"n":1}')
+    assert framing.uuid_of(message) == NO_UUID
+    with pytest.raises(ValidationError, match="no place for a UUID"):
+        framing.stamp(message, UUID)

@@ -73,6 +73,7 @@ def test_a_model_that_takes_no_uuid_says_so():
 
     class Strict(pydantic.BaseModel):
         needed: int
+        UUID: str = ""
 
     uuid = build_uuid(new_producer_id(), MessageClock().tick(), Flags.OUTSIDE_TXN)
     with pytest.raises(ValidationError, match="Frozen takes no UUID as UUID"):
@@ -95,3 +96,20 @@ def test_what_is_no_json_is_called_so():
             decoded(framing, b"oops\n")
     with pytest.raises(ValidationError, match="no JSON of object: Encoding objects of type object"):
         JsonFraming().encode(object())
+
+
+def test_model_has_the_field_that_is_named():
+    class Meta(pydantic.BaseModel):
+        id: str = ""
+
+    class Nested(pydantic.BaseModel):
+        meta: Meta = Meta()
+
+    class Open(pydantic.BaseModel, extra="allow"):
+        pass
+
+    JsonFraming(message_type=Nested, uuid_field="meta.id")
+    JsonFraming(message_type=Open)
+    for field in ("UUID", "meta.uuid"):
+        with pytest.raises(ValidationError, match=f"Nested has no field {field}"):
+            JsonFraming(message_type=Nested, uuid_field=field)

@@ -40,7 +40,8 @@ class ConsumerConfig(ServerConfig):
 
     restart_failed_s: float | None = None
     """Seconds after which a shard that failed here is started again, longer each time; None: it never is,
-    until somebody unassigns it. One that was fenced is in any case, after a second.
+    until somebody unassigns it. One that was fenced, or whose database failed for a reason that passes, is in any
+    case, after a second.
     """
 
     directory: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))

@@ -68,12 +68,12 @@ class ShardReplicas(Generic[R]):
         """Our replica of a shard."""
         return self.held.get(shard)
 
-    def error_of(self, assignment: ShardAssignment) -> Exception | None:
-        """What our replica under that assignment failed with, if there is one that has."""
+    def may_pass(self, assignment: ShardAssignment) -> bool:
+        """Whether our replica under that assignment has failed with what may pass if it starts again."""
         replica = self.held.get(assignment.shard)
         if replica is None or replica.held.create_revision != assignment.create_revision:
-            return None
-        return replica.error
+            return False
+        return replica.may_pass
 
     async def close(self) -> None:
         """Stop all replicas, and follow assignments no more. Cancellation: they may go on."""

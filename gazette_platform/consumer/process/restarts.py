@@ -1,4 +1,4 @@
-"""Starts shards again that have failed here: those that were fenced, and all for groups that want it."""
+"""Starts failed shards again: if their failure may pass, or if the group wants all started again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.consumer.protocol import ReplicaCode
-from gazette_platform.errors import EtcdError, Fenced
+from gazette_platform.errors import EtcdError
 from gazette_platform.etcd import Compare, Delete
 from gazette_platform.ops.retry import backoff_s
 
@@ -28,16 +28,17 @@ _log = logging.getLogger(__name__)
 # How often the pause is doubled, of a shard that fails again and again.
 _DOUBLINGS_MAX: Final = 6
 
-FENCED_PAUSE_S: Final = 1.0
-"""Seconds before a shard that was fenced starts again for the first time, at most."""
+PASSING_PAUSE_S: Final = 1.0
+"""Seconds before a shard whose failure may pass starts again for the first time, at most."""
 
 
 @final
 class Restarts:
     """Removes our assignments that have failed, after a pause, so that they are made anew.
 
-    A shard that was fenced while it is assigned to us is ours all the same: a former owner came late. It
-    starts again whether others do or not.
+    A shard whose failure may pass starts again whether others do or not. If its database was away, or broke a
+    deadlock, the next attempt may succeed. If it was fenced while it is assigned to us, it is ours all the
+    same: a former owner came late.
 
     The pause doubles each time, up to 64 times the first one, and begins anew for a shard that did well
     for twice its last pause: processes of two groups which share a log by mistake fence each other ever
@@ -45,8 +46,8 @@ class Restarts:
     not answer is waited out.
 
     Args:
-        pause_s: seconds before the first attempt; None: only shards that were fenced start again.
-        error_of: what our replica under an assignment failed with, if there is one.
+        pause_s: seconds before the first attempt; None: only shards whose failure may pass start again.
+        may_pass: whether that is so of our replica under an assignment.
         tasks: owns the waiting.
     """
 
@@ -57,7 +58,7 @@ class Restarts:
         process_id: ProcessId,
         *,
         pause_s: float | None,
-        error_of: Callable[[ShardAssignment], Exception | None],
+        may_pass: Callable[[ShardAssignment], bool],
         clock: Clock,
         tasks: TaskGroup,
     ) -> None:
@@ -65,7 +66,7 @@ class Restarts:
         self._state = space.state
         self._id = process_id
         self._pause_s = pause_s
-        self._error_of = error_of
+        self._may_pass = may_pass
         self._clock = clock
         self._tasks = tasks
         # Keys of assignments that are waited for; of each shard, how often, until when, and how long.
@@ -86,9 +87,9 @@ class Restarts:
             self._tasks.spawn(self._restart(assignment, pause_s), name=f"restart {shard}")
 
     def _first_pause_s(self, failed: ShardAssignment) -> float | None:
-        if not isinstance(self._error_of(failed), Fenced):
+        if not self._may_pass(failed):
             return self._pause_s
-        return FENCED_PAUSE_S if self._pause_s is None else min(self._pause_s, FENCED_PAUSE_S)
+        return PASSING_PAUSE_S if self._pause_s is None else min(self._pause_s, PASSING_PAUSE_S)
 
     async def _restart(self, assignment: ShardAssignment, first_pause_s: float) -> None:
         pause_s = self._next_pause_s(assignment.shard, first_pause_s)

@@ -18,7 +18,7 @@ from gazette_platform.consumer.process.replicas import ShardReplicas
 from gazette_platform.consumer.process.restarts import Restarts
 from gazette_platform.consumer.process.scratch import Scratch
 from gazette_platform.consumer.protocol import ConsumerSpec
-from gazette_platform.consumer.runtime import ReplicaSettings, ShardReplica
+from gazette_platform.consumer.runtime import ReadBudget, ReplicaSettings, ShardReplica
 from gazette_platform.consumer.service import (
     ConsumerPeers,
     EtcdShardHost,
@@ -33,11 +33,12 @@ from gazette_platform.keyspace import KeySpace, item_key
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.host_guard import HostGuard
+from gazette_platform.ops.loop_watch import LoopWatch
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import ProcessId
 from gazette_platform.serving.auth import Authenticator
 from gazette_platform.serving.grpc_server import GrpcServer
-from gazette_platform.serving.http_server import HttpServer
+from gazette_platform.serving.http_server import NOT_SERVING, HttpServer
 from gazette_platform.serving.origins import Origins
 from gazette_platform.serving.process.departure import Departure
 from gazette_platform.serving.process.names import random_id
@@ -58,6 +59,9 @@ _log = logging.getLogger(__name__)
 
 # Seconds for calls that are under way when the process leaves, and for telling etcd that it does.
 _GRACE_S: Final = 15.0
+
+# Seconds after which a callback counts as blocking the event loop, at least. Stores take some tenths at times.
+_BLOCKED_S_MIN: Final = 1.0
 
 # Binding to these says nothing of how one is reached.
 _ANY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  compared, not bound
@@ -105,6 +109,7 @@ class ConsumerProcess:
         self._clock = SystemClock()
         self._stack = AsyncExitStack()
         self._scratch = Scratch(config.directory)
+        self._budget = ReadBudget()
         self._pages: list[Callable[[web.UrlDispatcher], None]] = []
         self._is_ready = False
         self._departure = Departure(self.faults)
@@ -189,7 +194,7 @@ class ConsumerProcess:
             self._space,
             self.process_id,
             pause_s=config.restart_failed_s,
-            error_of=self.replicas.error_of,
+            may_pass=self.replicas.may_pass,
             clock=self._clock,
             tasks=self.tasks,
         )
@@ -199,6 +204,10 @@ class ConsumerProcess:
         await self._init_application()
         await self._start_http()
         self._lease = await self._etcd.grant_lease(max(1, round(config.etcd_lease_s)))
+        watch = LoopWatch(max(_BLOCKED_S_MIN, config.etcd_lease_s / 10))
+        watch.start()
+        self._stack.callback(watch.stop)
+        self._lease.why_late = lambda: watch.said(within_s=self._lease.ttl_s)
         try:
             await self._server.start()
             await self._join()
@@ -256,7 +265,7 @@ class ConsumerProcess:
             host=config.http_host,
             port=config.http_port,
             metrics=self.metrics,
-            is_ready=lambda: self._is_ready,
+            unready=self._unready,
             tls=config.server_tls.server_context() if config.server_cert_file else None,
             tasks=tasks,
             faults=self.faults,
@@ -267,6 +276,14 @@ class ConsumerProcess:
         await http.start()
         self._stack.push_async_callback(http.stop)
         self.http_port = http.port
+
+    def _unready(self) -> str:
+        failed = [
+            f"shard {shard} has failed: {replica.error}"
+            for shard, replica in sorted(self.replicas.held.items())
+            if replica.error is not None
+        ]
+        return "\n".join(failed) if self._is_ready else NOT_SERVING
 
     async def _join(self) -> None:
         self.tasks.keep(self._lease.keep_alive, name="lease", ends_by=(LeaseLost,))
@@ -299,6 +316,7 @@ class ConsumerProcess:
             settings=ReplicaSettings(
                 directory=self._scratch.path,
                 hints_interval_s=self.config.hints_interval_s,
+                budget=self._budget,
             ),
             counts=self.metrics.sequencers,
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+from gazette_platform.consumer.runtime.inlet import ReadBudget
 from gazette_platform.consumer.shard.backlog import BATCH_SIZE
 
 if TYPE_CHECKING:
@@ -79,3 +80,6 @@ class ReplicaSettings:
 
     batch_size: int = BATCH_SIZE
     """About how many messages are consumed at a time."""
+
+    budget: ReadBudget = field(default_factory=ReadBudget)
+    """Of what is read and not consumed; one for all replicas of a process."""

@@ -109,6 +109,7 @@ class Primary(Generic[StoreT, M]):
                     batch_size=self._settings.batch_size,
                     counts=self._counts,
                     acknowledged=acknowledged,
+                    budget=self._settings.budget,
                 )
                 await self._run.run()
                 acknowledged = self._run.acks
@@ -119,6 +120,17 @@ class Primary(Generic[StoreT, M]):
         """Let no append wait any longer for a commit; when it is not at work any more."""
         if self._run is not None:
             self._run.abandon()
+
+    async def roll_back(self) -> None:
+        """Have the store drop what is not committed; after a failure. Never raises."""
+        if self.store is None:
+            return
+        try:
+            await self.store.roll_back()
+        except Exception as err:  # noqa: BLE001  what it failed with counts
+            _log.warning(
+                "shard %s: its open transaction is not rolled back: %s", self._shard.id, err
+            )
 
     async def _open(self) -> tuple[StoreT, Checkpoint]:
         """The store, and where it goes on."""

@@ -173,6 +173,14 @@ class ShardReplica(Generic[StoreT, M]):
         )
 
     @property
+    def may_pass(self) -> bool:
+        """Whether it has failed with what may pass if it starts again: of a fence, or of its store."""
+        error, store = self.error, self._primary.store
+        if error is None:
+            return False
+        return isinstance(error, Fenced) or (store or ShardStore).may_pass(error)
+
+    @property
     def progress(self) -> Progress:
         """Of its transactions that are done."""
         return self._shard.progress
@@ -333,14 +341,15 @@ class ShardReplica(Generic[StoreT, M]):
                 self.error = cause
             if task is ReplicaTask.PRIMARY:
                 self._standing.ended()
+                await self._primary.roll_back()
             if isinstance(cause, AssignmentGone):
                 # As of a process that slept past its lease: there is nothing to tell of, and nowhere.
                 _log.info(
                     "shard %s: its %s ends, as its assignment is gone", self.id, task.name.lower()
                 )
                 return
-            # Of a fence there is no more to know than that others have the shard.
-            shown = None if isinstance(cause, Fenced) else err
+            # Of a fence there is no more to know than that others have the shard. The steps are in the text.
+            shown = None if isinstance(cause, Fenced) else cause
             _log.error(
                 "shard %s: its %s failed: %s", self.id, task.name.lower(), err, exc_info=shown
             )

@@ -16,13 +16,13 @@ from gazette_platform.consumer.application import (
 )
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.runtime.barrier import Barrier, check_commit
-from gazette_platform.consumer.runtime.inlet import Inlet
+from gazette_platform.consumer.runtime.inlet import SHARD_BYTES_MAX, Inlet
 from gazette_platform.consumer.runtime.sources import Sources
 from gazette_platform.consumer.runtime.steps import StepFailed, done, place_of, step
 from gazette_platform.consumer.shard import Action, Backlog, TransactionLimits, Transactions
 from gazette_platform.consumer.store import ShardStore
 from gazette_platform.errors import ApplicationFailed, DataError
-from gazette_platform.message import Envelope, Sequencer
+from gazette_platform.message import Envelope, Sequencer, clock_of
 from gazette_platform.ops.sparing import SparingLog
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.ops.turns import Turns
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.consumer.application import MessageBatches
     from gazette_platform.consumer.publisher import TransactionPublisher
+    from gazette_platform.consumer.runtime.inlet import ReadBudget
     from gazette_platform.consumer.runtime.standing import Standing
     from gazette_platform.message import AckIntent, ReplayRange, SequencerCounts
     from gazette_platform.ops.clock import Clock
@@ -67,6 +68,7 @@ class Run(Generic[StoreT, M]):
         counts: is to count what becomes of messages.
         acknowledged: ACKs that this primary has appended already. They are not to come again: this time
             they would be behind messages of the same producer, and take them back.
+        budget: of what shards of the process have read.
 
     Attributes:
         acks: of the last checkpoint; appended, once `run` has returned.
@@ -86,6 +88,7 @@ class Run(Generic[StoreT, M]):
         batch_size: int,
         counts: SequencerCounts | None = None,
         acknowledged: Collection[AckIntent] = (),
+        budget: ReadBudget | None = None,
     ) -> None:
         spec = shard.spec
         self.acks = checkpoint.ack_intents
@@ -100,10 +103,11 @@ class Run(Generic[StoreT, M]):
         self._clock = clock
         self._takes_batches = takes_batches(application)
         self._wake = asyncio.Event()
-        self._inlet: Inlet[M] = Inlet(spec.queue_size, self._wake.set)
+        self._inlet: Inlet[M] = Inlet(spec.queue_size, self._wake.set, budget=budget)
         self._sources = Sources(shard, application, store, self._inlet)
         self._sequencer: Sequencer[M] = Sequencer(
             ring_size=spec.ring_size,
+            ring_bytes=SHARD_BYTES_MAX,
             checkpoint=checkpoint.read,
             warn=SparingLog(lambda text: _log.warning("shard %s: %s", shard.id, text), clock),
             counts=counts,
@@ -142,6 +146,7 @@ class Run(Generic[StoreT, M]):
             if self._replay is not None:
                 await self._replay.aclose()
             await tasks.close()
+            self._inlet.drop()
 
     def abandon(self) -> None:
         """Let no append wait any longer for a commit whose end nobody tells."""
@@ -242,7 +247,6 @@ class Run(Generic[StoreT, M]):
     async def _consume(self) -> None:
         # As if each was taken when it is its turn, for no time passes meanwhile.
         self._backlog.gather(self._inlet.entries)
-        self._inlet.made_room()
         assert self._txn is not None
         with step("app.ConsumeMessage"):
             if self._takes_batches:
@@ -252,6 +256,7 @@ class Run(Generic[StoreT, M]):
         messages = self._backlog.messages
         self._standing.counts.read_bytes += sum(each.end - each.begin for each in messages[:used])
         self._backlog.used(used)
+        self._inlet.made_room()
 
     async def _consume_batch(self, txn: Transaction[StoreT]) -> int:
         messages = self._backlog.messages
@@ -300,7 +305,8 @@ class Run(Generic[StoreT, M]):
                 await done(self._application.finalize(txn))
             # From here on nothing waits: whatever is published later comes behind these ACKs.
             intents = tuple(self._publisher.build_acks())
-            checkpoint = Checkpoint(self._backlog.checkpoint(), intents)
+            now = clock_of(int(self._clock.unix_s() * 1e9))
+            checkpoint = Checkpoint(self._backlog.checkpoint(now=now), intents)
             with step("store.StartCommit"):
                 commit = self._store.start_commit(checkpoint, self._shard.appends.pending())
             check_commit(commit)

@@ -54,7 +54,7 @@ class ShardChanges:
         """Make all changes of a valid request at once, and wait for our view of them.
 
         Raises: Forbidden: a change is beyond the claims. ValidationError: hints for a shard without a
-            log. EtcdError. Cancellation: leaves open whether it was applied.
+            log, or two shards would have one log, or one key of hints. EtcdError. Cancellation: leaves open whether it was applied.
         """
         compares, operations, is_implied = await self._transaction(request, claims)
         result = await self._etcd.txn(compares, operations)
@@ -126,6 +126,7 @@ class ShardChanges:
         is_limited = bool(claims.selector.include or claims.selector.exclude)
         is_implied = False
         turns = Turns()
+        self._check_apart(request, claims)
         for change in request.changes:
             await turns.take()
             spec = ShardSpec.from_pb(change.upsert) if change.HasField("upsert") else None
@@ -150,6 +151,34 @@ class ShardChanges:
                 operations.append(_hints_put(spec, FsmHints.from_pb(change.primary_hints)))
         return compares, operations, is_implied
 
+    def _check_apart(self, request: pb.ApplyRequest, claims: Claims) -> None:
+        """Check that no shard would share its log or its hints: two would fence each other, and mix their state.
+
+        Raises: ValidationError.
+        """
+        upserts = [
+            ShardSpec.from_pb(each.upsert) for each in request.changes if each.HasField("upsert")
+        ]
+        if not any(spec.recovery_log_prefix for spec in upserts):
+            return
+        changed = {spec.id for spec in upserts} | {each.delete for each in request.changes}
+        owners = {
+            name: item.spec
+            for shard, item in self._space.state.items.items()
+            if shard not in changed
+            for name in _names_of(item.spec)
+        }
+        for spec in upserts:
+            for name in _names_of(spec):
+                other = owners.setdefault(name, spec)
+                if other.id == spec.id:
+                    continue
+                whose = other.id if claims.match(other.label_set_with_id()) else "another shard"
+                raise ValidationError(
+                    f"Shard[{spec.id}]: its {' '.join(name)} is that of {whose} too (choose another ID, "
+                    "recovery_log_prefix or hint_prefix)"
+                )
+
     def _changes_anything(self, request: pb.ApplyRequest) -> bool:
         """Whether a transaction that succeeded has a revision of its own to wait for.
 
@@ -159,6 +188,13 @@ class ShardChanges:
         if any(c.HasField("upsert") or c.expect_mod_revision > 0 for c in request.changes):
             return True
         return any(c.delete in self._space.state.items for c in request.changes)
+
+
+def _names_of(spec: ShardSpec) -> list[tuple[str, str]]:
+    """What no two shards may share: what it is, and its name."""
+    if not spec.recovery_log_prefix:
+        return []
+    return [("recovery log", spec.recovery_log), ("key of hints", primary_hint_key(spec))]
 
 
 def _hints_put(spec: ShardSpec, hints: FsmHints) -> Put:

@@ -28,6 +28,9 @@ __all__ = ["BATCH_SIZE", "Backlog", "count_as_unused"]
 BATCH_SIZE: Final = 1024
 """Messages that are taken at a time: of simple ones some 10 ms of work, for which all else waits."""
 
+_BATCH_BYTES_MAX: Final = 8 << 20
+"""Bytes after which no more messages are taken, so that a batch of large ones does not hold much memory."""
+
 M = TypeVar("M")
 _CONTINUE: Final = int(Flags.CONTINUE_TXN)
 
@@ -60,9 +63,11 @@ class Backlog(Generic[M]):
         Ends where a replay is to be read first.
         """
         sequencer, messages, size = self._sequencer, self.messages, self._size
-        while len(messages) < size:
-            if sequencer.dequeued is not None:
-                messages.append(sequencer.dequeued)
+        left = _BATCH_BYTES_MAX - sum(each.end - each.begin for each in messages)
+        while len(messages) < size and left > 0:
+            if (message := sequencer.dequeued) is not None:
+                messages.append(message)
+                left -= message.end - message.begin
                 sequencer.step()
             elif entries and sequencer.replay is None:
                 sequencer.queue(entries.popleft())
@@ -85,9 +90,9 @@ class Backlog(Generic[M]):
         # A new list: the application may have kept the one that it was given.
         self.messages = self.messages[count:]
 
-    def checkpoint(self) -> SequencerCheckpoint:
-        """Where to go on behind what was used."""
-        return count_as_unused(self._sequencer.checkpoint(), self.messages)
+    def checkpoint(self, *, now: int | None = None) -> SequencerCheckpoint:
+        """Where to go on behind what was used. See `Sequencer.checkpoint` for `now`."""
+        return count_as_unused(self._sequencer.checkpoint(now=now), self.messages)
 
 
 def count_as_unused(

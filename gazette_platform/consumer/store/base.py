@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from gazette_platform.errors import ApplicationFailed
+from gazette_platform.errors import ApplicationFailed, StoreUnavailable
 
 if TYPE_CHECKING:
     import asyncio
@@ -71,6 +71,20 @@ class ShardStore(ABC):
         Raises: GazetteError: the commit cannot be started.
         Cancellation: of the future is none of the caller's business; commits go on.
         """
+
+    async def roll_back(self) -> None:  # noqa: B027  to be overridden
+        """Drop what is not committed: the shard has failed, and its store may still be asked.
+
+        Called when no callback of the application runs. The store is not restored again.
+        """
+
+    @staticmethod
+    def may_pass(error: Exception) -> bool:
+        """Whether the shard, which failed with `error`, may succeed if it starts again soon.
+
+        If so, its process starts it again, with growing pauses. Otherwise it stays FAILED.
+        """
+        return isinstance(error, StoreUnavailable)
 
     @abstractmethod
     async def destroy(self) -> None:

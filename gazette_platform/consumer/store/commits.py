@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from gazette_platform.client import AppendTicket
 from gazette_platform.errors import DependencyFailed, GazetteError, StoreError
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from gazette_platform.client import Dependency
 
 __all__ = ["Commits", "all_succeeded"]
+
+_T = TypeVar("_T")
 
 
 async def all_succeeded(after: Collection[Dependency]) -> None:
@@ -49,6 +51,62 @@ class Commits:
         """Name a store, for logs."""
         self._name = name
         self._tasks = TaskGroup(f"store {name}")
+        self._is_busy = False
+        self._error: BaseException | None = None
+        self._waiting: list[Callable[[], None]] = []
+
+    def restored(self) -> None:
+        """Forget a commit that failed: the store was restored."""
+        self._error = None
+
+    async def between(
+        self, call: Callable[[], _T], *, is_ready: Callable[[], bool] = lambda: True
+    ) -> _T:
+        """Return what `call` returns, called once no commit is under way, before another one begins.
+
+        Args:
+            call: does not wait.
+            is_ready: asked now, and when a commit has ended or `tell` is called, until it is true.
+
+        Raises: StoreError: the last commit has failed. Exception: what `call` raises.
+        Cancellation: safe.
+        """
+        result: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+
+        def attempt() -> None:
+            if result.done():
+                return
+            if self._is_busy or (self._error is None and not is_ready()):
+                self._waiting.append(attempt)
+                return
+            if self._error is not None:
+                result.set_exception(self._failed())
+                return
+            try:
+                result.set_result(call())
+            except Exception as err:  # noqa: BLE001  whoever asked is told
+                result.set_exception(err)
+
+        attempt()
+        return await result
+
+    def tell(self) -> None:
+        """Attempt what waits in `between` once more."""
+        waiting, self._waiting = self._waiting, []
+        for attempt in waiting:
+            attempt()
+
+    def _failed(self) -> StoreError:
+        error = StoreError(
+            f"{self._name}: its last commit has failed, so that what it has may never be committed: ask again once "
+            "the shard has started again"
+        )
+        error.__cause__ = self._error
+        return error
+
+    def _end(self, error: BaseException | None) -> None:
+        self._is_busy, self._error = False, error
+        self.tell()
 
     def start(self, commit: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Future[None]:
         """Run `commit`. Returns: how it ends; to cancel the future changes nothing of the commit.
@@ -56,18 +114,23 @@ class Commits:
         Raises: RuntimeError: closed.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._is_busy = True
 
         async def run() -> None:
             try:
                 await commit()
             except Exception as err:  # noqa: BLE001  whoever has the future is told
+                self._end(err)
                 if not future.done():
                     future.set_exception(err)
             else:
+                self._end(None)
                 if not future.done():
                     future.set_result(None)
 
-        def ended(_: asyncio.Task[None]) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            if task.cancelled():
+                self._end(asyncio.CancelledError())
             if not future.done():  # it was cancelled, maybe before it had begun
                 future.set_exception(
                     StoreError(

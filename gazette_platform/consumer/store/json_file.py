@@ -21,13 +21,14 @@ from typing_extensions import override
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.store.base import ShardStore, check_recorder
 from gazette_platform.consumer.store.commits import Commits
+from gazette_platform.consumer.store.files import check_files
 from gazette_platform.errors import DataError, StoreError, ValidationError
 from gazette_platform.ops.threads import run_in
 from gazette_platform.protocol import escape_html
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from gazette_platform.client import Dependency
     from gazette_platform.consumer.recoverylog import Recorder
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["JSONFileStore"]
 
 _T = TypeVar("_T")
+_R = TypeVar("_R")
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +58,8 @@ class JSONFileStore(ShardStore, Generic[_T]):
     and tuples are lists; name a `kind` to have other types.
 
     Attributes:
-        state: what the application changes. It may be replaced. Another object after each restore.
+        state: what the application changes, uncommitted changes included. It may be replaced. Another object
+            after each restore. Pages and other calls ask by `read`.
     """
 
     def __init__(self, recorder: Recorder, state: _T, *, kind: Any = None) -> None:
@@ -74,13 +77,15 @@ class JSONFileStore(ShardStore, Generic[_T]):
         self._recorder = recorder
         self._directory = Path(recorder.directory)
         self._path, self._next_path = (str(self._directory / each) for each in (_STATE, _NEXT))
-        # The file as of the last commit; None: as it was played.
+        # The state as of the last commit, and the file; None: as it was played.
+        self._committed = b""
         self._content: bytes | None = None
         self._decoder: msgspec.json.Decoder[_T]
         try:
             self._decoder = msgspec.json.Decoder(type(state) if kind is None else kind)
             self._initial = msgspec.json.encode(state)
             self._decoder.decode(self._initial)
+            self._committed = self._initial
         except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as err:
             raise ValidationError(
                 f"{recorder.log}: state of type {type(state).__name__} is no JSON ({err}): make it of types "
@@ -96,9 +101,10 @@ class JSONFileStore(ShardStore, Generic[_T]):
         path, content = self._path, self._content
         if content is None:
             try:
+                await run_in(self._disk, check_files, self._directory, "JSONFileStore")
                 content = await run_in(self._disk, Path(path).read_bytes)
             except FileNotFoundError:  # nothing was ever committed
-                self.state = self._decoder.decode(self._initial)
+                await self.roll_back()
                 return Checkpoint()
             except OSError as err:
                 raise StoreError(f"{path} cannot be read: {err}") from err
@@ -111,6 +117,7 @@ class JSONFileStore(ShardStore, Generic[_T]):
         try:
             checkpoint = Checkpoint.from_json(orjson.loads(lines[2]) or {})
             self.state = self._decoder.decode(lines[1])
+            self._committed = lines[1]
         except (ValueError, msgspec.MsgspecError) as err:
             raise DataError(
                 f"{path}: a line cannot be read ({err}): was it written by another version of the "
@@ -125,6 +132,17 @@ class JSONFileStore(ShardStore, Generic[_T]):
         content = self._documents(checkpoint)
         self._recorder.gate(after)
         return self._commits.start(lambda: self._commit(content))
+
+    async def read(self, call: Callable[[_T], _R]) -> _R:
+        """Return what ``call(state)`` returns, of the state as it was committed: a copy.
+
+        Raises: Exception: what `call` raises. Cancellation: safe.
+        """
+        return call(self._decoder.decode(self._committed))
+
+    @override
+    async def roll_back(self) -> None:
+        self.state = self._decoder.decode(self._committed)
 
     def _documents(self, checkpoint: Checkpoint) -> bytes:
         """The file's content. Raises: ValidationError: the state is no JSON any more."""
@@ -145,7 +163,7 @@ class JSONFileStore(ShardStore, Generic[_T]):
             recorder.write(fnode, begin, view[begin : begin + _PIECE_BYTES])
         recorder.rename(self._next_path, self._path)
         await recorder.barrier()
-        self._content = content
+        self._content, self._committed = content, content.split(b"\n", 2)[1]
 
     @override
     async def destroy(self) -> None:

@@ -15,13 +15,14 @@ from gazette_platform.errors import Fenced, ValidationError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from gazette_platform.client import Dependency
 
 __all__ = ["Memories", "MemoryStore"]
 
 _T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 @dataclass(slots=True)
@@ -113,6 +114,18 @@ class MemoryStore(ShardStore, Generic[_T]):
             memory.state, memory.checkpoint = state, checkpoint
 
         return self._commits.start(commit)
+
+    async def read(self, call: Callable[[_T], _R]) -> _R:
+        """Return what ``call(state)`` returns, of the state as it was committed, which `call` may not change.
+
+        Raises: Exception: what `call` raises. Cancellation: safe.
+        """
+        return call(self._initial if self._memory is None else self._memory.state)
+
+    @override
+    async def roll_back(self) -> None:
+        if self._memory is not None:
+            self.state = copy.deepcopy(self._memory.state)
 
     @override
     async def destroy(self) -> None:

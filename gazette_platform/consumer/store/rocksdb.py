@@ -12,21 +12,22 @@ import logging
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast, final
+from typing import TYPE_CHECKING, Final, TypeVar, cast, final
 
-from rocksdict import Checkpoint as Snapshot, Options, Rdict, WriteBatch
+from rocksdict import BlockBasedOptions, Checkpoint as Snapshot, Options, Rdict, WriteBatch
 from typing_extensions import override
 
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.store.base import ShardStore, check_recorder
 from gazette_platform.consumer.store.commits import Commits
+from gazette_platform.consumer.store.files import check_files
 from gazette_platform.consumer.store.rocksdb_files import RecordedFiles, settle
 from gazette_platform.errors import ApplicationFailed, DataError, StoreError
 from gazette_platform.ops.threads import run_in
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from gazette_platform.client import Dependency
     from gazette_platform.consumer.recoverylog import Recorder
@@ -35,9 +36,14 @@ __all__ = ["RocksDBStore"]
 
 _log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
 _CHECKPOINT_KEY: Final = b"\x00\x12checkpoint\x00\x01"
 _FIRST_KEY: Final = b"\x01"
 _SNAPSHOT: Final = ".snapshot"  # no name of RocksDB's
+
+# Of files of rows. Gazette's consumers are built with RocksDB 7.8, which reads none of version 6.
+_FORMAT_VERSION: Final = 5
 
 # A manifest that is longer begins anew, so that it does not stretch over the log.
 _MANIFEST_BYTES_MAX: Final = 128 << 10
@@ -46,6 +52,9 @@ _MANIFEST_BYTES_MAX: Final = 128 << 10
 def _default_options() -> Options:
     options = Options(raw_mode=True)
     options.set_max_background_jobs(2)
+    tables = BlockBasedOptions()
+    tables.set_format_version(_FORMAT_VERSION)
+    options.set_block_based_table_factory(tables)
     return options
 
 
@@ -72,7 +81,8 @@ class RocksDBStore(ShardStore):
         """Keep state in the directory of `recorder`.
 
         Args:
-            options: in raw mode, without column families, merges or a folder for logs. They are changed.
+            options: in raw mode, without column families, merges or a folder for logs. They are changed. By
+                default files of rows have format version 5, which Gazette's consumers read.
             log_bytes_max: of the write-ahead log that a player has to write again.
         """
         check_recorder(recorder, "RocksDBStore")
@@ -89,6 +99,21 @@ class RocksDBStore(ShardStore):
         self._is_flushing = False
         self._disk = ThreadPoolExecutor(1, f"rocksdb {recorder.log}")
         self._commits = Commits(recorder.log)
+
+    async def read(self, call: Callable[[Rdict], _T]) -> _T:
+        """Return what ``call(db)`` returns, of what is committed: call its `get` and `items`.
+
+        Waits for a commit that is under way, so also for brokers that are away: give it a deadline. `call` runs
+        on the event loop's thread, and uses `db` only until it returns.
+
+        Raises:
+            StoreError: the last commit has failed.
+            ApplicationFailed: the store was not restored, or is destroyed.
+            Exception: what `call` raises.
+
+        Cancellation: safe.
+        """
+        return await self._commits.between(lambda: call(self.db))
 
     @property
     def db(self) -> Rdict:
@@ -156,9 +181,11 @@ class RocksDBStore(ShardStore):
         self._changes.clear()
         if self._db is None:
             self._db = await run_in(self._disk, self._open)
+        self._commits.restored()
         return Checkpoint.decode(self._db.get(_CHECKPOINT_KEY) or b"")
 
     def _open(self) -> Rdict:
+        check_files(self._directory, "RocksDBStore")
         try:
             settle(self._recorder)
             self._files = RecordedFiles(self._recorder)
@@ -226,6 +253,10 @@ class RocksDBStore(ShardStore):
         )
 
     # ------------------------------------------------------------------ end
+
+    @override
+    async def roll_back(self) -> None:
+        self._changes.clear()
 
     @override
     async def destroy(self) -> None:

@@ -15,12 +15,13 @@ from typing_extensions import override
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.store.base import ShardStore
 from gazette_platform.consumer.store.commits import Commits, all_succeeded
-from gazette_platform.consumer.store.sql_database import CHECKPOINTS, sql_error
+from gazette_platform.consumer.store.sql_database import CHECKPOINTS, sql_error, sql_may_pass
 from gazette_platform.errors import (
     ApplicationFailed,
     DataError,
     Fenced,
     StoreError,
+    StoreUnavailable,
     ValidationError,
 )
 from gazette_platform.ops.threads import run_in
@@ -152,6 +153,18 @@ class SQLStore(ShardStore):
             self._work, lambda: call(self._transaction().connection, *args, **kwargs)
         )
 
+    async def read(self, call: Callable[[Connection], _T]) -> _T:
+        """Return what ``call(connection)`` returns, in a thread, of what is committed, on a connection of its own.
+
+        Raises: Exception: what `call` raises. Cancellation: takes effect only once `call` has ended.
+        """
+
+        def ask() -> _T:
+            with self._engine.connect() as connection:
+                return call(connection)
+
+        return await asyncio.to_thread(ask)
+
     def transaction(self) -> Connection:
         """The connection of the current transaction, which is begun if there is none. In a thread.
 
@@ -172,7 +185,7 @@ class SQLStore(ShardStore):
                 "for: use `await store.run(call)`, or call it in a thread"
             )
         if not self._overlaps and not self._is_free.wait(FORMER_S):
-            raise StoreError(
+            raise StoreUnavailable(
                 f"{self._shard}: the former commit is not done after {FORMER_S:g} s: see whether brokers "
                 "take appends"
             )
@@ -233,6 +246,16 @@ class SQLStore(ShardStore):
                 err,
             ) from err
         return bytes(raw)
+
+    @override
+    async def roll_back(self) -> None:
+        self._has_failed = True
+        await self._drop()  # others wait for its locks
+
+    @override
+    @staticmethod
+    def may_pass(error: Exception) -> bool:
+        return ShardStore.may_pass(error) or sql_may_pass(error)
 
     @override
     def start_commit(

@@ -21,6 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import (
+    DBAPIError,
     InterfaceError,
     OperationalError,
     SQLAlchemyError,
@@ -34,19 +35,38 @@ from gazette_platform.ops.bounded_postgres import bounded_connection
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL, Dialect, Engine
 
-__all__ = ["ANSWER_S", "CHECKPOINTS", "checkpoints_ddl", "create_tables", "sql_engine", "sql_error"]
+__all__ = [
+    "ANSWER_S",
+    "CHECKPOINTS",
+    "checkpoints_ddl",
+    "create_tables",
+    "sql_engine",
+    "sql_error",
+    "sql_may_pass",
+]
 
 ANSWER_S: Final = 30.0
 """Seconds within which a database answers, unless told otherwise: as long as a busy one needs for a commit."""
 
-IDLE_S: Final = 600.0
+IDLE_S: Final = 60.0
 """Seconds after which PostgreSQL ends a transaction in which nothing is asked, unless told otherwise.
 
-One waits between messages, and for appends while brokers are away; that of a process which hangs, or whose
-machine is cut off, would hold its locks for ever, and the shard's next owner would wait for them.
+A process that hangs, or whose machine is cut off, holds its locks until then, and the next owner of its shard
+waits for them. So it is near to the lease (`ConsumerConfig.etcd_lease_s`), after which a shard gets its next owner.
+A transaction waits between messages, and for appends while brokers are away. One that is ended meanwhile fails
+its shard, which starts again; so keep it well above `max_txn_duration`.
 """
 
 CONNECT_S: Final = 10
+
+# SQLSTATE: a connection failed; serialization, deadlock; too few resources; a lock was not free; an operator, a shutdown or
+# a deadline ended it; errors of the system; a transaction was idle for too long.
+_PASSING_STATES: Final = ("08", "40", "53", "55P03", "57", "58", "25P03")
+# Too many connections, shutdown, time-out of a lock, deadlock, a query was ended or timed out, no connection.
+_PASSING_OF_MYSQL: Final = frozenset(
+    {1040, 1053, 1205, 1213, 1317, 1927, 1969, 2002, 2003, 2006, 2013, 2055, 3024, 4031}
+)
+_PASSING_OF_SQLITE: Final = frozenset({5, 6})  # busy, locked
 
 # A key of MySQL has a length; and names are compared byte by byte, not as words of a language.
 _NAME: Final = Text().with_variant(mysql.VARCHAR(700, collation="utf8mb4_bin"), "mysql", "mariadb")
@@ -79,7 +99,7 @@ def sql_engine(
             names no other driver. Of others calls have no deadline.
         answer_s: seconds to wait for an answer. The connection is closed then, and the call fails. Includes
             that for locks that others hold.
-        idle_s: see `IDLE_S`; of PostgreSQL only.
+        idle_s: see `IDLE_S`; of PostgreSQL only. Change it with the lease, or for long transactions.
         connections_max: at least one for each shard, and two if their transactions overlap; more wait.
 
     Raises: ValidationError: not a URL of a database.
@@ -169,6 +189,32 @@ def create_tables(engine: Engine) -> None:
 def sql_error(what: str, error: SQLAlchemyError) -> StoreError:
     """What a database said, without the statement and its values."""
     said = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
-    may_pass = isinstance(error, OperationalError | InterfaceError | PoolTimeoutError)
-    kind = StoreUnavailable if may_pass else StoreError
+    kind = StoreUnavailable if sql_may_pass(error) else StoreError
     return kind(f"{what}: {type(error).__name__}: {said}")
+
+
+def sql_may_pass(error: BaseException | None) -> bool:
+    """Whether the same transaction may succeed soon, by what the database says of an error or of a cause of it.
+
+    It is away or starts again, has too many connections, broke a deadlock, cannot serialize, or has waited too
+    long for a lock.
+    """
+    while error is not None:
+        if isinstance(error, InterfaceError | PoolTimeoutError):
+            return True
+        if isinstance(error, DBAPIError):
+            return error.connection_invalidated or _cause_may_pass(error)
+        error = error.__cause__
+    return False
+
+
+def _cause_may_pass(error: DBAPIError) -> bool:
+    said: Any = error.orig
+    sqlstate, sqlite = getattr(said, "sqlstate", None), getattr(said, "sqlite_errorcode", None)
+    if type(said).__module__.startswith("pymysql"):  # whose states are too general
+        return bool(said.args) and said.args[0] in _PASSING_OF_MYSQL
+    if sqlstate is not None:
+        return str(sqlstate).startswith(_PASSING_STATES)
+    if sqlite is not None:
+        return sqlite & 0xFF in _PASSING_OF_SQLITE  # the rest says more of the kind
+    return isinstance(error, OperationalError)  # of a connection, or of a driver that has no codes

@@ -28,7 +28,7 @@ import logging
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, TypeVar, final
 
 import apsw
 from typing_extensions import override
@@ -36,12 +36,13 @@ from typing_extensions import override
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.store.base import ShardStore, check_recorder
 from gazette_platform.consumer.store.commits import Commits
+from gazette_platform.consumer.store.files import check_files
 from gazette_platform.consumer.store.sqlite_tape import Tape, settle
 from gazette_platform.consumer.store.sqlite_vfs import RecordedVFS
 from gazette_platform.errors import ApplicationFailed, DataError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from gazette_platform.client import Dependency
     from gazette_platform.consumer.recoverylog import Recorder
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 __all__ = ["SQLiteStore"]
 
 _log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS gazette_checkpoint (
@@ -75,6 +78,9 @@ _REFUSED_PRAGMAS: Final = frozenset(
 @final
 class SQLiteStore(ShardStore):
     """Tables of the application, by all that SQLite's SQL has.
+
+    `db` has the open transaction's changes too: it is for the callbacks of the application. Pages and other
+    calls ask by `read`.
 
     `db` is within a transaction always, of what the next commit commits: savepoints may be used, and `BEGIN`,
     `COMMIT`, `ROLLBACK`, `ATTACH` and changes of the journal are refused. A statement that has the
@@ -115,8 +121,12 @@ class SQLiteStore(ShardStore):
         self._tape = Tape(recorder, self._path)
         self._vfs: RecordedVFS | None = None
         self._db: apsw.Connection | None = None
+        self._reader: apsw.Connection | None = None
         self._is_ours = False
         self._commits = Commits(recorder.log)
+        # Whether this store has committed, and changes that were made before the open transaction.
+        self._has_committed = False
+        self._changes_before = 0
 
     @property
     def db(self) -> apsw.Connection:
@@ -125,6 +135,41 @@ class SQLiteStore(ShardStore):
             raise ApplicationFailed(f"{self._path}: no state was restored, or it was given back")
         return self._db
 
+    async def read(self, call: Callable[[apsw.Connection], _T]) -> _T:
+        """Return what ``call(connection)`` returns, of what is committed.
+
+        Waits for a commit that is under way, so also for brokers that are away: give it a deadline. The connection
+        is read-only, and for `call` alone, which runs on the event loop's thread. The first read after a
+        commit also reads the write-ahead log, which takes some 5 ms for each MiB (up to 64).
+
+        Raises:
+            StoreError: the last commit has failed.
+            ApplicationFailed: the store was not restored, or is destroyed.
+            Exception: what `call` raises.
+
+        Cancellation: safe.
+        """
+        return await self._commits.between(
+            lambda: self._ask(call),
+            is_ready=lambda: self._has_committed or not self._is_changed(),
+        )
+
+    def _is_changed(self) -> bool:
+        return self.db.total_changes() != self._changes_before
+
+    def _ask(self, call: Callable[[apsw.Connection], _T]) -> _T:
+        db = self.db
+        if self._has_committed:
+            if self._reader is None:
+                self._reader = _open_committed(self._path)
+            return call(self._reader)
+        # What is committed may not have the schema yet, which is committed with the first transaction.
+        db.execute("PRAGMA query_only = 1").fetchall()
+        try:
+            return call(db)
+        finally:
+            db.execute("PRAGMA query_only = 0").fetchall()
+
     # ------------------------------------------------------------------ restore
 
     @override
@@ -132,21 +177,29 @@ class SQLiteStore(ShardStore):
         try:
             if self._db is None:
                 self._db = self._open()
-            elif self._db.in_transaction:
-                self._run("ROLLBACK")
-            self._run("BEGIN")
-            self._run(_TABLE)
-            if self._schema:
-                self._run(self._schema)
+            self._begin()
             row = self.db.execute("SELECT checkpoint FROM gazette_checkpoint").fetchone()
         except (apsw.Error, OSError) as err:
             raise DataError(
                 f"{self._path} cannot be restored: {type(err).__name__}: {err} (is the schema right? or recover "
                 "from a backup of the hints)"
             ) from err
+        self._commits.restored()
         return Checkpoint() if row is None else Checkpoint.decode(row[0])
 
+    def _begin(self) -> None:
+        """Begin a transaction in place of the open one, with the schema."""
+        self._has_committed = False
+        if self.db.in_transaction:
+            self._run("ROLLBACK")
+        self._run("BEGIN")
+        self._run(_TABLE)
+        if self._schema:
+            self._run(self._schema)
+        self._changes_before = self.db.total_changes()
+
     def _open(self) -> apsw.Connection:
+        check_files(self._recorder.directory, "SQLiteStore")
         settle(self._recorder, self._path)
         self._vfs = RecordedVFS(f"gazette-{id(self):x}", self._tape)
         db = apsw.Connection(self._path, vfs=self._vfs.vfs_name)
@@ -172,7 +225,13 @@ class SQLiteStore(ShardStore):
             apsw.SQLITE_ATTACH,
             apsw.SQLITE_DETACH,
         ) or (action == apsw.SQLITE_PRAGMA and (first or "").lower() in _REFUSED_PRAGMAS)
-        return apsw.SQLITE_DENY if is_refused else apsw.SQLITE_OK
+        if is_refused:
+            what = {apsw.SQLITE_TRANSACTION: first, apsw.SQLITE_PRAGMA: f"PRAGMA {first}"}
+            raise ApplicationFailed(
+                f"{self._path}: {what.get(action, 'ATTACH or DETACH')} is refused: the store commits state and checkpoint "
+                "together, in one transaction and one database. Take a part back by a savepoint (`with db:`)"
+            )
+        return apsw.SQLITE_OK
 
     def _run(self, sql: str, bindings: tuple[bytes, ...] | None = None) -> None:
         """Run what the application may not."""
@@ -194,6 +253,7 @@ class SQLiteStore(ShardStore):
                 f"{self._path}: a statement has rolled the transaction back (ON CONFLICT ROLLBACK, RAISE(ROLLBACK), "
                 "or a full disk); use savepoints to take part of it back"
             )
+        self._close_reader()
         self._tape.flush()
         self._recorder.gate(after)
         recorded_bytes = self._tape.recorded_bytes
@@ -209,6 +269,7 @@ class SQLiteStore(ShardStore):
                 f"{self._path}: the commit failed: {type(err).__name__}: {err} (is the local disk full?)"
             ) from err
         self._tape.flush()
+        self._has_committed = True
         return self._commits.start(self._recorder.barrier)
 
     def _tidy(self, recorded_bytes: int) -> None:
@@ -240,10 +301,22 @@ class SQLiteStore(ShardStore):
     # ------------------------------------------------------------------ end
 
     @override
+    async def roll_back(self) -> None:
+        if self._db is not None:
+            self._begin()
+            self._commits.tell()
+
+    def _close_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close(True)
+
+    @override
     async def destroy(self) -> None:
         self._tape.end()
         db, self._db = self._db, None
         try:
+            self._close_reader()
             if db is not None:
                 db.close(True)
             if self._vfs is not None:
@@ -252,3 +325,15 @@ class SQLiteStore(ShardStore):
             await asyncio.to_thread(shutil.rmtree, self._recorder.directory)
         except (apsw.Error, OSError) as err:
             _log.warning("%s: left behind: %s", Path(self._path).parent, err)
+
+
+def _open_committed(path: str) -> apsw.Connection:
+    """Open what is committed, as of now, beside the connection that has the database locked.
+
+    It takes no locks, and finds by the write-ahead log's checksums what is committed. So it is good for as long
+    as nothing is written to the database: from the end of a commit to the begin of the next one.
+    """
+    reader = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY, vfs="unix-none")
+    reader.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    reader.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()
+    return reader
