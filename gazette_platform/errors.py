@@ -12,7 +12,7 @@ to a gRPC status or to an exit code lives at the edges (``broker.*_api``, ``cli`
     │   └── OutcomeUnknown    refused, but an earlier attempt of the same call may have been applied
     ├── EtcdError             ├── LeaseLost  └── TransactionFailed
     ├── StoreError            ├── ObjectNotFound ├── AccessDenied └── StoreUnavailable
-    ├── DataError             ├── ChecksumMismatch ├── OffsetJump └── Desynchronized
+    ├── DataError             ├── ChecksumMismatch ├── OffsetJump ├── JournalReplaced └── Desynchronized
     ├── DependencyFailed      an append was not made, because one that it was to follow has failed
     ├── SpoolsAwaited         only brokers that are away hold all that a journal acknowledged
     ├── SavepointError        ├── SavepointExists └── SavepointNotFound
@@ -46,6 +46,7 @@ __all__ = [
     "IndexHasGreaterOffset",
     "InsufficientJournalBrokers",
     "JournalNotFound",
+    "JournalReplaced",
     "LakeError",
     "LeaseLost",
     "NoJournalPrimaryBroker",
@@ -413,6 +414,27 @@ class OffsetJump(DataError):
         super().__init__(
             f"{journal}: offset jump from {from_offset} to {to_offset} "
             "(content between is not available; continue reading at the latter)"
+        )
+
+
+class JournalReplaced(DataError):
+    """An offset belongs to a journal that was deleted; another journal has its name now.
+
+    Attributes:
+        journal: its name.
+        offset: the one of the former journal.
+        kept: create revision of the former journal.
+        now: create revision of the journal that has the name now.
+    """
+
+    def __init__(self, journal: str, offset: int, kept: int, now: int, advice: str) -> None:
+        self.journal = journal
+        self.offset = offset
+        self.kept = kept
+        self.now = now
+        super().__init__(
+            f"{journal} was deleted and made again: offset {offset} belongs to the journal that was created at "
+            f"revision {kept} of etcd, and this one was created at revision {now} ({advice})"
         )
 
 

@@ -20,6 +20,7 @@ from gazette_platform.protocol.enums import (
     SuspendLevel,
 )
 from gazette_platform.protocol.fragments import ZERO_SUM, Fragment, parse_fragment_path
+from gazette_platform.protocol.identity import DOUBTED, is_another, require_same
 from gazette_platform.protocol.json_form import (
     escape_html,
     fragment_json,
@@ -78,6 +79,7 @@ from gazette_platform.protocol.store_urls import StoreUrl, parse_store_url, vali
 from gazette_platform.protocol.text_form import fragments_text, message_text, route_text
 
 __all__ = [
+    "DOUBTED",
     "PAGE_LIMIT_MAX",
     "ZERO_SUM",
     "AppendSuspend",
@@ -106,6 +108,7 @@ __all__ = [
     "format_duration",
     "fragment_json",
     "fragments_text",
+    "is_another",
     "journal_listing_jsonpb",
     "journal_spec_jsonpb",
     "list_response_jsonpb",
@@ -113,6 +116,7 @@ __all__ = [
     "parse_duration",
     "parse_fragment_path",
     "parse_store_url",
+    "require_same",
     "route_text",
     "selector_json",
     "split_meta",

@@ -14,7 +14,9 @@ import pytest
 import yaml
 from gazctl_runner import gazctl_runner
 from pyiceberg.catalog.sql import SqlCatalog
+from spark_journals import make_again
 
+from gazette_platform import Client, ClientConfig
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.message.uuid import Flags, build_uuid, clock_of
 from gazette_platform.testing.waiting import block_for, wait_until
@@ -170,6 +172,9 @@ def test_a_query_sees_what_no_run_has_read_and_tells_of_it(lake, gazctl, root, a
         (("typed.orders", "--give-up", "a"), "--give-up: 'a' is not JOURNAL=OFFSET"),
         (("typed.orders", "--give-up", "a=-1"), "--give-up: 'a=-1' is not JOURNAL=OFFSET"),
         (("typed.orders", "--give-up", "a=1", "--continuous"), "leave out --continuous"),
+        (("--begin-anew", "a"), "--begin-anew: is about one table: name it"),
+        (("typed.orders", "--begin-anew", "a=1"), "'a=1' is neither a journal of shop.orders nor"),
+        (("typed.orders", "--begin-anew", "a", "--continuous"), "leave out --continuous"),
         (("typed.slow", "--continuous"), "typed.slow says no `every`"),
     ],
 )
@@ -182,6 +187,29 @@ def test_mistakes_are_told(lake, apply, args, why, tmp_path):
     assert (done.code, done.out) == (1, b"")
     assert len(done.err.strip().splitlines()) == 1
     assert re.search(why, done.err), done.err
+
+
+def test_journal_made_again_is_read_once_told_to(lake, shared, root, apply, append, rows):
+    apply()
+    one = f"{root}/part=one"
+    append(one, message(1), message(2))
+    assert lake("run", "--engine", "local").code == 0
+    with Client(ClientConfig(address=shared.address)) as client:
+        make_again(client, shared, one)
+    append(one, message(3))
+    refused = lake("run", "typed.orders")
+    assert refused.code == 1
+    command = f"gazctl lake run typed.orders --begin-anew {one}"
+    assert (
+        f"deleted and made again, or lost its end. It stands still until you decide: `{command}`"
+        in refused.err
+    )
+    done = lake("run", "typed.orders", "--begin-anew", one)
+    assert done.code == 0, done.err
+    assert f"typed.orders: {one} is read from offset 0 on" in done.err
+    assert [n for n, _ in rows()] == [1, 2, 3]
+    again = lake("run", "typed.orders", "--begin-anew", f"{one}=7")
+    assert "is the journal that was read, so nothing began anew" in again.err
 
 
 def test_tables_are_kept_up_to_date_until_a_signal(lake, root, apply, append, rows):

@@ -96,7 +96,13 @@ async def journal_now(client: AsyncClient, listing: JournalListing, needed_from:
     # What a person has set aside is in no table: a hole, until it is given up.
     listed = [one for one in listed if not is_aside(one.fragment)]
     begins = [one.fragment.begin for one in (*first, *listed)]
-    return JournalNow(name=name, begin=min([*begins, head]), head=head, listed=listed)
+    return JournalNow(
+        name=name,
+        begin=min([*begins, head]),
+        head=head,
+        listed=listed,
+        created=listing.create_revision,
+    )
 
 
 async def _listed(

@@ -1,0 +1,53 @@
+"""Which journal an offset belongs to. Pure.
+
+A journal that is deleted and made again keeps its name, and its offsets begin again: an offset of the former
+journal stands for other bytes in the new one. Whoever keeps an offset therefore keeps the *create revision* of the
+journal beside it: the revision of etcd that created the key of its spec. Every listing carries it, so a check costs
+one call that most readers make anyway, and it never returns to a former value.
+
+Rejected: a digest of the content before the offset. It needs a read for each check, the content may be pruned by
+then, and regular records give the same digest in both journals.
+
+If etcd is set up again from a listing, all create revisions change, although stored content may be the same. Only a
+person can know that, so readers refuse, and a person decides.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gazette_platform.errors import JournalReplaced
+
+__all__ = ["DOUBTED", "is_another", "require_same"]
+
+DOUBTED: Final = -1
+"""Kept instead of a create revision: no journal is the one that was read, until a person decides."""
+
+
+def is_another(kept: int, now: int) -> bool:
+    """Return whether a kept offset belongs to another journal than the one that has its name now.
+
+    Args:
+        kept: create revision that was kept with the offset; 0: unknown, as in files of former releases.
+        now: create revision of the journal; 0: unknown, as brokers of old releases do not say it.
+
+    >>> is_another(7, 9), is_another(7, 7), is_another(0, 9), is_another(DOUBTED, 9)
+    (True, False, False, True)
+    """
+    return bool(kept and now) and kept != now
+
+
+def require_same(journal: str, kept: int, now: int, *, offset: int, advice: str) -> None:
+    """Refuse an offset of another journal.
+
+    Args:
+        journal: its name.
+        kept: create revision that was kept with the offset.
+        now: that of the journal.
+        offset: what was kept.
+        advice: what a person can do, in the imperative.
+
+    Raises: JournalReplaced.
+    """
+    if is_another(kept, now):
+        raise JournalReplaced(journal, offset, kept, now, advice)

@@ -1,0 +1,121 @@
+"""Journals that are deleted and made again under their name, while others keep offsets of the former ones."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import spark_journals
+from typed_shop import SPEC, Shop, record
+
+from gazette_platform import Client, ClientConfig
+from gazette_platform.errors import ValidationError
+from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
+from gazette_platform.lake.typed.planning.ranges import HoleKind, JournalNow
+from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
+from gazette_platform.lake.typed.runs.working import LocalWorkers
+from gazette_platform.protocol import DOUBTED
+
+pytestmark = pytest.mark.etcd
+
+
+@pytest.fixture(scope="module")
+def client(shared):
+    with Client(ClientConfig(address=shared.address, file_root=shared.fragments)) as client:
+        yield client
+
+
+@pytest.fixture
+def make_again(client, shared):
+    return partial(spark_journals.make_again, client, shared)
+
+
+class TestTypedTables:
+    """A run refuses until a person has it begin anew."""
+
+    @pytest.fixture
+    def shop(self, client, tmp_path, names):
+        return Shop(client, names.prefix, tmp_path)
+
+    def records(self, numbers, producer):
+        return [record(n, producer=producer, clock=1000 + n) for n in numbers]
+
+    def rows(self, shop):
+        return sorted(shop.door().load().token.scan().to_arrow()["n"].to_pylist())
+
+    def test_run_refuses_however_long_the_new_journal_is(self, client, make_again, shop):
+        one = shop.journals[0]
+        shop.append(0, *self.records(range(100), 1))
+        read = shop.run().state.journals[one].offset
+        make_again(one)
+        shop.append(0, *self.records(range(1000, 1010), 2))
+        assert [hole.kind for hole in shop.run().holes] == [HoleKind.MADE_AGAIN]
+        shop.append(0, *self.records(range(2000, 2150), 2))
+        assert client.write_head(one) > read
+        report = shop.run()
+        assert [hole.kind for hole in report.holes] == [HoleKind.MADE_AGAIN]
+        assert (report.run, report.is_whole) == ("", False)
+        assert self.rows(shop) == [*range(100)]
+
+    def test_run_reads_the_new_journal_once_a_person_says_so(self, client, make_again, shop):
+        one = shop.journals[0]
+        shop.append(0, *self.records(range(100), 1))
+        read = shop.run().state.journals[one].offset
+        make_again(one)
+        shop.append(0, *self.records(range(1000, 1010), 2))
+        report = shop.run(begin_anew={one: 0})
+        assert (report.is_whole, report.counts.typed) == (True, 10)
+        state = shop.run(begin_anew={one: 0}).state.journals[one]  # once more changes nothing
+        assert (state.offset, state.shared_to) == (client.write_head(one), read)
+        assert self.rows(shop) == [*range(100), *range(1000, 1010)]
+
+    def test_journal_that_lost_its_end_stays_refused(self, client, make_again, shop):
+        """A state of a former release does not say which journal its offset belongs to."""
+        one = shop.journals[0]
+        shop.append(0, *self.records(range(100), 1))
+        unnoted = JournalNow.__init__
+        try:
+            JournalNow.__init__ = lambda self, **fields: unnoted(self, **fields | {"created": 0})
+            shop.run()
+        finally:
+            JournalNow.__init__ = unnoted
+        make_again(one)
+        shop.append(0, *self.records(range(10), 2))
+        assert shop.run().state.journals[one].created == DOUBTED
+        shop.append(0, *self.records(range(2000, 2150), 2))
+        assert [hole.kind for hole in shop.run().holes] == [HoleKind.MADE_AGAIN]
+
+    def test_backfill_keeps_rows_of_the_former_journal(self, client, make_again, shop):
+        one = shop.journals[0]
+        shop.append(0, *self.records(range(100), 1))
+        shop.run()
+        make_again(one)
+        shop.append(0, *self.records(range(1000, 1010), 2))
+        backfills = BackfillRunner(typed_catalog(shop.settings), LocalWorkers(), client)
+        wanted = {one: [(0, 1 << 40)]}
+        for options in ({}, {"begin_anew": {one: 0}}):
+            shop.run(**options)
+            report = backfills.run(shop.spec.typed, shop.spec, wanted)
+            assert [hole.kind for hole in report.holes] == [HoleKind.MADE_AGAIN]
+        assert self.rows(shop) == [*range(100), *range(1000, 1010)]
+        # Behind where the former one ended there are rows of one journal only.
+        shop.append(0, *self.records(range(2000, 2150), 2))
+        shop.run()
+        client.flush(f"name={one}")
+        shop.append(0, *self.records(range(3000, 3150), 2))
+        shop.run()
+        report = backfills.run(shop.spec.typed, shop.spec, wanted)
+        assert (report.typed, report.typed_before) == (150, 150)
+        assert len(self.rows(shop)) == 100 + 10 + 150 + 150
+
+    def test_table_with_a_key_refuses_to_begin_anew(self, client, make_again, tmp_path, names):
+        shop = Shop(client, names.prefix, tmp_path, SPEC + "  key: [n]\n")
+        one = shop.journals[0]
+        shop.append(0, *self.records(range(100), 1))
+        shop.run()
+        make_again(one)
+        shop.append(0, *self.records(range(10), 2))
+        with pytest.raises(
+            ValidationError, match="has a `key`, and its rows of the former journal"
+        ):
+            shop.run(begin_anew={one: 0})
