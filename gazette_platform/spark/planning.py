@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gazette_platform.errors import OffsetJump, ValidationError
 from gazette_platform.message.registry import framing_of_labels
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gazette_platform.client import AsyncClient, JournalListing
     from gazette_platform.spark.options import Place, SourceOptions
 
-__all__ = ["Journals", "find_journals", "place_of", "ranges_of_batch", "splits_of"]
+__all__ = ["Found", "Journals", "find_journals", "place_of", "ranges_of_batch", "splits_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -24,8 +24,18 @@ _AT_A_TIME: Final = 16
 # Of signed URLs: a task that begins later reads through brokers.
 _URL_TTL_S: Final = 3600.0
 
-Journals = dict[str, tuple[str, int]]
-"""Content type and write head of each journal, by name."""
+
+class Found(NamedTuple):
+    """What brokers say of a journal."""
+
+    content_type: str
+    head: int
+    created: int
+    """Its create revision; see `protocol.identity`."""
+
+
+Journals = dict[str, Found]
+"""By name."""
 
 
 async def find_journals(client: AsyncClient, options: SourceOptions) -> Journals:
@@ -43,7 +53,7 @@ async def find_journals(client: AsyncClient, options: SourceOptions) -> Journals
             content_type = framing_of_labels(journal.spec.labels).content_type
         except ValidationError as err:
             raise err.within(journal.name) from err
-        journals[journal.name] = (content_type, heads[journal.name])
+        journals[journal.name] = Found(content_type, heads[journal.name], journal.create_revision)
     return journals
 
 
@@ -57,7 +67,7 @@ async def place_of(
 
     Raises: ValidationError: an offset is of no such journal, or lies behind its head. SavepointNotFound.
     """
-    heads = {name: head for name, (_, head) in journals.items()}
+    heads = {name: one.head for name, one in journals.items()}
     if place.word:
         return heads if place.word == "latest" else dict.fromkeys(heads, 0)
     given: Mapping[str, int] = place.offsets
@@ -92,8 +102,8 @@ async def ranges_of_batch(client: AsyncClient, options: SourceOptions) -> list[R
     begins = await place_of(client, options.starting, journals, "starting")
     ends = await place_of(client, options.ending, journals, "ending")
     return [
-        Range(journal=name, content_type=kind, begin=begins[name], end=ends[name])
-        for name, (kind, _) in sorted(journals.items())
+        Range(journal=name, content_type=one.content_type, begin=begins[name], end=ends[name])
+        for name, one in sorted(journals.items())
     ]
 
 
