@@ -9,6 +9,7 @@ from gazette_platform.cli.connection import connected
 from gazette_platform.cli.output import print_json, print_table, print_text
 from gazette_platform.cli.selection import parse_selector
 from gazette_platform.client import AsyncClient, Savepoint
+from gazette_platform.protocol import join_created
 
 __all__ = ["create", "delete", "get", "list_savepoints"]
 
@@ -86,7 +87,8 @@ def list_savepoints(
 def get(ctx: typer.Context, name: _Name, *, output: _Output = SavepointFormat.JSON) -> None:
     """Print the offsets of a savepoint.
 
-    As JSON they are what `gazctl journals read --offsets` takes.
+    As JSON they are what `gazctl journals read --offsets` takes. Entries such as `a/journal#created` say which journal
+    the offset belongs to: if it was deleted and made again since, a read refuses.
 
     **Example**
 
@@ -96,7 +98,7 @@ def get(ctx: typer.Context, name: _Name, *, output: _Output = SavepointFormat.JS
     async def work(client: AsyncClient) -> None:
         savepoint = await client.get_savepoint(name)
         if output is SavepointFormat.JSON:
-            print_json(dict(savepoint.offsets), indent=True)
+            print_json(join_created(savepoint.offsets, savepoint.created), indent=True)
         else:
             rows = [(journal, str(offset)) for journal, offset in savepoint.offsets.items()]
             print_table(("Journal", "Offset"), rows)

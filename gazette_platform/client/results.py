@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
@@ -157,3 +157,6 @@ class Savepoint:
     """Aware, UTC, to the second."""
     journals: int
     """How many offsets there are."""
+    created: Mapping[str, int] = field(default_factory=dict)
+    """By journal, the create revision of the one that its offset belongs to (`protocol.identity`). Savepoints of former
+    releases do not have them."""

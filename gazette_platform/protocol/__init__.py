@@ -20,7 +20,13 @@ from gazette_platform.protocol.enums import (
     SuspendLevel,
 )
 from gazette_platform.protocol.fragments import ZERO_SUM, Fragment, parse_fragment_path
-from gazette_platform.protocol.identity import DOUBTED, is_another, require_same
+from gazette_platform.protocol.identity import (
+    DOUBTED,
+    is_another,
+    join_created,
+    require_same,
+    split_created,
+)
 from gazette_platform.protocol.json_form import (
     escape_html,
     fragment_json,
@@ -109,6 +115,7 @@ __all__ = [
     "fragment_json",
     "fragments_text",
     "is_another",
+    "join_created",
     "journal_listing_jsonpb",
     "journal_spec_jsonpb",
     "list_response_jsonpb",
@@ -119,6 +126,7 @@ __all__ = [
     "require_same",
     "route_text",
     "selector_json",
+    "split_created",
     "split_meta",
     "strip_meta",
     "validate_append_chunk",

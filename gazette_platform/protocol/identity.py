@@ -14,14 +14,22 @@ person can know that, so readers refuse, and a person decides.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gazette_platform.errors import JournalReplaced
 
-__all__ = ["DOUBTED", "is_another", "require_same"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["DOUBTED", "is_another", "join_created", "require_same", "split_created"]
 
 DOUBTED: Final = -1
 """Kept instead of a create revision: no journal is the one that was read, until a person decides."""
+
+
+# In a JSON object of offsets by journal. It is an entry of its own, because Gazette's gazctl takes such objects, too, and
+# passes over names of journals that it does not read. No name has a `#`.
+_CREATED: Final = "#created"
 
 
 def is_another(kept: int, now: int) -> bool:
@@ -51,3 +59,24 @@ def require_same(journal: str, kept: int, now: int, *, offset: int, advice: str)
     """
     if is_another(kept, now):
         raise JournalReplaced(journal, offset, kept, now, advice)
+
+
+def join_created(offsets: Mapping[str, int], created: Mapping[str, int]) -> dict[str, int]:
+    """Return one object of offsets and of the create revisions of their journals.
+
+    >>> join_created({"b": 2, "a": 1}, {"a": 43, "c": 44})
+    {'a': 1, 'a#created': 43, 'b': 2}
+    """
+    noted = {f"{name}{_CREATED}": created[name] for name in offsets if created.get(name)}
+    return dict(sorted({**offsets, **noted}.items()))
+
+
+def split_created(found: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return offsets and create revisions of an object that may have both; values are not looked at.
+
+    >>> split_created({"a": 1, "a#created": 43, "b": 2})
+    ({'a': 1, 'b': 2}, {'a': 43})
+    """
+    offsets = {name: value for name, value in found.items() if not name.endswith(_CREATED)}
+    created = {name.removesuffix(_CREATED): found[name] for name in found.keys() - offsets.keys()}
+    return offsets, created

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from gazette_platform.errors import OffsetJump, ValidationError
 from gazette_platform.message.registry import framing_of_labels
 from gazette_platform.ops.side_by_side import side_by_side
+from gazette_platform.protocol import require_same
 from gazette_platform.spark.splits import Bounds, Range, Span, pack, plan_range
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from gazette_platform.client import AsyncClient, JournalListing
     from gazette_platform.spark.options import Place, SourceOptions
@@ -66,20 +67,29 @@ async def place_of(
         side: for errors, ``starting`` or ``ending``.
 
     Raises: ValidationError: an offset is of no such journal, or lies behind its head. SavepointNotFound.
+        JournalReplaced: a savepoint's offset is of a journal that was deleted.
     """
     heads = {name: one.head for name, one in journals.items()}
     if place.word:
         return heads if place.word == "latest" else dict.fromkeys(heads, 0)
-    given: Mapping[str, int] = place.offsets
+    given, created = place.offsets, place.created
     if place.savepoint:
-        named = (await client.get_savepoint(place.savepoint)).offsets
-        given = {name: offset for name, offset in named.items() if name in heads}
+        named = await client.get_savepoint(place.savepoint)
+        given = {name: offset for name, offset in named.offsets.items() if name in heads}
+        created = named.created
     wrong = sorted(given.keys() - heads.keys())
     if wrong:
         raise ValidationError(
             f"names {', '.join(wrong)}, which the selector does not match", path=f"{side}Offsets"
         )
     for name, offset in given.items():
+        require_same(
+            name,
+            created.get(name, 0),
+            journals[name].created,
+            offset=offset,
+            advice=f"name an offset of this one in {side}Offsets",
+        )
         if offset > heads[name]:
             raise ValidationError(
                 f"{name}: {offset} is behind the write head, {heads[name]}", path=f"{side}Offsets"

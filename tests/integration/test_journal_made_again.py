@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 import pytest
 import spark_journals
+from spark_journals import create
 from typed_shop import SPEC, Shop, record
 
-from gazette_platform import Client, ClientConfig
-from gazette_platform.errors import ValidationError
+from gazette_platform import AsyncClient, Client, ClientConfig
+from gazette_platform.errors import JournalReplaced, ValidationError
 from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
 from gazette_platform.lake.typed.planning.ranges import HoleKind, JournalNow
 from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
@@ -119,3 +121,48 @@ class TestTypedTables:
             ValidationError, match="has a `key`, and its rows of the former journal"
         ):
             shop.run(begin_anew={one: 0})
+
+
+class TestSavepoints:
+    """A savepoint knows which journals its offsets belong to."""
+
+    def test_read_from_a_savepoint_refuses_another_journal(self, client, make_again, names):
+        kept, other = create(client, names.prefix, "kept", "other")
+        for name in (kept, other):
+            client.append(name, b"x" * 100)
+        label = names.prefix.replace("/", "-")
+        made = client.create_savepoint(label, f"name:prefix={names.prefix}/")
+        assert made.created == {
+            one.name: one.create_revision for one in client.list(f"name:prefix={names.prefix}/")
+        }
+        # Whoever names offsets has them of the journals of now.
+        own = client.create_savepoint(f"{label}-own", offsets={kept: 7})
+        assert own.created == {kept: made.created[kept]}
+        make_again(other)
+        client.append(other, b"y" * 200)
+        with pytest.raises(
+            JournalReplaced, match=f"{other} was deleted and made again: offset 100"
+        ):
+            client.read(other, from_savepoint=label).read()
+        client.append(kept, b"z")
+        assert client.read(kept, from_savepoint=label).read() == b"z"
+
+
+class TestReads:
+    """A reader that knows its journal does not go on in another one."""
+
+    async def test_waiting_read_ends_when_its_journal_is_made_again(
+        self, client, make_again, shared, names
+    ):
+        [name] = create(client, names.prefix, "a")
+        client.append(name, b"x" * 100)
+        created = client.get(name).create_revision
+        async with AsyncClient(ClientConfig(address=shared.address)) as reading:
+            reader = reading.read(name, 90, block=True, created=created)
+            assert bytes(await anext(reader)) == b"x" * 10
+            waiting = asyncio.get_running_loop().create_task(anext(reader))
+            await asyncio.to_thread(make_again, name)
+            await asyncio.to_thread(client.append, name, b"y" * 200)
+            with pytest.raises(JournalReplaced):
+                await waiting
+            await reader.aclose()

@@ -175,6 +175,7 @@ class AdminApi:
         with rules("Savepoint"):
             await _validate_savepoint(savepoint)
         await self._require_all(savepoint.offsets, claims)
+        self._note_created(savepoint)
         savepoint.created_at = int(self._context.clock.now().timestamp())
         savepoint.journals = len(savepoint.offsets)
         key = savepoint_key(self._prefix, savepoint.name)
@@ -193,6 +194,16 @@ class AdminApi:
         response = admin_pb.PutSavepointResponse(savepoint=savepoint)
         self._header().into_pb(response.header)
         return Status.OK, response.SerializeToString()
+
+    def _note_created(self, savepoint: admin_pb.Savepoint) -> None:
+        """Say of each journal which one its offset belongs to, unless the client has said it."""
+        items = self._context.space.state.items
+        for journal in set(savepoint.created) - set(savepoint.offsets):
+            del savepoint.created[journal]
+        for journal in set(savepoint.offsets) - set(savepoint.created):
+            item = items.get(journal)
+            if item is not None:
+                savepoint.created[journal] = item.create_revision
 
     async def get_savepoint(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:
         """Serve one GetSavepoint, with the offsets of those journals that the claims cover.
@@ -329,6 +340,8 @@ class AdminApi:
         """The part of a savepoint that a caller with these claims may see; None: nothing."""
         for journal in await self._beyond(savepoint.offsets, claims):
             del savepoint.offsets[journal]
+            if journal in savepoint.created:
+                del savepoint.created[journal]
         if claims is ALL_CLAIMS:
             return savepoint
         savepoint.journals = len(savepoint.offsets)

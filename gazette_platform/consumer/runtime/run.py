@@ -300,7 +300,8 @@ class Run(Generic[StoreT, M]):
                 await done(self._application.finalize(txn))
             # From here on nothing waits: whatever is published later comes behind these ACKs.
             intents = tuple(self._publisher.build_acks())
-            checkpoint = Checkpoint(self._backlog.checkpoint(), intents)
+            created = {**self._checkpoint.created, **self._sources.created}
+            checkpoint = Checkpoint(self._backlog.checkpoint(), intents, created)
             with step("store.StartCommit"):
                 commit = self._store.start_commit(checkpoint, self._shard.appends.pending())
             check_commit(commit)
