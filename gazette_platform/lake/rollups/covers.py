@@ -38,13 +38,15 @@ class Seen:
     created: int = 0
     """Create revision of the journal that the offsets belong to (`protocol.identity`); 0: not known."""
 
+    def is_of_journal(self, other: Seen) -> bool:
+        """Whether offsets of both are of one journal."""
+        return self.journal == other.journal and not is_another(self.created, other.created)
+
     def holds(self, former: Seen) -> bool:
         """Whether all content of `former` is still there."""
         if not former.journal:
             return True
-        if is_another(former.created, self.created):
-            return False
-        return self.journal == former.journal and all(
+        return self.is_of_journal(former) and all(
             any(b <= begin and end <= e for b, e in self.ranges) for begin, end in former.ranges
         )
 
