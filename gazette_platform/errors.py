@@ -423,18 +423,13 @@ class JournalReplaced(DataError):
     Attributes:
         journal: its name.
         offset: the one of the former journal.
-        kept: create revision of the former journal.
-        now: create revision of the journal that has the name now.
     """
 
-    def __init__(self, journal: str, offset: int, kept: int, now: int, advice: str) -> None:
+    def __init__(self, journal: str, offset: int, evidence: str, advice: str) -> None:
         self.journal = journal
         self.offset = offset
-        self.kept = kept
-        self.now = now
         super().__init__(
-            f"{journal} was deleted and made again: offset {offset} belongs to the journal that was created at "
-            f"revision {kept} of etcd, and this one was created at revision {now} ({advice})"
+            f"{journal} was deleted and made again: offset {offset} belongs to {evidence} ({advice})"
         )
 
 

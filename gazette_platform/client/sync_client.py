@@ -216,6 +216,7 @@ class Client(Closing):
         block: bool = False,
         end_offset: int = 0,
         on_jump: Literal["raise", "continue"] = "raise",
+        after: str = "",
     ) -> SyncReader:
         """As the function `read_store`, as a file-like object; asks no broker."""
         from gazette_platform.client.store_reader import read_store  # noqa: PLC0415  see there
@@ -228,6 +229,7 @@ class Client(Closing):
                 block=block,
                 end_offset=end_offset,
                 on_jump=on_jump,
+                after=after,
                 file_root=self.config.file_root,
             )
             return SyncReader(self._loop, reader)

@@ -58,7 +58,8 @@ def require_same(journal: str, kept: int, now: int, *, offset: int, advice: str)
     Raises: JournalReplaced.
     """
     if is_another(kept, now):
-        raise JournalReplaced(journal, offset, kept, now, advice)
+        evidence = f"the journal that was created at revision {kept} of etcd, and this one was created at revision {now}"
+        raise JournalReplaced(journal, offset, evidence, advice)
 
 
 def join_created(offsets: Mapping[str, int], created: Mapping[str, int]) -> dict[str, int]:
