@@ -78,6 +78,17 @@ def run(
             "former one stay.",
         ),
     ] = None,
+    accept_rollback: Annotated[
+        bool,
+        typer.Option(
+            "--accept-rollback",
+            help="Go on with a table that was rolled back: show what will be read again, and what is lost, ask, and move "
+            "the tag of its progress to what it has.",
+        ),
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("-y", "--yes", help="Accept the rollback without a question.")
+    ] = False,
     output_format: Output = OutputFormat.TABLE,
 ) -> None:
     """Bring typed tables up to date: what their journals hold becomes rows, all of it or nothing.
@@ -100,9 +111,17 @@ def run(
 
     gazctl lake run typed.orders --give-up orders/region=eu=104857600
     """
-    for path, given in (("--give-up", give_up), ("--begin-anew", begin_anew)):
+    for path, given in (
+        ("--give-up", give_up),
+        ("--begin-anew", begin_anew),
+        ("--accept-rollback", accept_rollback),
+    ):
         if given and continuous:
             raise ValidationError("is a word for one run: leave out --continuous", path=path)
+    if yes and not accept_rollback:
+        raise ValidationError("goes with --accept-rollback", path="--yes")
+    if accept_rollback:
+        body("accept_rollback").accept(ctx, names or [], tables, is_confirmed=yes)
     work = body("run")
     if continuous:
         work.go_on(ctx, names or [], tables, output_format, engine=engine)

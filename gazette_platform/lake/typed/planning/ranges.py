@@ -53,6 +53,7 @@ __all__ = [
     "decided",
     "held_ranges",
     "merged_ranges",
+    "missing_between",
     "plan_backfill",
     "plan_run",
     "tasks_between",
@@ -378,6 +379,11 @@ def tasks_between(
         gone = reach.holes[0]
         raise OffsetJump(journal.name, gone.begin, gone.end)
     return tuple(_tasks(reach.segments, task_bytes, is_settled=True))
+
+
+def missing_between(journal: JournalNow, begin: int, end: int) -> list[_Range]:
+    """Parts of [begin, end) that nobody holds."""
+    return [(hole.begin, hole.end) for hole in _pieces(journal, begin, end)[1]]
 
 
 def _served(waiting: Mapping[str, Sequence[Task]], limits: Limits) -> dict[str, list[Task]]:
