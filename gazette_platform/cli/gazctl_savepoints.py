@@ -9,7 +9,6 @@ from gazette_platform.cli.connection import connected
 from gazette_platform.cli.output import print_json, print_table, print_text
 from gazette_platform.cli.selection import parse_selector
 from gazette_platform.client import AsyncClient, Savepoint
-from gazette_platform.protocol import join_created
 
 __all__ = ["create", "delete", "get", "list_savepoints"]
 
@@ -98,7 +97,7 @@ def get(ctx: typer.Context, name: _Name, *, output: _Output = SavepointFormat.JS
     async def work(client: AsyncClient) -> None:
         savepoint = await client.get_savepoint(name)
         if output is SavepointFormat.JSON:
-            print_json(join_created(savepoint.offsets, savepoint.created), indent=True)
+            print_json(savepoint.places, indent=True)
         else:
             rows = [(journal, str(offset)) for journal, offset in savepoint.offsets.items()]
             print_table(("Journal", "Offset"), rows)

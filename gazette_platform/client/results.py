@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict
 
+from gazette_platform.protocol import join_created
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from datetime import datetime
@@ -160,3 +162,8 @@ class Savepoint:
     created: Mapping[str, int] = field(default_factory=dict)
     """By journal, the create revision of the one that its offset belongs to (`protocol.identity`). Savepoints of former
     releases do not have them."""
+
+    @property
+    def places(self) -> dict[str, int]:
+        """Offsets and create revisions together, as files of offsets have them and readers of messages take them."""
+        return join_created(self.offsets, self.created)

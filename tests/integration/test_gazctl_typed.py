@@ -197,6 +197,9 @@ def test_journal_made_again_is_read_once_told_to(lake, shared, root, apply, appe
     with Client(ClientConfig(address=shared.address)) as client:
         make_again(client, shared, one)
     append(one, message(3))
+    assert (
+        f"{one} is not the journal that was read" in lake("describe", "typed.orders").out.decode()
+    )
     refused = lake("run", "typed.orders")
     assert refused.code == 1
     command = f"gazctl lake run typed.orders --begin-anew {one}"

@@ -16,6 +16,7 @@ from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
 from gazette_platform.lake.typed.planning.ranges import HoleKind, JournalNow
 from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers
+from gazette_platform.message import read_journals
 from gazette_platform.protocol import DOUBTED
 
 pytestmark = pytest.mark.etcd
@@ -144,6 +145,8 @@ class TestSavepoints:
             JournalReplaced, match=f"{other} was deleted and made again: offset 100"
         ):
             client.read(other, from_savepoint=label).read()
+        with pytest.raises(JournalReplaced):
+            client.run(read_journals(client.asynchronous, f"name={other}", offsets=made.places))
         client.append(kept, b"z")
         assert client.read(kept, from_savepoint=label).read() == b"z"
 
