@@ -20,6 +20,8 @@ whose next content was stored first. So one journal with years to catch up on ke
 date, unless a run has not even one task for each; then those left out are the oldest next time.
 
 A *backfill* makes rows of former ranges anew and leaves the state as it is. See `plan_backfill`.
+
+Long because runs and backfills share who holds which bytes, and how these are cut into tasks.
 """
 
 from __future__ import annotations
