@@ -296,7 +296,7 @@ class Registrar:
                 f"{end}. Nothing of the new one is registered until that is settled: drop these Hive partitions (which "
                 "deletes no file; of a table without any, the table), and it goes on by itself, or give the new journal "
                 f"another name. If its former files are gone for good, `gazctl lake repair --pruned {spec.name}` may "
-                "forget them"
+                f"forget them; if it holds what it held, `gazctl lake repair --same {spec.name}` keeps them"
             )
 
     def _go_back(  # noqa: PLR0917

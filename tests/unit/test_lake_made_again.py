@@ -11,6 +11,7 @@ from gazette_platform.lake import (
     SweepPoint,
     parse_table_spec,
 )
+from gazette_platform.lake.adopting import adopt_journals
 from gazette_platform.lake.catching_up import catch_up
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.standing import table_standing
@@ -57,9 +58,8 @@ class Lake:
     def rows(self):
         with self.metastore.connect() as session:
             table = session.table("s", "events")
-            states = [
-                PartitionState.from_parameters(p.parameters) for p in session.partitions(table)
-            ]
+            found = session.partitions(table) if table.partition_columns else [table]
+            states = [PartitionState.from_parameters(p.parameters) for p in found]
         return {s.ranges: s.rows for s in states if s.ranges}
 
     def forget(self):
@@ -138,6 +138,31 @@ def test_it_is_told_however_long_it_is(lake, hour, keeps_cursor):
         session.drop_partitions(table, ["part=0/hour=5"])
     assert lake.tick().errors == []
     assert lake.rows() == {((0, 990),): 110}
+
+
+@pytest.mark.parametrize("spec", [HOURS, SPEC])
+@pytest.mark.parametrize("keeps_cursor", [True, False])
+def test_it_goes_on_if_a_person_says_that_it_holds_what_it_held(lake, spec, keeps_cursor):
+    """Etcd was set up again from a listing: fragments are those that were registered."""
+    lake.spec = parse_table_spec(spec)
+    lake.append(50, "hour=05" if spec == HOURS else "")
+    lake.tick()
+    before = lake.rows()
+    lake.files._created[JOURNAL] += 100
+    lake.append(20, "hour=05" if spec == HOURS else "")
+    if not keeps_cursor:
+        lake.cursors = {}
+    (error,) = lake.tick().errors
+    assert "if it holds what it held, `gazctl lake repair --same s.events` keeps them" in error
+    created = lake.files.created(lake.spec.label_selector)
+    with lake.metastore.connect() as session:
+        table = session.table("s", "events")
+        assert adopt_journals(session, table, created, is_dry_run=True) == 1
+        assert lake.rows() == before
+        assert adopt_journals(session, table, created) == 1
+        assert adopt_journals(session, session.table("s", "events"), created) == 0
+    assert lake.tick().errors == []
+    assert lake.rows() == {((0, 630),): 70}
 
 
 def test_cursor_and_accounts_of_a_former_release_note_their_journal(lake):
