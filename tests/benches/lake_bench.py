@@ -167,7 +167,7 @@ class FragmentFiles:
             if selector.matches(spec.label_set_with_name())
         ]
 
-    def created(self, selector):
+    def created(self, selector: LabelSelector) -> dict[str, int]:
         """Create revisions of the journals that match, by name."""
         return {
             name: self._created[name]

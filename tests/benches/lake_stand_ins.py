@@ -99,7 +99,7 @@ class FolderBrokers:
             made.write_bytes(pickle.dumps(specs))
             made.rename(self._specs)
 
-    def created(self, selector):
+    def created(self, selector: LabelSelector) -> dict[str, int]:
         """Create revisions of the journals that match, by name."""
         return {spec.name: 0 for spec in self.journals(selector)}
 
