@@ -16,7 +16,7 @@ from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
 from gazette_platform.lake.typed.planning.ranges import HoleKind, JournalNow
 from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers
-from gazette_platform.message import read_journals
+from gazette_platform.message import read_committed, read_journals, read_uncommitted
 from gazette_platform.protocol import DOUBTED
 
 pytestmark = pytest.mark.etcd
@@ -87,6 +87,26 @@ class TestTypedTables:
         assert shop.run().state.journals[one].created == DOUBTED
         shop.append(0, *self.records(range(2000, 2150), 2))
         assert [hole.kind for hole in shop.run().holes] == [HoleKind.MADE_AGAIN]
+
+    def test_run_drops_what_it_read_of_a_journal_that_is_made_again_meanwhile(
+        self, make_again, shop
+    ):
+        one, two = shop.journals
+        shop.append(0, *self.records(range(100), 1))
+        shop.append(1, *self.records(range(100, 110), 1))
+
+        class Workers:
+            merger = None
+
+            def carry_out(self, job, orders):
+                done = LocalWorkers().carry_out(job, orders)
+                make_again(one)
+                return done
+
+        report = shop.run(Workers())
+        assert report.unreadable == {one: "it was deleted and made again during the run"}
+        assert (report.is_whole, set(report.state.journals)) == (False, {two})
+        assert self.rows(shop) == [*range(100, 110)]
 
     def test_backfill_keeps_rows_of_the_former_journal(self, client, make_again, shop):
         one = shop.journals[0]
@@ -169,3 +189,7 @@ class TestReads:
             with pytest.raises(JournalReplaced):
                 await waiting
             await reader.aclose()
+            for read in (read_uncommitted, read_committed):
+                messages = await read(reading, name, 90, created=created)
+                with pytest.raises(JournalReplaced):
+                    await anext(messages)

@@ -228,6 +228,20 @@ def test_stream_refuses_a_journal_that_was_made_again(client, shared, stream, pr
     assert client.write_head(name) > positions_of(offsets[-1])[name]
 
 
+def test_places_of_a_journal_that_was_made_again_are_refused(client, shared, batch, prefix):
+    [name] = create(client, prefix, "a")
+    client.append(name, bulk(0, 10))
+    label = prefix.replace("/", "-")
+    made = client.create_savepoint(label, f"name={name}")
+    make_again(client, shared, name)
+    client.append(name, bulk(0, 100))
+    for given in {"startingSavepoint": label}, {"startingOffsets": json.dumps(made.places)}:
+        with pytest.raises(JournalReplaced, match="name an offset of this one in startingOffsets"):
+            batch(f"name={name}", **given).partitions()
+    offsets = json.dumps(dict(made.offsets))  # says nothing of journals
+    assert batch(f"name={name}", startingOffsets=offsets).partitions()
+
+
 def test_stream_of_a_former_release_notes_its_journals(client, shared, stream, prefix):
     [name] = create(client, prefix, "a")
     client.append(name, bulk(0, 100))
