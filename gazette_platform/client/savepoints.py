@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from gazette_platform.client.results import Savepoint
 from gazette_platform.client.unary import Repeat, UnaryCall, UnaryMethod, ask
 from gazette_platform.errors import CallFailed, SavepointExists, SavepointNotFound
-from gazette_platform.protocol import strip_meta
+from gazette_platform.protocol import created_list, created_map, strip_meta
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import admin_pb2 as pb
 
@@ -69,7 +69,8 @@ async def put_savepoint(
 
     Raises: SavepointExists. Cancellation: may be stored or not.
     """
-    savepoint = pb.Savepoint(name=name, offsets=dict(offsets), created=dict(created))
+    listed = created_list(offsets, created)
+    savepoint = pb.Savepoint(name=name, offsets=dict(offsets), created=listed)
     request = pb.PutSavepointRequest(savepoint=savepoint, replace=replace)
     return _savepoint((await _ask(transport, _PUT, request)).savepoint)
 
@@ -140,7 +141,7 @@ def _savepoint(message: pb.Savepoint) -> Savepoint:
     return Savepoint(
         name=message.name,
         offsets=dict(sorted(message.offsets.items())),
-        created=dict(sorted(message.created.items())),
+        created=created_map(message.offsets, message.created),
         created_at=datetime.fromtimestamp(message.created_at, UTC),
         journals=message.journals,
     )

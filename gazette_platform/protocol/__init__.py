@@ -22,6 +22,8 @@ from gazette_platform.protocol.enums import (
 from gazette_platform.protocol.fragments import ZERO_SUM, Fragment, parse_fragment_path
 from gazette_platform.protocol.identity import (
     DOUBTED,
+    created_list,
+    created_map,
     is_another,
     join_created,
     require_same,
@@ -109,6 +111,8 @@ __all__ = [
     "SuspendLevel",
     "SuspendSpec",
     "conflicting_prefix",
+    "created_list",
+    "created_map",
     "endpoint_grpc_address",
     "escape_html",
     "format_duration",

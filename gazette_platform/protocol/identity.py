@@ -19,9 +19,17 @@ from typing import TYPE_CHECKING, Any, Final
 from gazette_platform.errors import JournalReplaced
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["DOUBTED", "is_another", "join_created", "require_same", "split_created"]
+__all__ = [
+    "DOUBTED",
+    "created_list",
+    "created_map",
+    "is_another",
+    "join_created",
+    "require_same",
+    "split_created",
+]
 
 DOUBTED: Final = -1
 """Kept instead of a create revision: no journal is the one that was read, until a person decides."""
@@ -70,6 +78,26 @@ def join_created(offsets: Mapping[str, int], created: Mapping[str, int]) -> dict
     """
     noted = {f"{name}{_CREATED}": created[name] for name in offsets if created.get(name)}
     return dict(sorted({**offsets, **noted}.items()))
+
+
+def created_list(offsets: Mapping[str, int], created: Mapping[str, int]) -> list[int]:
+    """Return create revisions in the order of the names of `offsets`, as a message has them beside these.
+
+    >>> created_list({"b": 2, "a": 1}, {"a": 43, "c": 44})
+    [43, 0]
+    """
+    return [created.get(name, 0) for name in sorted(offsets)]
+
+
+def created_map(offsets: Mapping[str, int], listed: Sequence[int]) -> dict[str, int]:
+    """Return the create revisions that are known, by name. A list of another length says nothing.
+
+    >>> created_map({"b": 2, "a": 1}, [43, 0]), created_map({"b": 2, "a": 1}, [])
+    ({'a': 43}, {})
+    """
+    if len(listed) != len(offsets):
+        return {}
+    return {name: one for name, one in zip(sorted(offsets), listed, strict=True) if one}
 
 
 def split_created(found: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -106,13 +106,6 @@ class Savepoint(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    class CreatedEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
@@ -122,8 +115,8 @@ class Savepoint(_message.Message):
     offsets: _containers.ScalarMap[str, int]
     created_at: int
     journals: int
-    created: _containers.ScalarMap[str, int]
-    def __init__(self, name: _Optional[str] = ..., offsets: _Optional[_Mapping[str, int]] = ..., created_at: _Optional[int] = ..., journals: _Optional[int] = ..., created: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    created: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., offsets: _Optional[_Mapping[str, int]] = ..., created_at: _Optional[int] = ..., journals: _Optional[int] = ..., created: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PutSavepointRequest(_message.Message):
     __slots__ = ("savepoint", "replace")
