@@ -14,6 +14,7 @@ from gazette_platform import AsyncClient, Client, ClientConfig
 from gazette_platform.errors import JournalReplaced, ValidationError
 from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
 from gazette_platform.lake.typed.planning.ranges import HoleKind, JournalNow
+from gazette_platform.lake.typed.runs import journals
 from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.message import read_committed, read_journals, read_uncommitted
@@ -107,6 +108,24 @@ class TestTypedTables:
         assert report.unreadable == {one: "it was deleted and made again during the run"}
         assert (report.is_whole, set(report.state.journals)) == (False, {two})
         assert self.rows(shop) == [*range(100, 110)]
+
+    def test_head_of_a_replica_that_lags_is_asked_for_again(self, client, shop, monkeypatch):
+        """It says for a moment that the journal is shorter, which a run would keep in mind for good."""
+        one = shop.journals[0]
+        shop.append(0, *self.records(range(10), 1))
+        read = shop.run().state.journals[one].offset
+        write_heads, asked = type(client.asynchronous).write_heads, []
+
+        async def lagging(self, journals):
+            heads = await write_heads(self, journals)
+            asked.extend(heads)
+            return {name: head - (asked.count(name) == 1) for name, head in heads.items()}
+
+        monkeypatch.setattr(type(client.asynchronous), "write_heads", lagging)
+        monkeypatch.setattr(journals, "_LAG_S", 0.0)
+        report = shop.run()
+        assert (report.holes, report.state.journals[one].offset) == ((), read)
+        assert asked.count(one) == 2
 
     def test_backfill_keeps_rows_of_the_former_journal(self, client, make_again, shop):
         one = shop.journals[0]
