@@ -12,7 +12,7 @@ to a gRPC status or to an exit code lives at the edges (``broker.*_api``, ``cli`
     │   └── OutcomeUnknown    refused, but an earlier attempt of the same call may have been applied
     ├── EtcdError             ├── LeaseLost  └── TransactionFailed
     ├── StoreError            ├── ObjectNotFound ├── AccessDenied └── StoreUnavailable
-    ├── DataError             ├── ChecksumMismatch ├── OffsetJump └── Desynchronized
+    ├── DataError             ├── ChecksumMismatch ├── OffsetJump ├── JournalReplaced └── Desynchronized
     ├── DependencyFailed      an append was not made, because one that it was to follow has failed
     ├── SpoolsAwaited         only brokers that are away hold all that a journal acknowledged
     ├── SavepointError        ├── SavepointExists └── SavepointNotFound
@@ -46,6 +46,7 @@ __all__ = [
     "IndexHasGreaterOffset",
     "InsufficientJournalBrokers",
     "JournalNotFound",
+    "JournalReplaced",
     "LakeError",
     "LeaseLost",
     "NoJournalPrimaryBroker",
@@ -421,6 +422,22 @@ class OffsetJump(DataError):
         super().__init__(
             f"{journal}: offset jump from {from_offset} to {to_offset} "
             "(content between is not available; continue reading at the latter)"
+        )
+
+
+class JournalReplaced(DataError):
+    """An offset belongs to a journal that was deleted; another journal has its name now.
+
+    Attributes:
+        journal: its name.
+        offset: the one of the former journal.
+    """
+
+    def __init__(self, journal: str, offset: int, evidence: str, advice: str) -> None:
+        self.journal = journal
+        self.offset = offset
+        super().__init__(
+            f"{journal} was deleted and made again: offset {offset} belongs to {evidence} ({advice})"
         )
 
 

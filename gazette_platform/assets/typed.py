@@ -58,6 +58,10 @@ class TypedConfig(Config):
         default_factory=dict,
         description="By journal, an offset up to which content is given up that nobody holds: its rows will never be.",
     )
+    begin_anew: dict[str, int] = Field(
+        default_factory=dict,
+        description="By journal that was deleted and made again, the offset to read it from. Rows of the former one stay.",
+    )
 
 
 def typed_asset(
@@ -115,7 +119,13 @@ def typed_asset(
     ) -> Iterator[MaterializeResult[None] | AssetCheckResult]:
         if context.selected_asset_keys:
             yield run_table(
-                context, raw, spec, given_up=config.given_up, spark=spark, catalog=catalog
+                context,
+                raw,
+                spec,
+                given_up=config.given_up,
+                begin_anew=config.begin_anew,
+                spark=spark,
+                catalog=catalog,
             )
         else:
             yield from look_at_table(context, raw, spec)

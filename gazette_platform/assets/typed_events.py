@@ -281,6 +281,14 @@ def _who_runs(spec: TypedSpec) -> str:
 
 
 def _hole_text(hole: Hole) -> str:
+    from gazette_platform.lake.typed.planning.ranges import HoleKind  # noqa: PLC0415  slow to import
+
+    if hole.kind is HoleKind.MADE_AGAIN:
+        return (
+            f"{hole.journal} is not the journal that was read up to {hole.end}, and ends at {hole.begin}: it was deleted and "
+            f"made again, or lost its end; nothing of it is read until `gazctl lake run --begin-anew {hole.journal}`, or "
+            "`begin_anew` of a run here, says from where"
+        )
     return (
         f"{hole.journal} stands still before offset {hole.begin}: {hole.kind} up to {hole.end}; it goes on when the "
         f"bytes are there, or by `--give-up {hole.journal}={hole.end}` of `gazctl lake run`, or `given_up` of a run here"

@@ -1,6 +1,7 @@
 """What runs of Dagster's do with a typed table: bring it up to date, look at it, and tell of it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster import (
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog
     from gazette_platform.lake.typed.runs.behind import Behind
     from gazette_platform.lake.typed.runs.jobs import Workers
-    from gazette_platform.lake.typed.runs.running import RunReport, TypedRunner
+    from gazette_platform.lake.typed.runs.running import RunReport
 
 # What the lake does is imported where it is called: it is slow to import, and every process that loads definitions
 # loads this module.
@@ -56,6 +57,7 @@ def run_table(
     spec: TypedSpec,
     *,
     given_up: Mapping[str, int],
+    begin_anew: Mapping[str, int],
     spark: str,
     catalog: str,
 ) -> MaterializeResult[None]:
@@ -66,6 +68,7 @@ def run_table(
         raw: the raw table.
         spec: of the typed one.
         given_up: by journal, an offset up to which a person has given up what nobody holds.
+        begin_anew: by journal that was made again, the offset from which a person has it read.
         spark: key of Spark's resource; empty: there is none.
         catalog: what Trino calls the catalog of the table.
     """
@@ -79,7 +82,8 @@ def run_table(
     with context.resources.broker.client() as client:
         workers = workers_of(context.resources, spark)
         runner = TypedRunner(tables, workers, client, log=context.log.info)
-        reports = list(_runs(context, runner, raw, spec, given_up))
+        run = partial(runner.run, spec, raw, given_up=given_up, begin_anew=begin_anew)
+        reports = list(_runs(context, run))
     last = reports[-1]
     if _is_waiting(last):
         mark = ""  # nobody tells when it is back
@@ -138,21 +142,15 @@ def workers_of(resources: Any, spark: str) -> "Workers":
     return SparkWorkers(getattr(resources, spark).spark_session)
 
 
-def _runs(
-    context: AssetExecutionContext,
-    runner: "TypedRunner",
-    raw: TableSpec,
-    spec: TypedSpec,
-    given_up: Mapping[str, int],
-) -> "Iterator[RunReport]":
+def _runs(context: AssetExecutionContext, run: Callable[[], "RunReport"]) -> "Iterator[RunReport]":
     """Runs until nothing is left, or a bound is reached."""
     for _ in range(_RUNS_MAX):
         try:
-            report = runner.run(spec, raw, given_up=given_up)
+            report = run()
         except TypedFenced as err:
             # By a process that goes on without end, say: from where that has come there is less to do.
             context.log.warning("%s", err)
-            report = runner.run(spec, raw, given_up=given_up)
+            report = run()
         yield report
         if not report.left_bytes or not report.run:
             return

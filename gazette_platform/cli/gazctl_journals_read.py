@@ -10,22 +10,22 @@ from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Annotated, BinaryIO, final
 
-import orjson
 import typer
 
 from gazette_platform.cli.connection import Connection, connected, matching, opened
 from gazette_platform.cli.instants import instant_option
+from gazette_platform.cli.offsets_file import Places, read_offsets, write_offsets
 from gazette_platform.cli.output import note, writing
 from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
 from gazette_platform.client import AsyncClient, JournalListing, Reader
 from gazette_platform.errors import (
-    DataError,
     GazetteError,
     JournalNotFound,
     SavepointNotFound,
     ValidationError,
 )
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.protocol import require_same
 
 __all__ = ["read"]
 
@@ -88,7 +88,7 @@ def read(
 
     Content of several journals is interleaved, but never within an append. Ends at the write
     heads, unless --block. With --offsets and --offsets-out of one name, a run continues where the
-    last one ended.
+    last one ended. It fails if a journal was deleted and made again since.
 
     **Examples**
 
@@ -105,7 +105,7 @@ def read(
     if from_savepoint and offsets is not None:
         raise ValidationError("goes without --offsets; give one of them", path="--from-savepoint")
     selection = Selection.of(names, selector)
-    start = _read_offsets(offsets)
+    start = read_offsets(offsets)
     if offsets_out is not None and not offsets_out.absolute().parent.is_dir():
         raise ValidationError(
             f"there is no folder {offsets_out.absolute().parent} to write {offsets_out.name} to",
@@ -137,17 +137,18 @@ def read(
                 if out is not sys.stdout.buffer:
                     out.close()
             if offsets_out is not None:
-                _write_offsets(offsets_out, merge.offsets, keeps=offsets)
+                write_offsets(offsets_out, Places(merge.offsets, merge.created), keeps=offsets)
 
     connected(ctx, work, file_root=file_root)
 
 
-async def _of_savepoint(client: AsyncClient, selection: Selection, name: str) -> dict[str, int]:
+async def _of_savepoint(client: AsyncClient, selection: Selection, name: str) -> Places:
     """The offsets that a savepoint has of the journals that match; says which it does not name.
 
     Raises: SavepointNotFound: there is none, or it names none of them.
     """
-    offsets = (await client.get_savepoint(name)).offsets
+    savepoint = await client.get_savepoint(name)
+    offsets = savepoint.offsets
     found = [journal.name for journal in await client.list(selection.selector)]
     known = {journal: offsets[journal] for journal in found if journal in offsets}
     if found and not known:
@@ -158,36 +159,7 @@ async def _of_savepoint(client: AsyncClient, selection: Selection, name: str) ->
     if missing := [journal for journal in found if journal not in known]:
         more = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
         note(f"savepoint {name} does not name {missing[0]}{more}: read as without it")
-    return known
-
-
-def _read_offsets(path: Path | None) -> dict[str, int]:
-    if path is None:
-        return {}
-    with opened(path, "--offsets") as file:
-        text = file.read()
-    try:
-        offsets = orjson.loads(text)
-    except orjson.JSONDecodeError as err:
-        raise DataError(f"{path}: not JSON: {err}") from err
-    if not isinstance(offsets, dict) or not all(type(v) is int for v in offsets.values()):
-        raise DataError(f"{path}: not a JSON object of journals and offsets")
-    for journal, offset in offsets.items():
-        if not -1 <= offset < 1 << 63:
-            raise ValidationError(
-                f'the offset of "{journal}" must be from 0 on, or -1 for the write head ({offset})',
-                path=str(path),
-            )
-    return offsets
-
-
-def _write_offsets(path: Path, offsets: dict[str, int], *, keeps: Path | None) -> None:
-    """Replace the file whole; one that this run began with is kept beside it."""
-    temporary = path.with_name(path.name + ".temp")
-    temporary.write_bytes(orjson.dumps(offsets, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2))
-    if keeps is not None and keeps.resolve() == path.resolve():
-        keeps.rename(path.with_name(path.name + ".previous"))
-    temporary.rename(path)
+    return Places(known, {one: savepoint.created.get(one, 0) for one in known})
 
 
 @contextmanager
@@ -213,15 +185,17 @@ class _Merge:
         client: AsyncClient,
         out: BinaryIO,
         out_name: str,
-        offsets: dict[str, int],
+        begins: Places,
         *,
         default_offset: int,
         block: bool,
         begin_mod_time: int,
         direct: bool,
     ) -> None:
-        self.offsets = dict(offsets)
+        self.offsets = dict(begins.offsets)
         """Behind what was written, of every journal read or given."""
+        self.created = dict(begins.created)
+        """Create revisions of the journals that these belong to."""
         self.on_bytes: Callable[[int], None] | None = None
         """Is told how many bytes were written."""
         self._client = client
@@ -271,7 +245,7 @@ class _Merge:
             async with asyncio.TaskGroup() as group:
                 for journal in found:
                     if self._is_new(journal):
-                        group.create_task(self._read(journal.name))
+                        group.create_task(self._read(journal))
             return
         async with (
             asyncio.TaskGroup() as group,
@@ -280,7 +254,7 @@ class _Merge:
             async for found in watch:
                 for journal in found:
                     if self._is_new(journal):
-                        group.create_task(self._read(journal.name))
+                        group.create_task(self._read(journal))
 
     def _tell_unread(self, found: set[str]) -> None:
         """Say which journals offsets were given of, but are not read: a name may be misspelt."""
@@ -297,10 +271,22 @@ class _Merge:
         self._started.add(journal.name)
         return True
 
-    async def _read(self, journal: str) -> None:
+    async def _read(self, listing: JournalListing) -> None:
+        journal, created = listing.name, listing.create_revision
+        offset = self.offsets.get(journal, self._default_offset)
+        require_same(
+            journal,
+            self.created.get(journal, 0),
+            created,
+            offset=offset,
+            advice="take the journal out of the file of --offsets, and it is read from its beginning; or make the "
+            "savepoint again",
+        )
+        self.created[journal] = created
         reader = self._client.read(
             journal,
-            self.offsets.get(journal, self._default_offset),
+            offset,
+            created=created,
             block=self._block,
             begin_mod_time=self._begin_mod_time,
             direct=self._direct,

@@ -486,6 +486,13 @@ def repair(
             help="Instead, forget fragments that are gone, also where nothing proves that they were pruned.",
         ),
     ] = False,
+    same: Annotated[
+        bool,
+        typer.Option(
+            "--same",
+            help="Instead, take journals that were created again for those that were registered: they hold the same.",
+        ),
+    ] = False,
 ) -> None:
     """Move files aside that others cover, so that queries see each row once.
 
@@ -498,6 +505,9 @@ def repair(
     takes your word that it was pruned. Hive partitions whose files cannot be listed, or are there, stay in
     any case.
 
+    With --same, registration goes on with journals that were deleted and applied again, and that hold what they held: their
+    files stayed, as when etcd was set up again from a listing of specs.
+
     **Examples**
 
     gazctl lake repair --dry-run
@@ -505,7 +515,14 @@ def repair(
     gazctl lake repair shop.orders
 
     gazctl lake repair --pruned shop.orders
+
+    gazctl lake repair --same shop.orders
     """
+    if pruned and same:
+        raise ValidationError("goes without --pruned; give one of them", path="--same")
+    if same:
+        body("same").adopt(ctx, names or [], tables, dry_run=dry_run)
+        return
     if pruned:
         body("pruned").forget_pruned(ctx, names or [], tables, dry_run=dry_run)
         return

@@ -11,6 +11,7 @@ from gazette_platform.errors import GazetteError, TransportError
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog, typed_catalog
 from gazette_platform.lake.typed.checks.standing import TypedStanding, typed_standing
+from gazette_platform.protocol import is_another
 
 __all__ = ["typed_full", "typed_lines", "typed_row", "typed_standings"]
 
@@ -38,13 +39,21 @@ def _standing(catalog: TypedCatalog, client: Client, table: TypedTable) -> Typed
         failures.append(f"{journal} cannot be looked at: {err}")
 
     try:
-        heads = write_heads(client, client.list(table.raw.label_selector), failed)
+        listed = client.list(table.raw.label_selector)
+        heads = write_heads(client, listed, failed)
     except TransportError:
         raise
     except GazetteError as err:
         return _unread(table, err)
     standing = typed_standing(catalog.door(table.typed.name), table.typed, heads)
     standing.problems += failures
+    known = {} if standing.state is None else standing.state.journals
+    standing.problems += [
+        f"{one.name} is not the journal that was read: it was deleted and made again (`gazctl lake run "
+        f"{table.typed.name}` says what to do)"
+        for one in listed
+        if one.name in known and is_another(known[one.name].created, one.create_revision)
+    ]
     standing.is_unread |= bool(failures)
     return standing
 

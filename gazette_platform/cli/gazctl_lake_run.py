@@ -28,6 +28,7 @@ from gazette_platform.cli.typed_hands import workers_of
 from gazette_platform.cli.typed_holes import hole_text
 from gazette_platform.cli.typed_tables import TypedTable, insisting, typed_named
 from gazette_platform.cli.typed_turns import TypedTurns
+from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError, TransportError, ValidationError
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
@@ -49,13 +50,15 @@ def once(
     *,
     engine: Engine | None,
     give_up: list[str],
+    begin_anew: list[str],
 ) -> None:
     """Run each table once, and exit with 1 if one is not up to date then."""
     settings = settings_of()
     found, refused = typed_named(tables_folder(settings, tables), names)
     given_up = _given_up(give_up)
-    if given_up and (len(names) != 1 or len(found) != 1):
-        raise ValidationError("is about one table: name it", path="--give-up")
+    for path, given in (("--give-up", give_up), ("--begin-anew", begin_anew)):
+        if given and (len(names) != 1 or len(found) != 1):
+            raise ValidationError("is about one table: name it", path=path)
     for text in refused:
         note(f"refused: {text}")
     if not found:
@@ -63,9 +66,10 @@ def once(
     told: list[dict[str, Any]] = []
     is_well = not refused
     if found:
-        with _runner(ctx, settings, engine, output_format) as (runner, _):
+        with _runner(ctx, settings, engine, output_format) as (runner, client, _):
             for table in found:
-                values, is_whole = _ran(runner, table, given_up)
+                anew = _begun_anew(client, table, begin_anew)
+                values, is_whole = _ran(runner, table, given_up, anew)
                 is_well &= is_whole
                 if output_format is OutputFormat.TABLE:
                     _print_line(values)
@@ -94,7 +98,10 @@ def go_on(
                 told = "says no `every`: give it one in its section, or leave out --continuous"
                 raise ValidationError(f"{table.typed.name} {told}")
     clock, turns = SystemClock(), TypedTurns()
-    with _runner(ctx, settings, engine, output_format) as (runner, is_alive), _stopping() as stop:
+    with (
+        _runner(ctx, settings, engine, output_format) as (runner, _, is_alive),
+        _stopping() as stop,
+    ):
         while not stop.is_set():
             found = specs.tables()
             every_s = {n: each.typed.every_s for n, each in found.items() if each.typed.every_s}
@@ -144,7 +151,7 @@ def caught_up(
     ):
         if not of_engine:
             continue
-        with _runner(ctx, settings, engine, OutputFormat.TABLE) as (runner, _):
+        with _runner(ctx, settings, engine, OutputFormat.TABLE) as (runner, _, _):
             for table in of_engine:
                 is_well &= _caught_up(runner, table, deadline)
     return is_well
@@ -153,7 +160,7 @@ def caught_up(
 def _caught_up(runner: TypedRunner, table: TypedTable, deadline: float) -> bool:
     clock = SystemClock()
     while True:
-        values, is_whole = _ran(runner, table, {})
+        values, is_whole = _ran(runner, table, {}, {})
         _print_line(values)
         if not is_whole or not values["left_bytes"]:
             return is_whole
@@ -169,7 +176,7 @@ def _runner(
     settings: LakeSettings,
     engine: Engine | None,
     output_format: OutputFormat,
-) -> Iterator[tuple[TypedRunner, Callable[[], bool]]]:
+) -> Iterator[tuple[TypedRunner, Client, Callable[[], bool]]]:
     is_shown = output_format is OutputFormat.TABLE and sys.stderr.isatty()
     with (
         StepLine(is_shown=is_shown) as line,
@@ -177,7 +184,7 @@ def _runner(
         workers_of(settings, engine, line) as hands,
     ):
         runner = TypedRunner(typed_catalog(settings), hands.workers, client, log=line.step)
-        yield runner, hands.is_alive
+        yield runner, client, hands.is_alive
 
 
 def _of(name: str, err: GazetteError | OSError) -> str:
@@ -187,11 +194,16 @@ def _of(name: str, err: GazetteError | OSError) -> str:
 
 
 def _ran(
-    runner: TypedRunner, table: TypedTable, given_up: Mapping[str, int]
+    runner: TypedRunner,
+    table: TypedTable,
+    given_up: Mapping[str, int],
+    begin_anew: Mapping[str, int],
 ) -> tuple[dict[str, Any], bool]:
     """Run a table. Returns: what to tell, and whether it is up to date, or will be by runs alone."""
     try:
-        report = insisting(lambda: runner.run(table.typed, table.raw, given_up=given_up))
+        report = insisting(
+            lambda: runner.run(table.typed, table.raw, given_up=given_up, begin_anew=begin_anew)
+        )
     except TransportError:
         raise  # no broker answers, so nothing is to be told of any table
     except (GazetteError, OSError) as err:
@@ -214,6 +226,14 @@ def _ran(
             f"{report.table}: {' and '.join(what)} of {journal} before {offset} are given up"
             if what
             else f"{report.table}: nothing of {journal} had to be given up"
+        )
+    for journal in begin_anew:
+        before, after = report.before.journals.get(journal), report.state.journals.get(journal)
+        is_another = before is not None and after is not None and before.created != after.created
+        note(
+            f"{report.table}: {journal} is read from offset {begin_anew[journal]} on"
+            if is_another
+            else f"{report.table}: {journal} is the journal that was read, so nothing began anew"
         )
     return run_values(report), not (report.holes or report.unreadable)
 
@@ -274,6 +294,23 @@ def _given_up(texts: list[str]) -> dict[str, int]:
         journal, equals, offset = text.rpartition("=")
         if not equals or not journal or not offset.isascii() or not offset.isdecimal():
             raise ValidationError(f"{text!r} is not JOURNAL=OFFSET", path="--give-up")
+        found[journal] = int(offset)
+    return found
+
+
+def _begun_anew(client: Client, table: TypedTable, texts: list[str]) -> dict[str, int]:
+    """By journal, the offset to begin at. Names of journals may end like ``=5``, so a name that exists wins."""
+    if not texts:
+        return {}
+    names = {one.name for one in client.list(table.raw.label_selector)}
+    found: dict[str, int] = {}
+    for text in texts:
+        journal, _, offset = (text, "", "0") if text in names else text.rpartition("=")
+        if journal not in names or not offset.isascii() or not offset.isdecimal():
+            raise ValidationError(
+                f"{text!r} is neither a journal of {table.raw.name} nor JOURNAL=OFFSET of one",
+                path="--begin-anew",
+            )
         found[journal] = int(offset)
     return found
 

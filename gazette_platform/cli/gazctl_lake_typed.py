@@ -68,13 +68,35 @@ def run(
             help="Go on although nobody holds what is before this offset: its messages will be no rows.",
         ),
     ] = None,
+    begin_anew: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--begin-anew",
+            metavar="JOURNAL[=OFFSET]",
+            show_default=False,
+            help="Read a journal that was deleted and made again from its beginning, or from OFFSET. Rows of the "
+            "former one stay.",
+        ),
+    ] = None,
+    accept_rollback: Annotated[
+        bool,
+        typer.Option(
+            "--accept-rollback",
+            help="Go on with a table that was rolled back: show what will be read again, and what is lost, ask, and move "
+            "the tag of its progress to what it has.",
+        ),
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("-y", "--yes", help="Accept the rollback without a question.")
+    ] = False,
     output_format: Output = OutputFormat.TABLE,
 ) -> None:
     """Bring typed tables up to date: what their journals hold becomes rows, all of it or nothing.
 
     One run of each table, which is made or changed first, as its spec says. Of each it is told how many rows and quarantined
     records came to be, of how much content, and how far journals were read. A run that fails, or is killed, leaves the table as it was, and the
-    next one does its work. Exits with 1 if one failed, or if a journal stands still because nobody holds what comes next; the others go on.
+    next one does its work. Exits with 1 if one failed, or if a journal stands still because nobody holds what comes next,
+    or because it was deleted and made again; the others go on.
 
     With --continuous it reads specs anew as it goes on, and runs those tables that say `every`. On SIGTERM, or the first
     Ctrl-C, the current run ends and is the last one; a second one drops it.
@@ -89,13 +111,30 @@ def run(
 
     gazctl lake run typed.orders --give-up orders/region=eu=104857600
     """
-    if give_up and continuous:
-        raise ValidationError("is a word for one run: leave out --continuous", path="--give-up")
+    for path, given in (
+        ("--give-up", give_up),
+        ("--begin-anew", begin_anew),
+        ("--accept-rollback", accept_rollback),
+    ):
+        if given and continuous:
+            raise ValidationError("is a word for one run: leave out --continuous", path=path)
+    if yes and not accept_rollback:
+        raise ValidationError("goes with --accept-rollback", path="--yes")
+    if accept_rollback:
+        body("accept_rollback").accept(ctx, names or [], tables, is_confirmed=yes)
     work = body("run")
     if continuous:
         work.go_on(ctx, names or [], tables, output_format, engine=engine)
         return
-    work.once(ctx, names or [], tables, output_format, engine=engine, give_up=give_up or [])
+    work.once(
+        ctx,
+        names or [],
+        tables,
+        output_format,
+        engine=engine,
+        give_up=give_up or [],
+        begin_anew=begin_anew or [],
+    )
 
 
 def backfill(

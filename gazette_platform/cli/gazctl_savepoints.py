@@ -86,7 +86,8 @@ def list_savepoints(
 def get(ctx: typer.Context, name: _Name, *, output: _Output = SavepointFormat.JSON) -> None:
     """Print the offsets of a savepoint.
 
-    As JSON they are what `gazctl journals read --offsets` takes.
+    As JSON they are what `gazctl journals read --offsets` takes. Entries such as `a/journal#created` say which journal
+    the offset belongs to: if it was deleted and made again since, a read refuses.
 
     **Example**
 
@@ -96,7 +97,7 @@ def get(ctx: typer.Context, name: _Name, *, output: _Output = SavepointFormat.JS
     async def work(client: AsyncClient) -> None:
         savepoint = await client.get_savepoint(name)
         if output is SavepointFormat.JSON:
-            print_json(dict(savepoint.offsets), indent=True)
+            print_json(savepoint.places, indent=True)
         else:
             rows = [(journal, str(offset)) for journal, offset in savepoint.offsets.items()]
             print_table(("Journal", "Offset"), rows)

@@ -24,6 +24,9 @@ def hole_text(table: str, hole: Hole) -> str:
             )
         case HoleKind.MADE_AGAIN:
             return (
-                f"{hole.journal} ends at {hole.begin}, and was read up to {hole.end}: it was deleted and made again, and "
-                "stands still until it is longer; give the new journal another name"
+                f"{hole.journal} is not the journal that was read up to {hole.end}, and ends at {hole.begin}: it was "
+                f"deleted and made again, or lost its end. It stands still until you decide: `gazctl lake run {table} "
+                f"--begin-anew {hole.journal}` reads it from its beginning, beside the rows of the former one; "
+                f"`--begin-anew {hole.journal}=OFFSET` reads on from there, as from {hole.end} if its content is the "
+                "same as before"
             )

@@ -266,6 +266,7 @@ class AsyncClient(AsyncClosing):
         on_jump: Literal["raise", "continue"] = "raise",
         min_revision: int = 0,
         from_savepoint: str = "",
+        created: int = 0,
     ) -> Reader:
         """Content of a journal from `offset` on; see `Reader`.
 
@@ -282,6 +283,8 @@ class AsyncClient(AsyncClosing):
                 broker that answers it.
             from_savepoint: name of a savepoint that tells the first byte, instead of `offset`. The
                 reader raises `SavepointNotFound` if there is none, or it says nothing of the journal.
+            created: create revision of the journal that `offset` belongs to, as a listing says it. The reader raises
+                `JournalReplaced` if another journal has the name now, or later while it reads; 0: not known.
         """
         options = ReadOptions(
             block=block,
@@ -292,6 +295,7 @@ class AsyncClient(AsyncClosing):
             on_jump=on_jump,
             min_revision=min_revision,
             from_savepoint=from_savepoint,
+            created=created,
         )
         return Reader(self._transport, _journal(journal), offset, options)
 
@@ -485,6 +489,7 @@ class AsyncClient(AsyncClosing):
         selector: LabelSelector | str = "",
         *,
         offsets: Mapping[str, int] | None = None,
+        created: Mapping[str, int] | None = None,
         replace: bool = False,
     ) -> Savepoint:
         """Keep offsets of journals in the cluster, under a name.
@@ -493,6 +498,7 @@ class AsyncClient(AsyncClosing):
             name: letters, numbers and ``-_+/.``.
             selector: journals whose write heads are kept, as of about now: they are asked one by one.
             offsets: keep these instead, by journal.
+            created: create revisions of the journals that `offsets` belong to; those not named are as of now.
             replace: whether a savepoint of that name may exist already.
 
         Raises: SavepointExists; ValidationError: no journal matches; StatusError, TransportError.
@@ -501,9 +507,12 @@ class AsyncClient(AsyncClosing):
         if offsets is None:
             journals = (await self.list_snapshot(selector)).journals
             offsets = await self.write_heads(journals)
+            created = {journal.name: journal.create_revision for journal in journals}
         if not offsets:
             raise ValidationError(f"there is no journal to keep an offset of ({selector})")
-        return await savepoints.put_savepoint(self._transport, name, offsets, replace=replace)
+        return await savepoints.put_savepoint(
+            self._transport, name, offsets, created or {}, replace=replace
+        )
 
     async def get_savepoint(self, name: str) -> Savepoint:
         """A savepoint, with its offsets. Raises: SavepointNotFound. Cancellation: safe."""

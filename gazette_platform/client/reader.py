@@ -11,9 +11,9 @@ import grpc.aio  # type: ignore[import-untyped]
 
 from gazette_platform.client.direct import stream_of
 from gazette_platform.client.direct_read import URL_TTL_S, DirectRead
-from gazette_platform.client.listing import fragment_page
+from gazette_platform.client.listing import fragment_page, list_journals
 from gazette_platform.client.results import FragmentListing
-from gazette_platform.client.savepoints import savepoint_offset
+from gazette_platform.client.savepoints import savepoint_place
 from gazette_platform.client.wire import (
     CALL_ERRORS,
     Wire,
@@ -35,7 +35,15 @@ from gazette_platform.errors import (
 )
 from gazette_platform.ops.closing import Aclosing
 from gazette_platform.ops.interrupt import is_cancelled
-from gazette_platform.protocol import Fragment, Status, validate_read_response
+from gazette_platform.protocol import (
+    Fragment,
+    LabelSelector,
+    LabelSet,
+    Status,
+    require_same,
+    strip_meta,
+    validate_read_response,
+)
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.content import decode_read_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
@@ -77,6 +85,9 @@ class ReadOptions:
     """Revision of etcd that the broker must know first, as `apply` returned it; 0: any."""
     from_savepoint: str = ""
     """Name of a savepoint to take the first offset from; looked up when the read begins."""
+    created: int = 0
+    """Create revision of the journal that the offset belongs to (`protocol.identity`). Each stream of the read begins
+    with a look whether it is the journal still, and `JournalReplaced` ends the read if not; 0: not known."""
 
     def __post_init__(self) -> None:
         """Raises: ValidationError: options that make no sense."""
@@ -129,6 +140,7 @@ class Reader(Aclosing):
         self._transport = transport
         self._options = options
         self._from_savepoint = options.from_savepoint
+        self._created = options.created
         self._is_direct = options.direct
         self._asks_others = False
         self._patience = transport.patience()
@@ -288,10 +300,12 @@ class Reader(Aclosing):
     async def _start(self) -> None:
         if self._from_savepoint:
             name = self._from_savepoint
-            offset = await savepoint_offset(self._transport, name, self.journal)
-            _check_end(offset, self._options)
-            self.offset = offset
+            place = await savepoint_place(self._transport, name, self.journal)
+            _check_end(place.offset, self._options)
+            self.offset, self._created = place.offset, place.created or self._created
             self._from_savepoint = ""
+        if self._created:
+            await self._require_same()
         wire = self._transport.wire(self.journal)
         # A read that waits at the head is silent, so a connection is the only sign that it works.
         if self._options.block and await wire.connected():
@@ -322,6 +336,17 @@ class Reader(Aclosing):
             request.SerializeToString(),
             metadata=self._transport.auth.metadata(Capability.READ, self.journal),
         )
+
+    async def _require_same(self) -> None:
+        selector = LabelSelector(include=LabelSet.of(name=strip_meta(self.journal)))
+        for found in await list_journals(self._transport, selector):
+            require_same(
+                self.journal,
+                self._created,
+                found.create_revision,
+                offset=self.offset,
+                advice="begin at an offset of this one, such as 0",
+            )
 
     def _drop(self) -> None:
         """Forget the RPC, and end it if it has not."""

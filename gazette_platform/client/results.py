@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict
+
+from gazette_platform.protocol import join_created
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -157,3 +159,11 @@ class Savepoint:
     """Aware, UTC, to the second."""
     journals: int
     """How many offsets there are."""
+    created: Mapping[str, int] = field(default_factory=dict)
+    """By journal, the create revision of the one that its offset belongs to (`protocol.identity`). Savepoints of former
+    releases do not have them."""
+
+    @property
+    def places(self) -> dict[str, int]:
+        """Offsets and create revisions together, as files of offsets have them and readers of messages take them."""
+        return join_created(self.offsets, self.created)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from gazette_platform.client.results import Savepoint
 from gazette_platform.client.unary import Repeat, UnaryCall, UnaryMethod, ask
 from gazette_platform.errors import CallFailed, SavepointExists, SavepointNotFound
-from gazette_platform.protocol import strip_meta
+from gazette_platform.protocol import created_list, created_map, strip_meta
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import admin_pb2 as pb
 
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from gazette_platform.client.transport import Transport
 
 __all__ = [
+    "SavedPlace",
     "delete_savepoint",
     "get_savepoint",
     "list_savepoints",
     "put_savepoint",
-    "savepoint_offset",
+    "savepoint_place",
 ]
 
 M = TypeVar("M", bound="Message")
@@ -54,12 +55,23 @@ _DELETE: Final = UnaryMethod(
 
 
 async def put_savepoint(
-    transport: Transport, name: str, offsets: Mapping[str, int], *, replace: bool
+    transport: Transport,
+    name: str,
+    offsets: Mapping[str, int],
+    created: Mapping[str, int],
+    *,
+    replace: bool,
 ) -> Savepoint:
-    """Store a savepoint. Raises: SavepointExists. Cancellation: may be stored or not."""
-    request = pb.PutSavepointRequest(
-        savepoint=pb.Savepoint(name=name, offsets=dict(offsets)), replace=replace
-    )
+    """Store a savepoint.
+
+    Args:
+        created: create revisions of journals of `offsets`. The broker adds the others as of now.
+
+    Raises: SavepointExists. Cancellation: may be stored or not.
+    """
+    listed = created_list(offsets, created)
+    savepoint = pb.Savepoint(name=name, offsets=dict(offsets), created=listed)
+    request = pb.PutSavepointRequest(savepoint=savepoint, replace=replace)
     return _savepoint((await _ask(transport, _PUT, request)).savepoint)
 
 
@@ -69,19 +81,28 @@ async def get_savepoint(transport: Transport, name: str) -> Savepoint:
     return _savepoint((await _ask(transport, _GET, request)).savepoint)
 
 
-async def savepoint_offset(transport: Transport, name: str, journal: str) -> int:
-    """The offset that a savepoint has of a journal.
+class SavedPlace(NamedTuple):
+    """What a savepoint has of a journal."""
+
+    offset: int
+    created: int
+    """Create revision of the journal that the offset belongs to; 0: not known."""
+
+
+async def savepoint_place(transport: Transport, name: str, journal: str) -> SavedPlace:
+    """Return the offset that a savepoint has of a journal.
 
     Raises: SavepointNotFound: there is no such savepoint, or it says nothing of the journal.
     Cancellation: safe.
     """
-    offset = (await get_savepoint(transport, name)).offsets.get(strip_meta(journal))
+    savepoint, bare = await get_savepoint(transport, name), strip_meta(journal)
+    offset = savepoint.offsets.get(bare)
     if offset is None:
         raise SavepointNotFound(
             f"savepoint {name} says nothing of {journal} (`gazctl savepoints get {name}` shows "
             "what it names; a journal that came later is read from 0)"
         )
-    return offset
+    return SavedPlace(offset, savepoint.created.get(bare, 0))
 
 
 async def list_savepoints(transport: Transport, prefix: str) -> list[Savepoint]:
@@ -120,6 +141,7 @@ def _savepoint(message: pb.Savepoint) -> Savepoint:
     return Savepoint(
         name=message.name,
         offsets=dict(sorted(message.offsets.items())),
+        created=created_map(message.offsets, message.created),
         created_at=datetime.fromtimestamp(message.created_at, UTC),
         journals=message.journals,
     )

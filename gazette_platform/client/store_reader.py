@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,7 @@ from gazette_platform.client.direct_read import DirectRead
 from gazette_platform.client.read_ahead import READ_AHEAD_BYTES_MAX, FragmentStream, ReadAhead
 from gazette_platform.client.results import FragmentListing
 from gazette_platform.client.store_plan import POLL_S_MIN, StorePlan, next_poll_s
-from gazette_platform.errors import OffsetJump, StoreError, ValidationError
+from gazette_platform.errors import JournalReplaced, OffsetJump, StoreError, ValidationError
 from gazette_platform.ops.clock import Clock, SystemClock
 from gazette_platform.ops.retry import backoff_s
 from gazette_platform.ops.tasks import TaskGroup
@@ -42,6 +44,7 @@ def read_store(
     block: bool = False,
     end_offset: int = 0,
     on_jump: Literal["raise", "continue"] = "raise",
+    after: str = "",
     file_root: Path | None = None,
     clock: Clock | None = None,
 ) -> StoreReader:
@@ -56,6 +59,8 @@ def read_store(
             1 s, and more and more seldom, up to a minute, while there is nothing new.
         end_offset: where to end; 0: nowhere.
         on_jump: what to do about content that is gone: raise `OffsetJump`, or read on behind it.
+        after: path of the fragment that holds the byte before `offset`, as `fragment.content_path` of the reader said that
+            was there before. With it a journal that was deleted and made again since is refused.
         file_root: what ``file`` URLs are rooted at; default: the root of the file system.
 
     Raises: ValidationError: the URL or name is wrong. StoreError: the scheme cannot be served here.
@@ -63,8 +68,27 @@ def read_store(
     validate_journal_name(journal, meta=True)
     store = open_store(url, file_root=file_root or Path("/"))
     return StoreReader(
-        store, journal, offset, block=block, end_offset=end_offset, on_jump=on_jump, clock=clock
+        store,
+        journal,
+        offset,
+        block=block,
+        end_offset=end_offset,
+        on_jump=on_jump,
+        after=after,
+        clock=clock,
     )
+
+
+def _fragment_before(journal: str, offset: int, path: str) -> Fragment:
+    """Raises: ValidationError: it is no fragment of the journal, or one that is not in front of the offset."""
+    try:
+        name = strip_meta(journal)
+        found = parse_fragment_path(name, path.removeprefix(f"{name}/"))
+    except ValidationError as err:
+        raise err.within("after") from err
+    if not found.begin < offset <= found.end:
+        raise ValidationError(f"{path} does not hold the byte before offset {offset}", path="after")
+    return found
 
 
 @final
@@ -74,6 +98,9 @@ class StoreReader:
     What brokers have not stored yet is not seen, so it lags behind them by up to a fragment, or the
     journal's flush interval. Fragments are fetched ahead, and checked, as in direct reads. Close it,
     or use it as a context manager.
+
+    A store says nothing of create revisions. So whether the journal is the one that was read is told by its content: if the
+    fragment that was read last is not listed any more, those that hold its bytes must have the same digest.
 
     Attributes:
         offset: of the journal, of the next byte to come.
@@ -90,10 +117,13 @@ class StoreReader:
         block: bool,
         end_offset: int,
         on_jump: Literal["raise", "continue"],
+        after: str = "",
         clock: Clock | None = None,
     ) -> None:
         if offset < 0:
             raise ValidationError(f"must not be negative ({offset})", path="offset")
+        self._before = _fragment_before(journal, offset, after) if after else None
+        self._replaced: JournalReplaced | None = None
         self.journal = journal
         self.offset = offset
         self.write_head = 0
@@ -119,10 +149,13 @@ class StoreReader:
     async def __anext__(self) -> bytes:
         """The next content.
 
-        Raises: OffsetJump: content is gone; the reader may be used on. DataError, ChecksumMismatch: a
+        Raises: OffsetJump: content is gone; the reader may be used on. JournalReplaced: the journal was deleted with its
+            files, and made again; each time. DataError, ChecksumMismatch: a
             fragment is damaged. StoreError: the store does not give what it lists, or nothing.
         Cancellation: safe; no content is lost.
         """
+        if self._replaced is not None:
+            raise self._replaced
         while not self._is_done and not (self._end_offset and self.offset >= self._end_offset):
             try:
                 if self._read is None:
@@ -150,6 +183,7 @@ class StoreReader:
             self._stop()
             return None
         self.fragment, self._has_read = read.current.fragment, True
+        self._before = self.fragment
         if self._end_offset:
             piece = piece[: self._end_offset - self.offset]
         self.offset += len(piece)
@@ -204,6 +238,7 @@ class StoreReader:
 
     async def _list(self) -> StorePlan:
         found: list[FragmentListing] = []
+        end, is_known = 0, False
         is_beginning = not self._has_read
         name = strip_meta(self.journal)
         async for stored in self._store.list(f"{name}/"):
@@ -212,12 +247,51 @@ class StoreReader:
             except ValidationError as err:
                 _log.warning("%s in %s is no fragment: %s", stored.path, self._store.url, err)
                 continue
+            end = max(end, fragment.end)
+            is_known = is_known or fragment.content_name == (
+                self._before and self._before.content_name
+            )
             if fragment.end <= self.offset:
                 is_beginning = False
             else:
                 placed = replace(fragment, backing_store=self._store.url, mod_time=stored.mod_time)
                 found.append(FragmentListing(placed))
+        if self._before is not None and end and not is_known:
+            await self._require_same(self._before, end)
         return StorePlan(found, is_beginning=is_beginning)
+
+    async def _require_same(self, before: Fragment, end: int) -> None:
+        """Look whether what is stored now has what was read before.
+
+        Where nothing of it is stored any more, it was pruned: the end of a journal stays.
+
+        Raises: JournalReplaced.
+        """
+        is_same = end >= self.offset
+        if is_same:
+            again = StoreReader(
+                self._store,
+                self.journal,
+                before.begin,
+                block=False,
+                end_offset=before.end,
+                on_jump="raise",
+            )
+            with contextlib.suppress(OffsetJump):
+                async with again:
+                    content = await again.read()
+                # A part says nothing: the rest was pruned, or is about to be stored.
+                is_whole = len(content) == before.content_length
+                is_same = not is_whole or hashlib.sha1(content).digest() == before.sum  # noqa: S324  Gazette's
+        if is_same:
+            return
+        self._replaced = JournalReplaced(
+            self.journal,
+            self.offset,
+            f"the journal of fragment {before.content_name}, and {self._store.url} holds other content up to {end}",
+            "begin at an offset of this one, such as 0",
+        )
+        raise self._replaced
 
     async def _list_from(self, offset: int) -> Sequence[FragmentListing]:
         return self._plan.begins_from(offset, _PLAN_FRAGMENTS) if self._plan else ()

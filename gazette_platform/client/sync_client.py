@@ -189,6 +189,7 @@ class Client(Closing):
         on_jump: Literal["raise", "continue"] = "raise",
         min_revision: int = 0,
         from_savepoint: str = "",
+        created: int = 0,
     ) -> SyncReader:
         """As `AsyncClient.read`, as a file-like object."""
         reader = self._client.read(
@@ -202,6 +203,7 @@ class Client(Closing):
             on_jump=on_jump,
             min_revision=min_revision,
             from_savepoint=from_savepoint,
+            created=created,
         )
         return SyncReader(self._loop, reader)
 
@@ -214,6 +216,7 @@ class Client(Closing):
         block: bool = False,
         end_offset: int = 0,
         on_jump: Literal["raise", "continue"] = "raise",
+        after: str = "",
     ) -> SyncReader:
         """As the function `read_store`, as a file-like object; asks no broker."""
         from gazette_platform.client.store_reader import read_store  # noqa: PLC0415  see there
@@ -226,6 +229,7 @@ class Client(Closing):
                 block=block,
                 end_offset=end_offset,
                 on_jump=on_jump,
+                after=after,
                 file_root=self.config.file_root,
             )
             return SyncReader(self._loop, reader)
@@ -297,11 +301,14 @@ class Client(Closing):
         selector: LabelSelector | str = "",
         *,
         offsets: Mapping[str, int] | None = None,
+        created: Mapping[str, int] | None = None,
         replace: bool = False,
     ) -> Savepoint:
         """As `AsyncClient.create_savepoint`."""
         return self._loop.run(
-            self._client.create_savepoint(name, selector, offsets=offsets, replace=replace)
+            self._client.create_savepoint(
+                name, selector, offsets=offsets, created=created, replace=replace
+            )
         )
 
     def get_savepoint(self, name: str) -> Savepoint:

@@ -24,6 +24,7 @@ from gazette_platform.lake.fit import damage, json_columns, misfit, unread, valu
 from gazette_platform.lake.layout import is_same_location, partition_values
 from gazette_platform.lake.partition_state import RANGES_MAX, TRIES_MAX, PartitionState
 from gazette_platform.lake.tables import hidden_parameters
+from gazette_platform.protocol import is_another
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -123,6 +124,7 @@ class Accountant:
         table: the table as the metastore has it.
         content_bytes_max: to read at most; one larger fragment alone is allowed.
         is_over: whether the tick's time is over; what is counted by then is kept.
+        created: by name, create revisions of the journals.
     """
 
     def __init__(
@@ -135,6 +137,7 @@ class Accountant:
         *,
         content_bytes_max: int,
         is_over: Callable[[], bool],
+        created: Mapping[str, int],
     ) -> None:
         self._content = content
         self._cutover = cutover
@@ -149,6 +152,7 @@ class Accountant:
         # Journals that have more than there was time or bytes for.
         self._full: set[str] = set()
         self._is_over = is_over
+        self._created = created
         self.result = Accounted()
 
     def run(self, planned: Sequence[PlannedPartition]) -> Accounted:
@@ -217,7 +221,7 @@ class Accountant:
                 self._require_some(planned)
                 return True
             state = PartitionState.from_parameters(found.parameters)
-            _require_journal(self._spec.name, planned, state)
+            self._require_journal(planned, state)
             _require_room(self._spec.name, planned, state)
         except LakeError as err:
             self.result.errors.setdefault(planned.journal, err)
@@ -381,12 +385,12 @@ class Accountant:
                     continue  # made meanwhile, in another store: they are to be brought there
                 before = PartitionState.from_parameters(now.parameters)
                 try:
-                    _require_journal(self._spec.name, planned, before)
+                    self._require_journal(planned, before)
                     _require_room(self._spec.name, planned, before)
                 except LakeError as err:
                     self.result.errors.setdefault(planned.journal, err)
                     continue
-                update = _update(planned, counts, before)
+                update = _update(planned, counts, before, self._created.get(planned.journal, 0))
                 settled.append((planned, update.state if update is not None else before, update))
                 if update is not None:
                     parameters = update.state.within(now.parameters)
@@ -401,6 +405,19 @@ class Accountant:
             # That rows could not be counted once more is noted, and nothing to tell.
             if update is not None and (update.fragments_added or update.rows_added):
                 self.result.updates.append(update)
+
+    def _require_journal(self, planned: PlannedPartition, state: PartitionState) -> None:
+        if state.journal not in ("", planned.journal):
+            raise LakeError(
+                f"Hive partition {planned.key} of {self._spec.name} holds journal {state.journal} already, so "
+                f"{planned.journal} may not write there; give them different keys"
+            )
+        created = self._created.get(planned.journal, 0)
+        if state.ranges and is_another(state.created, created):
+            raise LakeError(
+                f"Hive partition {planned.key} of {self._spec.name} holds {planned.journal} as it was before it was "
+                "deleted and made again, so nothing is added to it: drop it (which deletes no file)"
+            )
 
     def _write(self, changed: Sequence[HivePartition]) -> None:
         if self._table.partition_columns:
@@ -457,14 +474,6 @@ def _empty(planned: PlannedPartition) -> HivePartition:
     )
 
 
-def _require_journal(table: str, planned: PlannedPartition, state: PartitionState) -> None:
-    if state.journal not in ("", planned.journal):
-        raise LakeError(
-            f"Hive partition {planned.key} of {table} holds journal {state.journal} already, so "
-            f"{planned.journal} may not write there; give them different keys"
-        )
-
-
 def _require_room(table: str, planned: PlannedPartition, state: PartitionState) -> None:
     if len(state.ranges) >= RANGES_MAX:
         raise LakeError(
@@ -488,7 +497,7 @@ def _recalled(planned: PlannedPartition, state: PartitionState) -> PartitionStat
 
 
 def _update(
-    planned: PlannedPartition, counts: _Counts, before: PartitionState
+    planned: PlannedPartition, counts: _Counts, before: PartitionState, created: int
 ) -> PartitionUpdate | None:
     """`before` with those of `counts` that it does not hold; None if it holds all."""
     state = _recalled(planned, before)
@@ -511,6 +520,7 @@ def _update(
             rows=counted.rows,
             stored_bytes=counted.stored_bytes,
             stamp=counted.stamp,
+            created=created,
         )
     if state == before:
         return None

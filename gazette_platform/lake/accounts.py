@@ -22,16 +22,17 @@ from gazette_platform.lake.layout import (
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.planning import directory_of
 from gazette_platform.lake.tables import LAYOUT
+from gazette_platform.protocol import is_another
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.layout import PartitionColumn, StoreRoots
     from gazette_platform.lake.table_spec import TableSpec
     from gazette_platform.protocol import Fragment
 
-__all__ = ["Accounts", "Place", "held_behind", "own_values", "read_accounts"]
+__all__ = ["Accounts", "Place", "held_behind", "held_of_former", "own_values", "read_accounts"]
 
 _STEP = 24
 _BATCH = 100
@@ -150,25 +151,49 @@ def held_behind(
 
     The first one found counts. They are asked from the newest on, so nearly always that is one call.
     """
-    layout = Layout.parse(table.parameters[LAYOUT])
-    columns = partition_columns(spec, layout)
-    if not columns:
-        return _behind(PartitionState.from_parameters(table.parameters), journal, offset)
-    names = session.partition_names(table, own_values(layout, columns, journal))
-    names = sorted(names, key=in_time, reverse=True)
-    for start in range(0, len(names), _BATCH):
-        for partition in session.partitions_named(table, names[start : start + _BATCH]):
-            state = PartitionState.from_parameters(partition.parameters)
-            end = _behind(state, journal, offset)
-            if end is not None:
-                return end
+    ends = (state.ranges[-1][1] for state in _newest_first(session, spec, table, journal))
+    return next((end for end in ends if end > offset), None)
+
+
+def held_of_former(  # noqa: PLR0917
+    session: MetastoreSession,
+    spec: TableSpec,
+    table: HiveTable,
+    journal: str,
+    kept: int,
+    now: int,
+) -> int | None:
+    """Up to where a Hive partition holds a journal that was deleted and made again as it was before; None: none does.
+
+    Args:
+        kept: create revision of what was registered, as the cursor has it; 0: not known. Then the newest account that
+            knows its journal decides, which is nearly always the first.
+        now: create revision of the journal.
+    """
+    for state in _newest_first(session, spec, table, journal):
+        if is_another(state.created or kept, now):
+            return state.ranges[-1][1]
+        if not kept and state.created == now:
+            return None
     return None
 
 
-def _behind(state: PartitionState, journal: str, offset: int) -> int | None:
-    if state.journal != journal or not state.ranges or state.ranges[-1][1] <= offset:
-        return None
-    return state.ranges[-1][1]
+def _newest_first(
+    session: MetastoreSession, spec: TableSpec, table: HiveTable, journal: str
+) -> Iterator[PartitionState]:
+    """Accounts of the journal's Hive partitions that hold something."""
+    layout = Layout.parse(table.parameters[LAYOUT])
+    columns = partition_columns(spec, layout)
+    found = [PartitionState.from_parameters(table.parameters)] if not columns else []
+    names = session.partition_names(table, own_values(layout, columns, journal)) if columns else []
+    names = sorted(names, key=in_time, reverse=True)
+    for start in range(0, max(1, len(names)), _BATCH):
+        found += [
+            PartitionState.from_parameters(partition.parameters)
+            for partition in session.partitions_named(table, names[start : start + _BATCH])
+        ]
+        yield from (state for state in found if state.journal == journal and state.ranges)
+        found = []
 
 
 @final

@@ -63,6 +63,8 @@ class JournalListing:
     ends_at: int | None = None
     """Where the last fragment listed ends, if that is before what was registered: the journal may have been
     deleted and made again."""
+    is_refused: bool = False
+    """Whether accounts hold a former journal of that name, so that nothing of this one is registered."""
 
     @property
     def write_head(self) -> int:

@@ -75,6 +75,8 @@ class PartitionState:
     a repair was killed is found by them."""
     aside: tuple[tuple[int, int], ...] = ()
     """Begin and end of each fragment that was set aside, ascending: in no range and no total."""
+    created: int = 0
+    """Create revision of the journal that the offsets belong to (`protocol.identity`); 0: not known."""
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> PartitionState:
@@ -106,6 +108,7 @@ class PartitionState:
                 uncounted=tuple(_uncounted(*each) for each in raw.get("uncounted", ())),
                 moving=tuple(map(_text, raw.get("moving", ()))),
                 aside=_spans(raw.get("aside", ())),
+                created=_number(raw.get("created", 0)),
             )
         except (ValueError, KeyError, TypeError, RecursionError) as err:
             raise LakeError(
@@ -124,6 +127,7 @@ class PartitionState:
             "content_bytes": self.content_bytes,
             "stored_bytes": self.stored_bytes,
             **({"aside": self.aside} if self.aside else {}),
+            **({"created": self.created} if self.created else {}),
         }
         if self.rows is None and self.rows_known is not None:
             state["rows_known"] = self.rows_known
@@ -189,6 +193,7 @@ class PartitionState:
         rows: int | None,
         stored_bytes: int | None,
         stamp: str = "",
+        created: int = 0,
     ) -> PartitionState:
         """The state with one more fragment.
 
@@ -199,6 +204,7 @@ class PartitionState:
             rows: in it; None: they could not be counted.
             stored_bytes: size of its file; None: not known.
             stamp: of its file, if the rows could not be counted.
+            created: create revision of the journal.
         """
         known = self.rows if self.rows is not None else self.rows_known
         uncounted = self.uncounted
@@ -216,6 +222,7 @@ class PartitionState:
                 else self.stored_bytes + stored_bytes
             ),
             uncounted=uncounted,
+            created=created or self.created,
         )
         return added.with_known(None if known is None else known + (rows or 0))
 

@@ -12,7 +12,7 @@ Times are those of fragments, never a clock's, so the cursor's text is the same 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -59,6 +59,8 @@ class JournalCursor:
     stored_at: int | None = None
     """Unix seconds at which that fragment had been stored when it was registered; None: not known. Another
     time tells that it was stored once more."""
+    created: int = 0
+    """Create revision of the journal that the offsets belong to (`protocol.identity`); 0: not known."""
 
     @property
     def complete_to(self) -> int:
@@ -77,7 +79,9 @@ class JournalCursor:
         )
 
     def to_json(self) -> Any:
-        """An offset alone if there is no more to say, else a list."""
+        """An offset alone if there is no more to say, else a list; within an object if the journal is known."""
+        if self.created:
+            return {"at": replace(self, created=0).to_json(), "created": self.created}
         if self.last is None and not self.holes:
             return self.offset
         stored_at = [self.stored_at] if self.stored_at is not None else []
@@ -87,8 +91,10 @@ class JournalCursor:
     def from_json(cls, raw: Any) -> JournalCursor:
         """The cursor whose `to_json` was `raw`, or an offset as older releases wrote it.
 
-        Raises: ValueError, TypeError: neither.
+        Raises: ValueError, TypeError, KeyError: neither.
         """
+        if isinstance(raw, dict):
+            return replace(cls.from_json(raw["at"]), created=int(raw["created"]))
         if isinstance(raw, int):
             return cls(raw)
         offset, last, *holes = raw
@@ -202,7 +208,7 @@ def advance(
     left = [hole for hole in left if not any(page.is_behind(hole) for page in pages)]
     last = _last(cursor, offset, pages, done)
     stored_at = _stored_at(cursor, offset, last, pages)
-    return JournalCursor(offset, last, bounded(left), stored_at)
+    return JournalCursor(offset, last, bounded(left), stored_at, cursor.created)
 
 
 def _given_up(page: Page, before_s: float) -> list[_Range]:

@@ -59,7 +59,7 @@ class Recount:
         self.is_complete = True
 
     def state(
-        self, before: PartitionState, kept: Sequence[Fragment], location: str
+        self, before: PartitionState, kept: Sequence[Fragment], location: str, created: int
     ) -> PartitionState | None:
         """The accounts of what is left of a Hive partition.
 
@@ -69,6 +69,7 @@ class Recount:
             before: its accounts.
             kept: the fragments that are left.
             location: directory of their files, as engines know it.
+            created: create revision of their journal.
 
         Returns: None: there was no time for all, or a file cannot be read; another look finds out.
         """
@@ -87,6 +88,7 @@ class Recount:
                 rows=rows.count,
                 stored_bytes=self._sizes.get((directory_of(fragment), fragment.content_name)),
                 stamp=rows.stamp,
+                created=created,
             )
         return state if is_countable else state.with_known(None)
 

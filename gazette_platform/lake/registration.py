@@ -9,14 +9,14 @@ told of by what the accounts say, not by who changed them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Protocol, final
 
 from gazette_platform.errors import DataError, GazetteError, LakeError
 from gazette_platform.lake.accounting import Accountant, PartitionAccount, PartitionUpdate
-from gazette_platform.lake.accounts import held_behind
+from gazette_platform.lake.accounts import held_behind, held_of_former
 from gazette_platform.lake.applying import problems_with_journals
 from gazette_platform.lake.aside import is_aside
 from gazette_platform.lake.check import SAMPLE_BYTES, check_sample
@@ -207,9 +207,15 @@ class Registrar:
                 for journal, one in sorted(listed.items())
                 if one.error is None and is_broken(one.cursor, one.pages)
             }
+            created = self._source.created(spec.label_selector)
+            if table is not None and LAYOUT in table.parameters:
+                self._refuse_former(session, spec, table, listed, created, report, is_over)
             if table is not None:
                 self._go_back(session, spec, table, listed, report, is_over)
                 report.errors += _codec_errors(journals)
+            for journal, listing in listed.items():
+                if not listing.is_refused:
+                    listing.cursor = replace(listing.cursor, created=created.get(journal, 0))
             is_current = table is not None and table.parameters.get(DIGEST) == spec.digest
             if table is None or not is_current:
                 table = self._make_table(session, spec, journals, listed, table, is_over)
@@ -229,12 +235,12 @@ class Registrar:
                 try:
                     _, page, report.swept = list_sweep(self._source, sorted(before), sweep)
                     # Of a journal that was made again, offsets are those of other bytes.
-                    old = [f for f in page.fragments if _listed_end(listed, f.journal) is None]
+                    old = [f for f in page.fragments if _is_same(listed, f.journal)]
                 except GazetteError as err:
                     report.errors.append(str(err))
                     report.swept = sweep_without(sorted(before), sweep)
             stores = {j.name: j.fragment.stores for j in journals}
-            self._register(session, spec, table, stores, listed, old, report, is_over)
+            self._register(session, spec, table, stores, created, listed, old, report, is_over)
         report.journals = _progress(report, listed, journals)
         return report
 
@@ -263,6 +269,36 @@ class Registrar:
                     listing.error = err
         return listed
 
+    def _refuse_former(  # noqa: PLR0917
+        self,
+        session: MetastoreSession,
+        spec: TableSpec,
+        table: HiveTable,
+        listed: dict[str, JournalListing],
+        created: Mapping[str, int],
+        report: TableReport,
+        is_over: Callable[[], bool],
+    ) -> None:
+        """Begin anew with journals that were made again, once no account holds what they were before."""
+        for journal, listing in listed.items():
+            kept, now = listing.cursor.created, created.get(journal, 0)
+            if listing.error is not None or not now or kept == now:
+                continue
+            end = held_of_former(session, spec, table, journal, kept, now)
+            if end is None:
+                if kept:
+                    listed |= self._list({journal: JournalCursor()}, is_over)
+                    report.has_more |= listed[journal].has_more
+                continue
+            listing.pages, listing.is_refused = [], True
+            report.errors.append(
+                f"{spec.name}: {journal} was deleted and made again, and its Hive partitions hold the former one up to "
+                f"{end}. Nothing of the new one is registered until that is settled: drop these Hive partitions (which "
+                "deletes no file; of a table without any, the table), and it goes on by itself, or give the new journal "
+                f"another name. If its former files are gone for good, `gazctl lake repair --pruned {spec.name}` may "
+                f"forget them; if it holds what it held, `gazctl lake repair --same {spec.name}` keeps them"
+            )
+
     def _go_back(  # noqa: PLR0917
         self,
         session: MetastoreSession,
@@ -277,7 +313,7 @@ class Registrar:
         While accounts do, nothing of them is registered: one offset would stand for two bytes.
         """
         for journal, listing in listed.items():
-            if listing.ends_at is None:
+            if listing.ends_at is None or listing.is_refused:
                 continue
             end = held_behind(session, spec, table, journal, listing.ends_at)
             if end is None:
@@ -354,6 +390,7 @@ class Registrar:
         spec: TableSpec,
         table: HiveTable,
         stores: Mapping[str, Sequence[str]],
+        created: Mapping[str, int],
         listed: Mapping[str, JournalListing],
         old: Sequence[Fragment],
         report: TableReport,
@@ -386,6 +423,7 @@ class Registrar:
                 table,
                 content_bytes_max=self._limits.content_bytes_max,
                 is_over=is_over,
+                created=created,
             )
             result = accountant.run(plan.partitions)
             done = result.done
@@ -448,10 +486,10 @@ def _lasts(listed: Mapping[str, Sequence[Fragment]]) -> list[Fragment]:
     return _firsts({journal: list(reversed(fragments)) for journal, fragments in listed.items()})
 
 
-def _listed_end(listed: Mapping[str, JournalListing], journal: str) -> int | None:
-    """Where a journal ends that may have been made again; None: it was not, or was not asked for."""
+def _is_same(listed: Mapping[str, JournalListing], journal: str) -> bool:
+    """Whether a journal was not made again, as far as is known."""
     listing = listed.get(journal)
-    return listing.ends_at if listing is not None else None
+    return listing is None or (listing.ends_at is None and not listing.is_refused)
 
 
 def _codec_errors(journals: Sequence[JournalSpec]) -> list[str]:

@@ -41,7 +41,7 @@ from gazette_platform.lake.retention import (
 )
 from gazette_platform.lake.storage import Storage
 from gazette_platform.lake.tables import LAYOUT
-from gazette_platform.protocol import LabelSelector, LabelSet
+from gazette_platform.protocol import LabelSelector, LabelSet, is_another
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -208,7 +208,9 @@ class Shrinker:
                 result.following = parts[number - 1].name
                 parts = parts[:number]
                 break
-            if is_emptied(part.state):
+            # One offset would stand for two bytes. A person says whether the former files are gone for good.
+            is_former = is_another(part.state.created, view.created) and not is_confirmed
+            if is_emptied(part.state) or is_former:
                 continue
             if not view.reach(part, is_first=number == 0):
                 # Another look begins with it; if it was the first, it holds too much to be looked through.
@@ -311,7 +313,9 @@ class Shrinker:
             if judgement.verdict == "empty":
                 wanted[part.name] = (part, PartitionState(journal=part.state.journal))
             elif judgement.verdict == "shrink":
-                state = recount.state(part.state, judgement.kept, part.partition.location)
+                state = recount.state(
+                    part.state, judgement.kept, part.partition.location, view.created
+                )
                 # Accounts of former releases took the smallest of many holes for covered.
                 if state is not None and state != part.state:
                     wanted[part.name] = (part, state)
@@ -401,6 +405,9 @@ class _View:
         self.table = table
         self.journal = journal
         self.sizes: dict[tuple[str, str], int] = {}
+        found = source.created(LabelSelector(include=LabelSet.of(name=journal.name)))
+        self.created = found.get(journal.name, 0)
+        """Create revision of the journal."""
         self._source = source
         self._roots = roots
         self._storage = storage

@@ -28,6 +28,10 @@ class FragmentSource(Protocol):
         """Specs of the journals that match, ordered by name."""
         ...
 
+    def created(self, selector: LabelSelector) -> dict[str, int]:
+        """Create revisions of the journals that match (`protocol.identity`), by name. Ask for them after fragments."""
+        ...
+
     def fragments(self, journal: str, offset: int, limit: int) -> list[Fragment]:
         """Fragments that begin at `offset` or later, in offset order, at most `limit`.
 
@@ -50,6 +54,10 @@ class BrokerSource:
     def journals(self, selector: LabelSelector) -> list[JournalSpec]:
         """Specs of the journals that match, ordered by name."""
         return [listing.spec for listing in self._client.list(selector)]
+
+    def created(self, selector: LabelSelector) -> dict[str, int]:
+        """Create revisions of the journals that match, by name."""
+        return {listing.name: listing.create_revision for listing in self._client.list(selector)}
 
     def fragments(self, journal: str, offset: int, limit: int) -> list[Fragment]:
         """Fragments that begin at `offset` or later, in offset order, at most `limit`.

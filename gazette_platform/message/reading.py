@@ -34,6 +34,7 @@ async def read_uncommitted(
     end_offset: int = 0,
     direct: bool = False,
     from_savepoint: str = "",
+    created: int = 0,
 ) -> UncommittedReader[M]:
     """Messages as they lie in `journal`, from `offset` on, where one must begin.
 
@@ -41,7 +42,7 @@ async def read_uncommitted(
 
     Args:
         framing: default: what the journal's label `content-type` names.
-        block, end_offset, direct, from_savepoint: as of `AsyncClient.read`.
+        block, end_offset, direct, from_savepoint, created: as of `AsyncClient.read`.
 
     Raises: JournalNotFound. ValidationError: the journal has no framing.
     Cancellation: safe.
@@ -55,6 +56,7 @@ async def read_uncommitted(
         direct=direct,
         on_jump="continue",
         from_savepoint=from_savepoint,
+        created=created,
     )
     return UncommittedReader(reader, used)
 
@@ -71,6 +73,7 @@ async def read_committed(
     end_offset: int = 0,
     direct: bool = False,
     from_savepoint: str = "",
+    created: int = 0,
     counts: SequencerCounts | None = None,
 ) -> CommittedReader[M]:
     """Messages of `journal` that are committed, each once.
@@ -79,6 +82,7 @@ async def read_committed(
         offset: used if `checkpoint` says nothing of the journal.
         from_savepoint: name of a savepoint; used instead of `offset`, likewise.
         checkpoint: of a reader before; see `CommittedReader.checkpoint`.
+        created: create revision of the journal that `checkpoint` or `offset` is of, as of `AsyncClient.read`.
         ring_size: messages of open transactions to keep in memory.
         counts: is to count what becomes of messages, for metrics.
         framing, block, end_offset, direct: as of `read_uncommitted`.
@@ -97,6 +101,7 @@ async def read_committed(
         end_offset=end_offset,
         direct=direct,
         from_savepoint=from_savepoint if known is None else "",
+        created=created,
     )
 
     def replay(wanted: ReplayRange) -> UncommittedReader[M]:

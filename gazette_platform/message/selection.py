@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from gazette_platform.errors import ValidationError
+from gazette_platform.protocol import require_same, split_created
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,9 +63,11 @@ async def select_spans(
     Args:
         selector: as of `AsyncClient.list`; ``name:prefix=orders/`` is every journal of a prefix.
         until: ``head``, or ``never``.
-        offsets: where to begin in each, for example of a savepoint; others are read from 0.
+        offsets: where to begin in each, such as `Savepoint.places` or a file of offsets; others are read from 0.
+            Entries ``<journal>#created`` say which journal the offset belongs to (`protocol.identity`).
 
-    Raises: ValidationError: the selector does not parse, or nothing matches. TransportError.
+    Raises: ValidationError: the selector does not parse, or nothing matches. JournalReplaced: an offset belongs to a
+        journal that was deleted. TransportError.
     Cancellation: safe.
     """
     if until not in ("head", "never"):
@@ -78,9 +81,17 @@ async def select_spans(
         )
     served = [journal for journal in journals if not journal.spec.is_fully_suspended]
     heads = await client.write_heads(served) if until == "head" else {}
+    begins, created = split_created(offsets or {})
     spans = []
     for journal in journals:
-        begin = (offsets or {}).get(journal.name, 0)
+        begin = begins.get(journal.name, 0)
+        require_same(
+            journal.name,
+            created.get(journal.name, 0),
+            journal.create_revision,
+            offset=begin,
+            advice="leave it out of `offsets`, and it is read from its beginning",
+        )
         # Of one that is fully suspended nothing is stored: it ends where it begins.
         end = heads.get(journal.name, begin) if until == "head" else None
         spans.append(JournalSpan(journal.name, journal.spec.labels, begin, end))

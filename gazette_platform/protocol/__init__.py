@@ -20,6 +20,15 @@ from gazette_platform.protocol.enums import (
     SuspendLevel,
 )
 from gazette_platform.protocol.fragments import ZERO_SUM, Fragment, parse_fragment_path
+from gazette_platform.protocol.identity import (
+    DOUBTED,
+    created_list,
+    created_map,
+    is_another,
+    join_created,
+    require_same,
+    split_created,
+)
 from gazette_platform.protocol.json_form import (
     escape_html,
     fragment_json,
@@ -76,6 +85,7 @@ from gazette_platform.protocol.store_urls import StoreUrl, parse_store_url, vali
 from gazette_platform.protocol.text_form import fragments_text, message_text, route_text
 
 __all__ = [
+    "DOUBTED",
     "PAGE_LIMIT_MAX",
     "ZERO_SUM",
     "AppendSuspend",
@@ -99,18 +109,24 @@ __all__ = [
     "SuspendLevel",
     "SuspendSpec",
     "conflicting_prefix",
+    "created_list",
+    "created_map",
     "endpoint_grpc_address",
     "escape_html",
     "format_duration",
     "fragment_json",
     "fragments_text",
+    "is_another",
+    "join_created",
     "message_jsonpb",
     "message_text",
     "parse_duration",
     "parse_fragment_path",
     "parse_store_url",
+    "require_same",
     "route_text",
     "selector_json",
+    "split_created",
     "split_meta",
     "strip_meta",
     "validate_append_chunk",

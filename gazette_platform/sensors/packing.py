@@ -34,17 +34,21 @@ def pack(raw: dict[str, Any]) -> str:
     ends: list[int] = []
     lengths: list[int | None] = []
     holes: dict[str, Any] = {}
+    created: list[int] = []
     for table, journals in sorted(raw[_TABLES].items()):
         names[table] = sorted(journals)
         for journal in names[table]:
             found = journals[journal]
+            noted = found if isinstance(found, dict) else {"at": found, "created": 0}
+            found = noted["at"]
             # An end alone, else with the begin of the last fragment, and holes.
             end, last, *more = found if isinstance(found, list) else (found, None)
             if more:
                 holes[str(len(ends))] = more
             ends.append(end)
             lengths.append(None if last is None else end - last)
-    columns = [names, ends, lengths, holes]
+            created.append(noted["created"])
+    columns = [names, ends, lengths, holes, created]
     text = json.dumps({**raw, _TABLES: columns}, sort_keys=True, separators=(",", ":"))
     return _MARK + base64.b85encode(zlib.compress(text.encode())).decode()
 
@@ -61,17 +65,20 @@ def unpack(text: str) -> dict[str, Any]:
     """
     try:
         raw = json.loads(_inflated(base64.b85decode(text.removeprefix(_MARK))))
-        names, ends, lengths, holes = raw[_TABLES]
-        numbers = zip(ends, lengths, strict=True)
+        # Former releases did not know create revisions.
+        names, ends, lengths, holes, *more = raw[_TABLES]
+        created = more[0] if more else [0] * len(ends)
+        numbers = zip(ends, lengths, created, strict=True)
         at = 0
         tables: dict[str, dict[str, Any]] = {}
         for table, journals in names.items():
             found = tables[table] = {}
             for journal in journals:
-                end, length = next(numbers)
+                end, length, revision = next(numbers)
                 last = None if length is None else end - length
                 more = holes.get(str(at), [])
-                found[journal] = [end, last, *more] if more or last is not None else end
+                place = [end, last, *more] if more or last is not None else end
+                found[journal] = {"at": place, "created": revision} if revision else place
                 at += 1
     except (
         zlib.error, KeyError, TypeError, AttributeError, StopIteration, RecursionError,

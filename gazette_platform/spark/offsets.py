@@ -8,6 +8,9 @@
 Spark asks a source where a query begins each time that it starts its first batch, and `latest` is another place by
 then. So the end of the first batch has that place in it, and each batch is a function of its two offsets.
 
+Each also has `"created": {"a/b": 43}`, the create revisions of its journals (`protocol.identity`): a query does not go on in
+a journal that was deleted and made again. Offsets of former releases do not have it; the next one notes it.
+
 Which messages are committed depends on all before them. What of those counts is a few numbers of each producer that
 has published within a day, or has a transaction open (`ProducerState`): its last clock that was committed, and where its open transaction begins,
 or -1. With these behind each journal's offset a batch is a function of its offsets again.
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.message.sequencer import ProducerState
+from gazette_platform.protocol import require_same
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,10 +32,12 @@ __all__ = [
     "PRODUCERS_MAX",
     "Producers",
     "begins_of",
+    "created_of",
     "offset_of",
     "positions_of",
     "producers_of",
     "reach",
+    "require_created",
 ]
 
 Producers = dict[str, tuple[ProducerState, ...]]
@@ -48,12 +54,15 @@ def offset_of(
     positions: Mapping[str, int],
     begins: Mapping[str, int] | None = None,
     producers: Producers | None = None,
+    *,
+    created: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """The offset behind a batch.
 
     Args:
         begins: where the batch begins, if it is the first one.
         producers: of committed messages, as of `positions`.
+        created: create revisions of the journals.
 
     Raises: ValidationError: there are more producers than an offset can hold.
 
@@ -62,6 +71,8 @@ def offset_of(
     """
     first = {} if begins is None else {"from": dict(sorted(begins.items()))}
     found = {**first, "journals": dict(sorted(positions.items()))}
+    if created:
+        found["created"] = dict(sorted(created.items()))
     if producers is None:
         return found
     count = sum(map(len, producers.values()))
@@ -113,6 +124,36 @@ def positions_of(offset: Mapping[str, Any]) -> dict[str, int]:
     if not isinstance(positions, dict) or not all(isinstance(at, int) for at in positions.values()):
         raise _is_foreign(offset)
     return positions
+
+
+def created_of(offset: Mapping[str, Any]) -> dict[str, int]:
+    """Create revisions of journals, as far as they were known. Raises: ValidationError: it is no offset of ours."""
+    created = offset.get("created", {})
+    if not isinstance(created, dict) or not all(isinstance(at, int) for at in created.values()):
+        raise _is_foreign(offset)
+    return created
+
+
+def require_created(offset: Mapping[str, Any], now: Mapping[str, int]) -> dict[str, int]:
+    """Refuse an offset of journals that were made again since.
+
+    Args:
+        now: create revisions of the journals that exist.
+
+    Returns: create revisions of these and of the others that the offset names.
+    Raises: JournalReplaced.
+    """
+    kept = created_of(offset)
+    for name, created in now.items():
+        require_same(
+            name,
+            kept.get(name, 0),
+            created,
+            offset=positions_of(offset).get(name, 0),
+            advice="begin with a new checkpoint; the newest file in `offsets` of this one has the `startingOffsets` of "
+            "the journals that go on",
+        )
+    return {**kept, **now}
 
 
 def _is_foreign(offset: Mapping[str, Any]) -> ValidationError:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from gazette_platform.errors import ValidationError
+from gazette_platform.protocol import split_created
 from gazette_platform.spark.option_parsing import (
     CLIENT_OPTIONS,
     SELECTING,
@@ -61,6 +62,8 @@ class Place:
     savepoint: str = ""
     offsets: Mapping[str, int] = field(default_factory=dict)
     """Byte offsets, if there is neither word nor savepoint."""
+    created: Mapping[str, int] = field(default_factory=dict)
+    """Create revisions of the journals that these belong to, where they say so (`protocol.identity`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +152,8 @@ def _place(text: str, words: tuple[str, ...]) -> Place:
         raise ValidationError(shown) from None
     if not isinstance(offsets, dict):
         raise ValidationError(shown)
-    for journal, offset in offsets.items():
+    offsets, created = split_created(offsets)
+    for journal, offset in (*offsets.items(), *created.items()):
         if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
             raise ValidationError(f"{journal}: must be a byte offset from 0 on ({offset!r})")
-    return Place(offsets=offsets)
+    return Place(offsets=offsets, created=created)

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gazette_platform.errors import OffsetJump, ValidationError
 from gazette_platform.message.framing import FIXED_HEADER, FIXED_MAGIC
 from gazette_platform.message.registry import framing_of_labels
 from gazette_platform.ops.side_by_side import side_by_side
+from gazette_platform.protocol import require_same
 from gazette_platform.spark.records import FIXED, TEXTS
 from gazette_platform.spark.splits import Bounds, Range, Span, pack, plan_range
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from gazette_platform.client import AsyncClient, JournalListing
     from gazette_platform.spark.options import Place, SourceOptions
 
-__all__ = ["Journals", "find_journals", "no_match", "place_of", "ranges_of_batch", "splits_of"]
+__all__ = [
+    "Found",
+    "Journals",
+    "find_journals",
+    "no_match",
+    "place_of",
+    "ranges_of_batch",
+    "splits_of",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -26,8 +35,18 @@ _AT_A_TIME: Final = 16
 # Of signed URLs: a task that begins later reads through brokers.
 _URL_TTL_S: Final = 3600.0
 
-Journals = dict[str, tuple[str, int]]
-"""Content type and write head of each journal, by name."""
+
+class Found(NamedTuple):
+    """What brokers say of a journal."""
+
+    content_type: str
+    head: int
+    created: int
+    """Its create revision; see `protocol.identity`."""
+
+
+Journals = dict[str, Found]
+"""By name."""
 
 
 async def find_journals(client: AsyncClient, options: SourceOptions) -> Journals:
@@ -45,7 +64,7 @@ async def find_journals(client: AsyncClient, options: SourceOptions) -> Journals
             content_type = framing_of_labels(journal.spec.labels).content_type
         except ValidationError as err:
             raise err.within(journal.name) from err
-        journals[journal.name] = (content_type, heads[journal.name])
+        journals[journal.name] = Found(content_type, heads[journal.name], journal.create_revision)
     return journals
 
 
@@ -58,15 +77,17 @@ async def place_of(
         side: for errors, ``starting`` or ``ending``.
 
     Raises: ValidationError: an offset is of no such journal, lies behind its head, or within a message.
-        SavepointNotFound. TransportError.
+        SavepointNotFound. JournalReplaced: a savepoint's offset is of a journal that was deleted.
+        TransportError.
     """
-    heads = {name: head for name, (_, head) in journals.items()}
+    heads = {name: one.head for name, one in journals.items()}
     if place.word:
         return heads if place.word == "latest" else dict.fromkeys(heads, 0)
-    given: Mapping[str, int] = place.offsets
+    given, created = place.offsets, place.created
     if place.savepoint:
-        named = (await client.get_savepoint(place.savepoint)).offsets
-        given = {name: offset for name, offset in named.items() if name in heads}
+        named = await client.get_savepoint(place.savepoint)
+        given = {name: offset for name, offset in named.offsets.items() if name in heads}
+        created = named.created
     wrong = sorted(given.keys() - heads.keys())
     if wrong:
         raise ValidationError(
@@ -74,12 +95,19 @@ async def place_of(
         )
     path = f"{side}Savepoint" if place.savepoint else f"{side}Offsets"
     for name, offset in given.items():
+        require_same(
+            name,
+            created.get(name, 0),
+            journals[name].created,
+            offset=offset,
+            advice=f"name an offset of this one in {side}Offsets",
+        )
         if offset > heads[name]:
             raise ValidationError(
                 f"{name}: {offset} is behind the write head, {heads[name]}", path=path
             )
         if 0 < offset < heads[name] and await _is_within_message(
-            client, name, offset, *journals[name]
+            client, name, offset, journals[name]
         ):
             raise ValidationError(
                 f"{name}: {offset} is within a message (`_begin` and `_end` of rows are between messages)",
@@ -89,13 +117,12 @@ async def place_of(
     return {**others, **given}
 
 
-async def _is_within_message(
-    client: AsyncClient, name: str, offset: int, content_type: str, head: int
-) -> bool:
+async def _is_within_message(client: AsyncClient, name: str, offset: int, journal: Found) -> bool:
     """Whether an offset is not between messages; of content types that are not ours it is not known.
 
     Content that is gone ended with a message, as fragments do.
     """
+    content_type, head = journal.content_type, journal.head
     if content_type in TEXTS:
         before = await _bytes_at(client, name, offset - 1, offset)
         return before not in {b"", b"\n"}
@@ -155,8 +182,8 @@ async def ranges_of_batch(client: AsyncClient, options: SourceOptions) -> list[R
                 path="endingSavepoint" if options.ending.savepoint else "endingOffsets",
             )
     return [
-        Range(journal=name, content_type=kind, begin=begins[name], end=ends[name])
-        for name, (kind, _) in sorted(journals.items())
+        Range(journal=name, content_type=one.content_type, begin=begins[name], end=ends[name])
+        for name, one in sorted(journals.items())
     ]
 
 

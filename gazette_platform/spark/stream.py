@@ -15,10 +15,12 @@ from gazette_platform.spark.batch import SpanPartition
 from gazette_platform.spark.offsets import (
     INITIAL,
     begins_of,
+    created_of,
     offset_of,
     positions_of,
     producers_of,
     reach,
+    require_created,
 )
 from gazette_platform.spark.planning import find_journals, no_match, place_of, splits_of
 from gazette_platform.spark.reading import read_spans
@@ -85,9 +87,11 @@ class StreamReader(DataSourceStreamReader):
         if not journals and not self._is_told:
             self._is_told = True
             _log.warning("%s", no_match(self._options, when=" yet"))
-        heads = {name: head for name, (_, head) in journals.items()}
+        heads = {name: one.head for name, one in journals.items()}
+        created = {name: one.created for name, one in journals.items()}
         if self._last is not None:
             positions = positions_of(self._last)
+            created = require_created(self._last, created)
         else:
             if self._begins is None:
                 self._begins = client.run(
@@ -100,12 +104,13 @@ class StreamReader(DataSourceStreamReader):
         ends = client.run(
             _between_messages(client.asynchronous, positions, wanted, journals, lines)
         )
-        if self._last is not None and ends == positions:
+        if self._last is not None and ends == positions and created == created_of(self._last):
             return self._last  # the very same: Spark compares texts, and makes no batch
         begins = self._begins if self._last is None else None
         if not self._options.committed:
-            return offset_of(ends, begins)
-        return offset_of(ends, begins, self._producers(positions, ends, journals))
+            return offset_of(ends, begins, created=created)
+        producers = self._producers(positions, ends, journals)
+        return offset_of(ends, begins, producers, created=created)
 
     @override
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -120,7 +125,7 @@ class StreamReader(DataSourceStreamReader):
             if begins[name] < reached
         ]
         client = self._open()
-        types = client.run(_content_types(client.asynchronous, self._options, ranges))
+        types = client.run(_content_types(client.asynchronous, self._options, ranges, end))
         splits = client.run(
             splits_of(
                 client.asynchronous,
@@ -161,7 +166,7 @@ class StreamReader(DataSourceStreamReader):
             if begin < end:
                 between = Range(
                     journal=name,
-                    content_type=journals[name][0],
+                    content_type=journals[name].content_type,
                     begin=begin,
                     end=end,
                     producers=known.get(name, ()),
@@ -181,10 +186,14 @@ def _check(options: SourceOptions) -> None:
 
 
 async def _content_types(
-    client: AsyncClient, options: SourceOptions, ranges: list[tuple[str, int, int]]
+    client: AsyncClient,
+    options: SourceOptions,
+    ranges: list[tuple[str, int, int]],
+    end: dict[str, Any],
 ) -> dict[str, str]:
     journals = await find_journals(client, options)
-    found = {name: journals[name][0] for name, _, _ in ranges if name in journals}
+    require_created(end, {name: one.created for name, one in journals.items()})
+    found = {name: journals[name].content_type for name, _, _ in ranges if name in journals}
     gone = sorted({name for name, _, _ in ranges} - found.keys())
     if gone:
         raise ValidationError(
@@ -209,12 +218,12 @@ async def _between_messages(
 
     async def one(name: str) -> int:
         begin, want = positions.get(name, 0), wanted[name]
-        content_type, head = journals.get(name, ("", want))
-        if want >= head:
+        found = journals.get(name)
+        if found is None or want >= found.head:
             return max(want, begin)
-        if content_type in lines:
-            return await _line_end(client, name, begin, want, head)
-        return await _fragment_end(client, name, begin, want, head)
+        if found.content_type in lines:
+            return await _line_end(client, name, begin, want, found.head)
+        return await _fragment_end(client, name, begin, want, found.head)
 
     names = sorted(wanted)
     ends = await side_by_side(one, names, at_a_time=_AT_A_TIME)

@@ -33,7 +33,7 @@ def gazctl_runner(address, monkeypatch, folder, capfdbinary):
     monkeypatch.chdir(folder)
 
     def run(*args, group="journals", stdin=b""):
-        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(stdin)))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         code = main([group, *map(str, args)])
         out, err = capfdbinary.readouterr()
         return types.SimpleNamespace(code=code, out=out, err=err.decode())

@@ -39,6 +39,8 @@ class FragmentFiles:
         self.root = root
         self.calls: list[tuple[str, str, int]] = []
         self._specs: dict[str, JournalSpec] = {}
+        self._created: dict[str, int] = {}
+        self._revision = 40
         self._fragments: dict[str, list[Fragment]] = {}
         self._contents: dict[tuple[str, int, int], bytes] = {}
 
@@ -66,6 +68,9 @@ class FragmentFiles:
             ),
         )
         self._fragments.setdefault(journal, [])
+        if journal not in self._created:
+            self._revision += 1
+            self._created[journal] = self._revision
 
     def set_flush_interval(self, journal: str, seconds: int) -> None:
         """Have brokers store what was appended after `seconds` at most; 0: only by length."""
@@ -149,7 +154,7 @@ class FragmentFiles:
 
     def remove(self, journal: str) -> None:
         """Delete a journal; its files stay."""
-        del self._specs[journal], self._fragments[journal]
+        del self._specs[journal], self._fragments[journal], self._created[journal]
 
     # ------------------------------------------------------- the FragmentSource
 
@@ -161,6 +166,14 @@ class FragmentFiles:
             for _, spec in sorted(self._specs.items())
             if selector.matches(spec.label_set_with_name())
         ]
+
+    def created(self, selector: LabelSelector) -> dict[str, int]:
+        """Create revisions of the journals that match, by name."""
+        return {
+            name: self._created[name]
+            for name in sorted(self._specs)
+            if selector.matches(self._specs[name].label_set_with_name())
+        }
 
     def fragments(self, journal: str, offset: int, limit: int) -> list[Fragment]:
         """Fragments that begin at `offset` or later, in offset order, at most `limit`."""

@@ -99,6 +99,10 @@ class FolderBrokers:
             made.write_bytes(pickle.dumps(specs))
             made.rename(self._specs)
 
+    def created(self, selector: LabelSelector) -> dict[str, int]:
+        """Create revisions of the journals that match, by name."""
+        return {spec.name: 0 for spec in self.journals(selector)}
+
     def fragments(self, journal: str, offset: int = 0, limit: int = 0) -> Any:
         """All of a journal; or, as the lake asks for them, some."""
         found = self._listed(journal)

@@ -50,6 +50,10 @@ class SensorPlatform:
             raise self.failure
         return self.files.journals(selector)
 
+    def created(self, selector):
+        """Create revisions of the journals that match, by name."""
+        return self.files.created(selector)
+
     def fragments(self, journal, offset, limit):
         if journal in self.failing:
             raise self.failing[journal]

@@ -7,8 +7,9 @@ import json
 from gazette_platform import Change
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+from gazette_platform.testing.waiting import wait_until
 
-__all__ = ["CSV", "JSON", "bulk", "create", "journal_spec", "json_lines"]
+__all__ = ["CSV", "JSON", "bulk", "create", "journal_spec", "json_lines", "make_again"]
 
 CSV = "text/csv"
 JSON = "application/x-ndjson"
@@ -33,6 +34,16 @@ def create(client, prefix, *parts, content_type=JSON):
     names = [f"{prefix}/{part}" for part in parts]
     client.apply([Change(journal_spec(name, content_type)) for name in names])
     return names
+
+
+def make_again(client, shared, name):
+    """Delete a journal with its files, and make it again with the same spec."""
+    spec = client.get(name).spec
+    client.apply([Change(None, delete=name, revision=-1)])
+    for file in (shared.fragments / name).glob("*"):
+        file.unlink()
+    client.apply([Change(spec)])
+    wait_until(lambda: client.write_head(name) == 0)
 
 
 def json_lines(*rows):

@@ -7,20 +7,21 @@ from typing import Any
 from pyiceberg.table.update import AssertTableUUID
 
 from gazette_platform.lake.typed.catalog import publishing
-from gazette_platform.lake.typed.planning import last_rows, rounds
+from gazette_platform.lake.typed.planning import last_rows, ranges, rounds
 from gazette_platform.lake.typed.planning.row_ranges import RowRanges
 from gazette_platform.lake.typed.planning.screening import Plain
 from gazette_platform.lake.typed.planning.state import JournalState
 from gazette_platform.lake.typed.runs import amending, running
 from gazette_platform.lake.typed.tables import opening, quarantined
 from tests.lake_crash.plan import Fault
-from tests.typed_crash.plan import Append, Case, Held, Run
+from tests.typed_crash.plan import Append, Case, Held, MakeAgain, Outgrow, Run
 
 __all__ = [
     "PLANTS",
     "forget_producers",
     "keep_no_fence",
     "keep_rows",
+    "know_no_journal",
     "merge_the_first",
     "publish_again",
     "settle_nothing",
@@ -43,6 +44,7 @@ PLANTS = {
         (_case("settle_nothing", Append(0, 3, ("odd",))), "lost"),
         (_case("forget_producers", _OUT, Run(), Append(0, 3, ("again",))), "doubled"),
         (_case("keep_rows", _OUT, amends="backfill"), "doubled"),
+        (_case("know_no_journal", _OUT, MakeAgain(0), Outgrow(0), _OUT), "lost"),
         (_case("merge_the_first", Append(0, 6, ("out",)), is_keyed=True), "lost"),
     )
 }
@@ -70,6 +72,11 @@ def publish_again() -> None:
 
     planted.count = 0  # type: ignore[attr-defined]
     running.publish_files = planted
+
+
+def know_no_journal() -> None:
+    """Takes a journal that was made again for the one that was read."""
+    ranges.is_another = lambda *_: False
 
 
 def settle_nothing() -> None:

@@ -74,10 +74,10 @@ class Shop:
     def door(self):
         return typed_catalog(self.settings).door(self.spec.typed.name)
 
-    def run(self, workers=None):
+    def run(self, workers=None, **options):
         workers = workers or Merging(PythonMerger(self.door()))
         runner = TypedRunner(typed_catalog(self.settings), workers, self.client)
-        return runner.run(self.spec.typed, self.spec)
+        return runner.run(self.spec.typed, self.spec, **options)
 
     def connect(self):
         return connect([self.spec], client=self.client, settings=self.settings)

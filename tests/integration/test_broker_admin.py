@@ -325,14 +325,26 @@ async def test_claims_limit_flushes_and_savepoints(local_brokers):
         allowed(everything) as root,
         allowed(everything, name="a/mine") as owner,
         allowed(Capability.LIST | Capability.READ) as reader,
+        allowed(everything, name="a/yours") as other,
     ):
-        await apply(root, spec("a/mine"), spec("a/yours"))
+        # One by one, so that their create revisions differ.
+        await apply(root, spec("a/mine"))
+        await apply(root, spec("a/yours"))
         await root.append("a/mine", b"content")
         await root.create_savepoint("both")
         assert await owner.flush("") == {"a/mine": 7}
         with pytest.raises(CallFailed, match="APPEND capability"):
             await reader.flush("")
         assert (await owner.get_savepoint("both")).offsets == {"a/mine": 7}
+        created = {each.name: each.create_revision for each in await root.list()}
+        assert len(set(created.values())) == 2
+        for client, names in (
+            (root, ["a/mine", "a/yours"]),
+            (owner, ["a/mine"]),
+            (other, ["a/yours"]),
+        ):
+            found = (await client.get_savepoint("both")).created
+            assert found == {name: created[name] for name in names}
         assert [s.journals for s in await owner.list_savepoints()] == [1]
         whole = "not authorized to all journals of savepoint both"
         for refused, text in (

@@ -2,7 +2,9 @@
 
 import orjson
 import pytest
+from spark_journals import make_again
 
+from gazette_platform import Client, ClientConfig
 from gazette_platform.cli.gazctl import main
 
 pytestmark = pytest.mark.etcd
@@ -60,7 +62,13 @@ def test_savepoints_from_creation_to_deletion(gazctl, root, tmp_path):
     _, out, _ = gazctl("savepoints", "list", "--prefix", "other/", "--format", "json")
     assert out == ""
     status, out, _ = gazctl("savepoints", "get", f"{root}/nightly/1")
-    assert orjson.loads(out) == {f"{root}/one": 6, f"{root}/two": 0}
+    found = orjson.loads(out)
+    assert (found[f"{root}/one"], found[f"{root}/two"]) == (6, 0)
+    # They say which journals they are of.
+    assert {name for name, value in found.items() if value > 6} == {
+        f"{root}/one#created",
+        f"{root}/two#created",
+    }
     # What is printed is what reads take.
     offsets = tmp_path / "offsets.json"
     offsets.write_text(out)
@@ -92,6 +100,24 @@ def test_savepoints_from_creation_to_deletion(gazctl, root, tmp_path):
     status, _, err = gazctl("savepoints", "get", f"{root}/nightly/1")
     assert status == 1
     assert f"there is no savepoint {root}/nightly/1" in err
+
+
+def test_read_refuses_offsets_of_a_journal_that_was_made_again(gazctl, root, tmp_path, shared):
+    offsets, one = tmp_path / "offsets.json", f"{root}/one"
+    read = ("journals", "read", "-l", f"name={one}", "--offsets", offsets, "--offsets-out", offsets)
+    assert gazctl("savepoints", "create", f"{root}/here", "-l", f"name={one}")[0] == 0
+    offsets.write_text(gazctl("savepoints", "get", f"{root}/here")[1])
+    assert gazctl(*read, "-o", tmp_path / "out")[0] == 0
+    assert f"{one}#created" in offsets.read_text()
+    with Client(ClientConfig(address=shared.address)) as client:
+        make_again(client, shared, one)
+        client.append(one, b"longer than it was\n")
+    for begin in ("--offsets", offsets), ("--from-savepoint", f"{root}/here"):
+        status, _, err = gazctl(
+            "journals", "read", "-l", f"name={one}", *begin, "-o", tmp_path / "out"
+        )
+        assert (status, (tmp_path / "out").read_bytes()) == (1, b"")
+        assert f"{one} was deleted and made again: offset 6 belongs to the journal" in err
 
 
 def test_read_begins_at_a_savepoint(gazctl, root, tmp_path):

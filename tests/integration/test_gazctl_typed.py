@@ -14,7 +14,9 @@ import pytest
 import yaml
 from gazctl_runner import gazctl_runner
 from pyiceberg.catalog.sql import SqlCatalog
+from spark_journals import make_again
 
+from gazette_platform import Client, ClientConfig
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.message.uuid import Flags, build_uuid, clock_of
 from gazette_platform.testing.waiting import block_for, wait_until
@@ -188,6 +190,9 @@ def test_nan_is_greater_than_all_numbers(gazctl, root, apply, append):
         (("typed.orders", "--give-up", "a"), "--give-up: 'a' is not JOURNAL=OFFSET"),
         (("typed.orders", "--give-up", "a=-1"), "--give-up: 'a=-1' is not JOURNAL=OFFSET"),
         (("typed.orders", "--give-up", "a=1", "--continuous"), "leave out --continuous"),
+        (("--begin-anew", "a"), "--begin-anew: is about one table: name it"),
+        (("typed.orders", "--begin-anew", "a=1"), "'a=1' is neither a journal of shop.orders nor"),
+        (("typed.orders", "--begin-anew", "a", "--continuous"), "leave out --continuous"),
         (("typed.slow", "--continuous"), "typed.slow says no `every`"),
     ],
 )
@@ -200,6 +205,106 @@ def test_mistakes_are_told(lake, apply, args, why, tmp_path):
     assert (done.code, done.out) == (1, b"")
     assert len(done.err.strip().splitlines()) == 1
     assert re.search(why, done.err), done.err
+
+
+def test_journal_made_again_is_read_once_told_to(lake, shared, root, apply, append, rows):
+    apply()
+    one = f"{root}/part=one"
+    append(one, message(1), message(2))
+    assert lake("run", "--engine", "local").code == 0
+    with Client(ClientConfig(address=shared.address)) as client:
+        make_again(client, shared, one)
+    append(one, message(3))
+    assert (
+        f"{one} is not the journal that was read" in lake("describe", "typed.orders").out.decode()
+    )
+    refused = lake("run", "typed.orders")
+    assert refused.code == 1
+    command = f"gazctl lake run typed.orders --begin-anew {one}"
+    assert (
+        f"deleted and made again, or lost its end. It stands still until you decide: `{command}`"
+        in refused.err
+    )
+    done = lake("run", "typed.orders", "--begin-anew", one)
+    assert done.code == 0, done.err
+    assert f"typed.orders: {one} is read from offset 0 on" in done.err
+    assert [n for n, _ in rows()] == [1, 2, 3]
+    again = lake("run", "typed.orders", "--begin-anew", f"{one}=7")
+    assert "is the journal that was read, so nothing began anew" in again.err
+
+
+@pytest.fixture
+def rolled_back(lake, root, apply, append, tmp_path):
+    """A table of three runs, rolled back to its first one."""
+    apply()
+    one = f"{root}/part=one"
+    for number in (1, 2, 3):
+        append(one, message(number))
+        assert lake("run", "--engine", "local").code == 0
+    table = SqlCatalog("lakehouse", uri=f"sqlite:///{tmp_path}/catalog.db").load_table(
+        "typed.orders"
+    )
+    first = table.snapshots()[0].snapshot_id
+    table.manage_snapshots().rollback_to_snapshot(first).commit()
+    return one, len(message(1)) + 1
+
+
+def test_rollback_is_shown_and_accepted(lake, gazctl, shared, rolled_back, rows):
+    one, size = rolled_back
+    refused = lake("run", "typed.orders")
+    assert refused.code == 1
+    assert (
+        "`gazctl lake run typed.orders --accept-rollback` shows what would be read again"
+        in refused.err
+    )
+    # Without a terminal nobody can be asked.
+    shown = lake("run", "typed.orders", "--accept-rollback")
+    assert shown.code == 1
+    assert (
+        f"typed.orders: {one} would be read again from offset {size} to {3 * size}, and nothing of it is lost"
+        in shown.err
+    )
+    assert "nothing was changed" in shown.err
+    assert "repeat with --yes" in shown.err
+    assert lake("run", "typed.orders").code == 1
+    done = lake("run", "typed.orders", "--accept-rollback", "--yes")
+    assert done.code == 0, done.err
+    assert [n for n, _ in rows()] == [1, 2, 3]
+    again = lake("run", "typed.orders", "--accept-rollback", "--yes")
+    assert (again.code, [n for n, _ in rows()]) == (0, [1, 2, 3])
+    assert "was not rolled back" in again.err
+
+
+def test_rollback_says_what_is_lost(lake, gazctl, shared, rolled_back, rows):
+    one, size = rolled_back
+    assert gazctl("flush", "-l", f"name={one}").code == 0
+    for file in (shared.fragments / one).glob("*"):
+        file.unlink()
+
+    def shown():
+        return lake("run", "typed.orders", "--accept-rollback").err
+
+    lost = f"{one} would be read again from offset {size} to {3 * size}, of which {2 * size} bytes are gone"
+    wait_until(lambda: lost in shown(), timeout_s=60)
+
+
+def test_tag_that_was_moved_back_is_moved_to_what_the_table_has(
+    lake, tmp_path, root, apply, append, rows
+):
+    apply()
+    for number in (1, 2):
+        append(f"{root}/part=one", message(number))
+        assert lake("run", "--engine", "local").code == 0
+    table = SqlCatalog("lakehouse", uri=f"sqlite:///{tmp_path}/catalog.db").load_table(
+        "typed.orders"
+    )
+    first = table.snapshots()[0].snapshot_id
+    table.manage_snapshots().create_tag(first, "gazette-progress").commit()
+    assert lake("run", "typed.orders").code == 1
+    done = lake("run", "typed.orders", "--accept-rollback", "--yes")
+    assert done.code == 0, done.err
+    assert "nothing is read again" in done.err
+    assert [n for n, _ in rows()] == [1, 2]
 
 
 def test_tables_are_kept_up_to_date_until_a_signal(lake, root, apply, append, rows):

@@ -26,7 +26,7 @@ from shard_bench import (
 
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.consumer.application import DeferToNextTransaction
-from gazette_platform.consumer.protocol import ShardSource
+from gazette_platform.consumer.protocol import Checkpoint, ShardSource
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE, FsmHints
 from gazette_platform.errors import (
     EtcdError,
@@ -426,7 +426,27 @@ async def test_acks_come_no_second_time_behind_messages_of_the_next_transaction(
     assert len(again) == 1
 
 
-async def test_a_source_that_was_made_anew_is_told_of(bench, caplog):
+async def made_again(client, name):
+    """Delete a journal, and make it again; nothing of it was stored."""
+    await client.apply([Change(None, delete=name, revision=-1)])
+
+    async def is_gone():
+        return not list(await client.list(f"name={name}"))
+
+    await eventually(is_gone)
+    await client.apply([Change(journal(name))])
+
+
+async def has_failed(replica, text):
+    async def has_failed():
+        return replica.error is not None and text in str(replica.error)
+
+    await eventually(has_failed)
+
+
+@pytest.mark.parametrize("is_longer", [False, True])
+async def test_a_source_that_was_made_again_is_refused_until_it_is_renamed(bench, is_longer):
+    """However long it is: when it passes the checkpoint, messages before would be lost."""
     application, spec = Numbered(), spec_of(log=False)
     replica = bench.replica(application, spec)
     [end] = (await bench.publish(1, 2, 3)).values()
@@ -435,14 +455,42 @@ async def test_a_source_that_was_made_anew_is_told_of(bench, caplog):
     again = bench.replica(application, spec)
     await again.host.reached("PRIMARY")
     await again.stop()
-    assert "was it deleted" not in caplog.text
-    await bench.client.apply([Change(None, delete=IN, revision=-1)])
+    await made_again(bench.client, IN)
+    [head] = (await bench.publish(*range(10, 20 if is_longer else 11))).values()
+    assert (head > end) == is_longer
+    for _ in range(2):
+        refused = bench.replica(application, spec)
+        await has_failed(refused, f"{IN} was deleted and made again: offset {end} belongs to")
+        await refused.stop()
+    renamed = str(refused.error).partition("name the source ")[2].partition(" ")[0]
+    assert renamed.startswith(f"{IN};")
+    replica = bench.replica(application, spec_of(renamed, log=False))
+    await through(replica, {renamed: head})
+    assert application.seen == [1, 2, 3, *range(10, 20 if is_longer else 11)]
 
-    async def is_gone():
-        return not list(await bench.client.list(f"name={IN}"))
 
-    await eventually(is_gone)
-    await bench.client.apply([Change(journal(IN))])
+async def test_a_source_that_is_made_again_while_it_is_read_ends_the_shard(bench):
+    application, spec = Numbered(), spec_of(log=False)
+    replica = bench.replica(application, spec)
+    [end] = (await bench.publish(1, 2, 3)).values()
+    await through(replica, {IN: end})
+    await made_again(bench.client, IN)
+    [head] = (await bench.publish(*range(10, 20))).values()
+    assert head > end
+    await has_failed(replica, f"{IN} was deleted and made again")
+    assert application.seen == [1, 2, 3]
+
+
+async def test_a_source_that_ends_before_it_was_read_to_is_told_of(bench, caplog):
+    """Checkpoints of former releases do not say which journal they are of."""
+    application, spec = Numbered(), spec_of(log=False)
+    replica = bench.replica(application, spec)
+    [end] = (await bench.publish(1, 2, 3)).values()
+    await through(replica, {IN: end})
+    await replica.stop()
+    kept = dataclasses.replace(Checkpoint.decode(application.remote.checkpoint), created={})
+    application.remote.checkpoint = kept.encode()
+    await made_again(bench.client, IN)
     bench.replica(application, spec)
     [head] = (await bench.publish(4)).values()
     assert head < end

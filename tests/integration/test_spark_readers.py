@@ -8,10 +8,10 @@ from itertools import accumulate, pairwise
 
 import pytest
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
-from spark_journals import bulk, create, json_lines
+from spark_journals import bulk, create, json_lines, make_again
 
 from gazette_platform import Client, ClientConfig
-from gazette_platform.errors import DataError, OffsetJump, ValidationError
+from gazette_platform.errors import DataError, JournalReplaced, OffsetJump, ValidationError
 from gazette_platform.message.framing import frame_fixed
 from gazette_platform.spark.batch import BatchReader
 from gazette_platform.spark.columns import columns_of
@@ -204,6 +204,61 @@ def test_query_that_is_started_again_goes_on_where_spark_says(client, stream, pr
     fewer = stream(f"name={a}")
     fewer.partitions(reached, reached)
     assert positions_of(fewer.latestOffset())[f"{prefix}/b"] == after[f"{prefix}/b"]
+
+
+def test_stream_refuses_a_journal_that_was_made_again(client, shared, stream, prefix):
+    """However long the new one is: when it has passed the offset, the query would go on amid its content."""
+    [name] = create(client, prefix, "a")
+    client.append(name, bulk(0, 100))
+    offsets = all_batches(stream(f"name={name}"))
+    client.append(name, bulk(100, 10))
+    planned = stream(f"name={name}")
+    planned.partitions(offsets[-1], offsets[-1])
+    offsets.append(planned.latestOffset())
+    make_again(client, shared, name)
+    client.append(name, bulk(1000, 10))
+    for _ in range(2):
+        again = stream(f"name={name}")
+        again.partitions(offsets[-1], offsets[-1])  # so Spark starts a query again
+        with pytest.raises(JournalReplaced, match="begin with a new checkpoint"):
+            again.latestOffset()
+        with pytest.raises(JournalReplaced):
+            again.partitions(*offsets[-2:])  # a batch that was planned, and not committed
+        client.append(name, bulk(2000, 300))
+    assert client.write_head(name) > positions_of(offsets[-1])[name]
+
+
+def test_places_of_a_journal_that_was_made_again_are_refused(client, shared, batch, prefix):
+    [name] = create(client, prefix, "a")
+    client.append(name, bulk(0, 10))
+    label = prefix.replace("/", "-")
+    made = client.create_savepoint(label, f"name={name}")
+    make_again(client, shared, name)
+    client.append(name, bulk(0, 100))
+    for given in {"startingSavepoint": label}, {"startingOffsets": json.dumps(made.places)}:
+        with pytest.raises(JournalReplaced, match="name an offset of this one in startingOffsets"):
+            batch(f"name={name}", **given).partitions()
+    offsets = json.dumps(dict(made.offsets))  # says nothing of journals
+    assert batch(f"name={name}", startingOffsets=offsets).partitions()
+
+
+def test_stream_of_a_former_release_notes_its_journals(client, shared, stream, prefix):
+    [name] = create(client, prefix, "a")
+    client.append(name, bulk(0, 100))
+    former = {
+        key: value
+        for key, value in all_batches(stream(f"name={name}"))[-1].items()
+        if key != "created"
+    }
+    again = stream(f"name={name}")
+    again.partitions(former, former)
+    noted = again.latestOffset()
+    assert (positions_of(noted), noted["created"]) == (
+        positions_of(former),
+        {name: client.get(name).create_revision},
+    )
+    again.partitions(former, noted)
+    assert again.latestOffset() == noted
 
 
 def test_offsets_that_cannot_be_are_told(client, batch, stream, prefix):

@@ -161,6 +161,14 @@ def _run(life: Life, tables: HiveTables, workers: Workers, client: Client) -> Li
     return LifeReport("published" if report.run else "idle", "", report.is_whole)
 
 
+def _begin_anew(life: Life, tables: HiveTables, workers: Workers, client: Client) -> LifeReport:
+    runner = TypedRunner(tables, workers, client, log=print)
+    # Those that are the journals that were read stay as they are.
+    places = {one.name: 0 for one in client.list(life.raw.label_selector)}
+    report = runner.run(life.spec, life.raw, limits=_LIMITS, begin_anew=places)
+    return LifeReport("published" if report.run else "idle", "", report.is_whole)
+
+
 def _backfill(life: Life, tables: HiveTables, workers: Workers, client: Client) -> LifeReport:
     runner = BackfillRunner(tables, workers, client, log=print)
     report = runner.run(life.spec, life.raw, life.ranges, limits=_LIMITS)
@@ -173,7 +181,7 @@ def _reprocess(life: Life, tables: HiveTables, _: Workers, __: Client) -> LifeRe
     return LifeReport("published" if report.run else "idle", "", report.is_whole)
 
 
-_DEEDS = {"run": _run, "backfill": _backfill, "reprocess": _reprocess}
+_DEEDS = {"run": _run, "begin anew": _begin_anew, "backfill": _backfill, "reprocess": _reprocess}
 
 
 def _workers(life: Life, calls: Calls) -> Workers:

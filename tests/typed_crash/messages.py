@@ -146,6 +146,8 @@ class JournalLog:
     """All that was appended to a journal, in order."""
 
     messages: list[Appended] = field(default_factory=list)
+    former: list[Appended] = field(default_factory=list)
+    """If the journal was made again: of the one before."""
 
     @property
     def head(self) -> int:
@@ -166,4 +168,8 @@ class JournalLog:
 
     def expected(self) -> Expected:
         """What is committed of it, with `late` where records have it."""
-        return expected_of(self.messages)
+        return expected_of(self.messages, self.former)
+
+    def make_again(self) -> None:
+        """Note that the journal was made again."""
+        self.former, self.messages = self.messages, []

@@ -64,15 +64,48 @@ class Expected(NamedTuple):
     head: int
     messages: int
     acks: int
+    former_rows: dict[int, Row]
+    """If the journal was made again: of the one before."""
+    former_quarantined: dict[int, Record]
 
 
-def expected_of(appended: Sequence[Appended]) -> Expected:
-    """What somebody finds who reads a journal from end to end, and forgets nothing."""
+def expected_of(appended: Sequence[Appended], former: Sequence[Appended] = ()) -> Expected:
+    """What somebody finds who reads a journal from end to end, and forgets nothing.
+
+    Args:
+        appended: to the journal.
+        former: to the one of that name before it, all of which was read. Its open transactions went with it.
+    """
+    acked: dict[bytes, int] = {}
+    spans: dict[bytes, _Span] = {}
+    former_rows, former_quarantined, _ = _told(former, acked, spans)
+    spans.clear()
+    rows, quarantined, clocks = _told(appended, acked, spans)
+    producers = {}
+    for producer, last_ack in acked.items():
+        span = spans.get(producer) or _Span()
+        begin = span.messages[0].begin if span.messages else -1
+        producers[producer] = ProducerAt(last_ack, begin, len(span.messages), span.again)
+    return Expected(
+        rows=rows,
+        clocks=clocks,
+        quarantined=quarantined,
+        producers=producers,
+        head=appended[-1].end if appended else 0,
+        messages=len(former) + len(appended),
+        acks=sum(one.message.kind == "ack" for one in (*former, *appended)),
+        former_rows=former_rows,
+        former_quarantined=former_quarantined,
+    )
+
+
+def _told(
+    appended: Sequence[Appended], acked: dict[bytes, int], spans: dict[bytes, _Span]
+) -> tuple[dict[int, Row], dict[int, Record], dict[int, int]]:
+    """What is committed: rows, quarantined records, and clocks of rows."""
     rows: dict[int, Row] = {}
     quarantined: dict[int, Record] = {}
     clocks: dict[int, int] = {}
-    acked: dict[bytes, int] = {}
-    spans: dict[bytes, _Span] = {}
     for one in _committed(appended, acked, spans):
         message = one.message
         if message.kind in _REASONS:
@@ -89,20 +122,7 @@ def expected_of(appended: Sequence[Appended]) -> Expected:
                 message.at[:10],
             )
             clocks[one.begin] = message.clock if message.uuid else 0
-    producers = {}
-    for producer, last_ack in acked.items():
-        span = spans[producer]
-        begin = span.messages[0].begin if span.messages else -1
-        producers[producer] = ProducerAt(last_ack, begin, len(span.messages), span.again)
-    return Expected(
-        rows=rows,
-        clocks=clocks,
-        quarantined=quarantined,
-        producers=producers,
-        head=appended[-1].end if appended else 0,
-        messages=len(appended),
-        acks=sum(one.message.kind == "ack" for one in appended),
-    )
+    return rows, quarantined, clocks
 
 
 @dataclass

@@ -22,6 +22,8 @@ __all__ = [
     "Held",
     "Loosen",
     "Maintain",
+    "MakeAgain",
+    "Outgrow",
     "Restart",
     "Roll",
     "Run",
@@ -54,7 +56,7 @@ class Run:
     fault: Fault | None = None
     """Of mode ``struck`` it is killed that many milliseconds after the call was begun."""
     what: str = "run"
-    """``run``, ``backfill``, or ``reprocess``."""
+    """``run``, ``backfill``, ``reprocess``, or ``begin anew``: a run that reads journals that were made again."""
     has_engine: bool = False
     """Whether it has a Spark of its own, which carries out orders, and dies with it."""
 
@@ -108,6 +110,20 @@ class Loosen:
 @dataclass(frozen=True)
 class Damage:
     """Somebody deletes some rows by hand, and has some there twice."""
+
+
+@dataclass(frozen=True)
+class MakeAgain:
+    """Once all of a journal is read: delete it with its files, and make it again."""
+
+    journal: int
+
+
+@dataclass(frozen=True)
+class Outgrow:
+    """Append to a journal that was made again until it is longer than it was before."""
+
+    journal: int
 
 
 @dataclass(frozen=True)
@@ -299,6 +315,27 @@ def _engines(draw: Random, journals: int) -> Iterator[object]:
     yield Run(has_engine=True)
 
 
+def _made_again(draw: Random, journals: int) -> Iterator[object]:
+    """A journal is deleted and made again. Runs pass it over, however long it is, until one begins anew with it."""
+    yield from _appends(draw, journals, _SPANS)
+    yield Run(Fault("killed after", draw.randint(5, 60)))
+    yield from _appends(draw, journals, _SPANS)
+    which = draw.randrange(journals)
+    yield MakeAgain(which)
+    yield Append(which, 1)
+    yield Run()
+    yield Outgrow(which)
+    yield from _appends(draw, journals, _SPANS)
+    yield Run(Fault("killed before", draw.randint(5, 60)))
+    for side in ("before", "after"):
+        yield Run(Fault(f"killed {side}", draw.randint(5, 60)), "begin anew")
+    yield Both(None, "begin anew", draw.choice(("run", "begin anew")))
+    yield from _appends(draw, journals, _SPANS)
+    yield Run(None, "begin anew")
+    yield Maintain("both")
+    yield from _appends(draw, journals, _SPANS)
+
+
 _HISTORIES: dict[str, Callable[[Random, int], Iterator[object]]] = {
     "killed": _killed,
     "broken": _broken,
@@ -312,6 +349,7 @@ _HISTORIES: dict[str, Callable[[Random, int], Iterator[object]]] = {
     "restaged": _restaged,
     "backfilled": _backfilled,
     "reprocessed": _reprocessed,
+    "made again": _made_again,
     "engines": _engines,
 }
 _KEYED = {"upserts", "restaged", "engines"}

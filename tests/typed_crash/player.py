@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from random import Random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
@@ -22,6 +23,7 @@ from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.starvation import TooLate, reason_of
 from gazette_platform.testing.waiting import patient, wait_until
+from tests.benches.spark_journals import make_again
 from tests.lake_crash.pairs import AIMED, Pairs
 from tests.typed_crash.life import Life, LifeReport, live
 from tests.typed_crash.messages import JournalLog, Writer
@@ -33,6 +35,8 @@ from tests.typed_crash.plan import (
     Held,
     Loosen,
     Maintain,
+    MakeAgain,
+    Outgrow,
     Restart,
     Roll,
     Run,
@@ -189,12 +193,24 @@ class Player:
                 self._tables.maintain(what)
             case Restart():
                 self._restart()
+            case _:
+                self._change(step)
+
+    def _change(self, step: Any) -> None:
+        """Do what somebody does to journals, to the spec, or to the table by hand."""
+        match step:
             case Widen():
                 self._widen()
             case Loosen():
                 self._loosen()
             case Damage():
                 self._tables.damage(self._draw)
+            case MakeAgain(journal):
+                self._make_again(journal)
+            case Outgrow(journal):
+                log = self._logs[self._journal(journal)]
+                while log.head <= log.former[-1].end:
+                    self._append(Append(journal, 1))
 
     def _widen(self, *, is_required: bool = False) -> None:
         self._has_late = True
@@ -205,6 +221,13 @@ class Player:
         *others, late = self._spec.columns
         late = structs.replace(late, required=False)
         self._spec = structs.replace(self._spec, columns=(*others, late))
+
+    def _make_again(self, journal: int) -> None:
+        name = self._journal(journal)
+        # So that it follows from what was appended what was read of it.
+        self._until("run", lambda report: report.outcome == "idle")
+        make_again(self._world.client, SimpleNamespace(fragments=self._world.file_root), name)
+        self._logs[name].make_again()
 
     def _append(self, step: Append) -> None:
         name = self._journal(step.journal)

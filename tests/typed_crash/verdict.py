@@ -99,9 +99,14 @@ def judge(
         for journal, one in wanted.items()
         for begin, row in one.rows.items()
     }
-    committed = len(stands_for)
     if is_keyed:
         stands_for = last_of_keys(wanted)
+    stands_for |= {
+        (_former(journal), begin): (row, (journal,))
+        for journal, one in wanted.items()
+        for begin, row in one.former_rows.items()
+    }
+    committed = sum(len(one.rows) + len(one.former_rows) for one in wanted.values())
     rows = {
         spot: row if is_parted else row._replace(partition="")
         for spot, (row, _) in stands_for.items()
@@ -111,6 +116,12 @@ def judge(
         for journal, one in wanted.items()
         for begin, record in one.quarantined.items()
     }
+    records |= {
+        (_former(journal), begin): record
+        for journal, one in wanted.items()
+        for begin, record in one.former_quarantined.items()
+    }
+    found = _apart(wanted, found)
     _compare(verdict, f"{name}, rows", rows, found.rows)
     _compare(verdict, f"{name}, quarantined", records, found.quarantined)
     # A message that was appended again, at another offset; or a key that has two rows.
@@ -124,6 +135,30 @@ def judge(
     verdict.quarantined += len(found.quarantined)
     verdict.committed += committed + len(records)
     _judge_state(verdict, name, wanted, found, Counter(journal for journal, _ in rows))
+
+
+def _former(journal: str) -> str:
+    """A name for what a journal was before it was made again."""
+    return f"{journal} (former)"
+
+
+def _apart(wanted: Mapping[str, Expected], found: Found) -> Found:
+    """What there is, with what is of former journals under names of their own: offsets are of both."""
+    rows = {(j, b): row.n for j, one in wanted.items() for b, row in one.former_rows.items()}
+    records = {
+        (j, b): one.raw for j, each in wanted.items() for b, one in each.former_quarantined.items()
+    }
+
+    def named(journal: str, begin: int, content: Any, former: dict[tuple[str, int], Any]) -> str:
+        if former.get((journal, begin)) != content:
+            return journal
+        del former[journal, begin]  # the other one may be the same
+        return _former(journal)
+
+    return found._replace(
+        rows=[(named(j, b, row.n, rows), b, row) for j, b, row in found.rows],
+        quarantined=[(named(j, b, one.raw, records), b, one) for j, b, one in found.quarantined],
+    )
 
 
 def _identity(journal: str, row: Row, *, is_keyed: bool) -> tuple[Any, ...]:
@@ -176,19 +211,20 @@ def _judge_state(
             continue
         of = f"{name}, state of {journal}"
         counts = state.counts
+        quarantined = len(one.quarantined) + len(one.former_quarantined)
         said = {
             "messages": (counts.messages, one.messages),
             "acks": (counts.acks, one.acks),
-            "rows": (counts.typed, len(one.rows)),
-            "quarantined": (counts.quarantined, len(one.quarantined)),
+            "rows": (counts.typed, len(one.rows) + len(one.former_rows)),
+            "quarantined": (counts.quarantined, quarantined),
             "waiting": (counts.waiting, sum(at.waiting for at in state.producers.values())),
             "lost bytes": (counts.lost_bytes, 0),
             "offset": (state.offset, one.head),
             "producers": ({p: (at.last_ack, at.begin) for p, at in state.producers.items()}, {p: (at.last_ack, at.begin) for p, at in one.producers.items()}),
-            "rows by the check of completeness": (found.counted[0].get(journal, 0), rows[journal]),
+            "rows by the check of completeness": (found.counted[0].get(journal, 0), rows[journal] + rows[_former(journal)]),
             "quarantined by the check of completeness": (
                 found.counted[1].get(journal, 0),
-                len(one.quarantined),
+                quarantined,
             ),
         }  # fmt: skip
         problems += [

@@ -1,5 +1,6 @@
 """Specs, status and checkpoints of consumers: bytes that Gazette writes, and their rules."""
 
+import dataclasses
 import json
 from dataclasses import replace
 
@@ -115,6 +116,14 @@ def test_checkpoint_has_the_json_of_gazette():
     assert Checkpoint.from_json(json.loads(CHECKPOINT_JSON)) == one
     assert Checkpoint.from_json({"sources": None, "ack_intents": None}) == Checkpoint()
     assert Checkpoint.from_json(CHECKPOINT.json()) == CHECKPOINT
+
+
+def test_checkpoint_says_which_journal_its_offset_is_of():
+    """In a field that Gazette does not know: without it the bytes are Gazette's."""
+    noted = dataclasses.replace(CHECKPOINT, created={"foo": 43})
+    assert Checkpoint.decode(noted.encode()) == noted
+    assert Checkpoint.from_json(json.loads(json.dumps(noted.json()))) == noted
+    assert noted.encode() != CHECKPOINT.encode()
 
 
 @pytest.mark.parametrize(

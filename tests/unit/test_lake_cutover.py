@@ -101,7 +101,7 @@ class Without:
 
     def __init__(self, files, unlisted):
         self.files, self.unlisted = files, unlisted
-        self.journals, self.content = files.journals, files.content
+        self.journals, self.content, self.created = files.journals, files.content, files.created
 
     def fragments(self, journal, offset, limit):
         return [f for f in self.files.fragments(journal, offset, limit) if f != self.unlisted]

@@ -276,7 +276,7 @@ def test_a_fragment_that_spans_where_nobody_was_is_found(registrar, files, spec)
     files.append("events/part=0", lines(3, 1), postfix=HOUR_6)  # old, so that a gap is given up
     report = registrar.tick(spec, {"events/part=0": JournalCursor(9)})
     assert sum(u.fragments_added for u in report.updates) == 2
-    assert report.cursors["events/part=0"] == JournalCursor(36, 27, (), 1)
+    assert report.cursors["events/part=0"] == JournalCursor(36, 27, (), 1, 41)
 
 
 @pytest.mark.parametrize("backlogs", [1, 6])

@@ -3,7 +3,15 @@
 import pytest
 from lake_bench import FragmentFiles, MemoryMetastore
 
-from gazette_platform.lake import Registrar, Shrinker, StoreRoots, SweepPoint, parse_table_spec
+from gazette_platform.lake import (
+    Registrar,
+    RegistrationCursor,
+    Shrinker,
+    StoreRoots,
+    SweepPoint,
+    parse_table_spec,
+)
+from gazette_platform.lake.adopting import adopt_journals
 from gazette_platform.lake.catching_up import catch_up
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.standing import table_standing
@@ -50,9 +58,8 @@ class Lake:
     def rows(self):
         with self.metastore.connect() as session:
             table = session.table("s", "events")
-            states = [
-                PartitionState.from_parameters(p.parameters) for p in session.partitions(table)
-            ]
+            found = session.partitions(table) if table.partition_columns else [table]
+            states = [PartitionState.from_parameters(p.parameters) for p in found]
         return {s.ranges: s.rows for s in states if s.ranges}
 
     def forget(self):
@@ -89,9 +96,11 @@ def test_it_is_told_until_its_former_files_are_forgotten_and_then_registered(lak
     for _ in range(3):
         report = lake.tick()
         (error,) = report.errors
-        assert f"brokers list {JOURNAL} up to offset 180 only" in error
-        assert "partitions hold it up to 900" in error
-        assert "`gazctl lake repair --pruned s.events` forgets them" in error
+        assert (
+            f"{JOURNAL} was deleted and made again, and its Hive partitions hold the former one up to"
+            in error
+        )
+        assert "`gazctl lake repair --pruned s.events` may forget them" in error
         assert report.cursors[JOURNAL].offset == 900
     # Nothing of it was mixed in, and the others went on.
     assert lake.rows() == {**{r: n for r, n in before.items() if r != ((0, 63),)}, ((0, 108),): 12}
@@ -104,6 +113,72 @@ def test_it_is_told_until_its_former_files_are_forgotten_and_then_registered(lak
     assert [u.rows_added for u in lake.tick().updates] == [3]
 
 
+@pytest.mark.parametrize("keeps_cursor", [True, False])
+@pytest.mark.parametrize("hour", ["hour=05", "hour=09"])
+def test_it_is_told_however_long_it_is(lake, hour, keeps_cursor):
+    """When it has passed the cursor, its first bytes would be lost, and one offset would stand for two bytes."""
+    lake.append(50)
+    lake.tick()
+    before = lake.rows()
+    lake.make_again()
+    lake.append(20, hour)
+    lake.tick()
+    lake.append(90, hour)
+    for _ in range(3):
+        if not keeps_cursor:
+            lake.cursors = {}
+        (error,) = lake.tick().errors
+        assert (
+            f"{JOURNAL} was deleted and made again, and its Hive partitions hold the former one up to 450"
+            in error
+        )
+    assert lake.rows() == before
+    with lake.metastore.connect() as session:
+        table = session.table("s", "events")
+        session.drop_partitions(table, ["part=0/hour=5"])
+    assert lake.tick().errors == []
+    assert lake.rows() == {((0, 990),): 110}
+
+
+@pytest.mark.parametrize("spec", [HOURS, SPEC])
+@pytest.mark.parametrize("keeps_cursor", [True, False])
+def test_it_goes_on_if_a_person_says_that_it_holds_what_it_held(lake, spec, keeps_cursor):
+    """Etcd was set up again from a listing: fragments are those that were registered."""
+    lake.spec = parse_table_spec(spec)
+    lake.append(50, "hour=05" if spec == HOURS else "")
+    lake.tick()
+    before = lake.rows()
+    lake.files._created[JOURNAL] += 100
+    lake.append(20, "hour=05" if spec == HOURS else "")
+    if not keeps_cursor:
+        lake.cursors = {}
+    (error,) = lake.tick().errors
+    assert "if it holds what it held, `gazctl lake repair --same s.events` keeps them" in error
+    created = lake.files.created(lake.spec.label_selector)
+    with lake.metastore.connect() as session:
+        table = session.table("s", "events")
+        assert adopt_journals(session, table, created, is_dry_run=True) == 1
+        assert lake.rows() == before
+        assert adopt_journals(session, table, created) == 1
+        assert adopt_journals(session, session.table("s", "events"), created) == 0
+    assert lake.tick().errors == []
+    assert lake.rows() == {((0, 630),): 70}
+
+
+def test_cursor_and_accounts_of_a_former_release_note_their_journal(lake):
+    lake.files.created = lambda selector: {JOURNAL: 0}
+    lake.append(50)
+    lake.tick()
+    assert lake.cursors[JOURNAL].created == 0
+    del lake.files.created
+    lake.append(50)
+    assert lake.tick().errors == []
+    assert lake.cursors[JOURNAL].created
+    assert lake.rows() == {((0, 900),): 100}
+    text = RegistrationCursor({"s.events": lake.cursors}).dump()
+    assert RegistrationCursor.parse(text).tables == {"s.events": lake.cursors}
+
+
 def test_it_is_told_while_its_former_files_are_still_there(lake):
     lake.append(50)
     lake.tick()
@@ -111,7 +186,7 @@ def test_it_is_told_while_its_former_files_are_still_there(lake):
     lake.append(20, "hour=09")
     lake.forget()
     (error,) = lake.tick().errors
-    assert "drop its Hive partitions (which deletes no file)" in error
+    assert "drop these Hive partitions (which deletes no file" in error
     with lake.metastore.connect() as session:
         table = session.table("s", "events")
         session.drop_partitions(table, ["part=0/hour=5"])
@@ -126,7 +201,7 @@ def test_a_table_without_hive_partitions(lake):
     lake.make_again(journal="events/one")
     lake.append(20, "", journal="events/one")
     report = lake.tick()
-    assert "was it deleted and made again" in report.errors[0]
+    assert "was deleted and made again" in report.errors[0]
     assert report.updates == []
 
 
@@ -159,4 +234,4 @@ def test_a_flush_says_so_too(lake):
         deadline=clock.monotonic() + 60,
         clock=clock,
     )
-    assert "was it deleted and made again" in " ".join(done.told)
+    assert "was deleted and made again" in " ".join(done.told)

@@ -188,6 +188,22 @@ def test_a_source_by_another_alias_counts_as_it_did():
     assert (list(plan.make), plan.sealed) == ([("EWR",), ("JFK",)], ())
 
 
+def test_slice_of_a_journal_that_was_made_again_is_not_made_of_the_other_one():
+    """The same offsets, and more of them, are other content."""
+
+    def of(created, end):
+        return raw({"JFK/5": Seen("j/JFK", ((0, end),), "", created)})
+
+    covers = done(planned(spec(), of(43, 10)))
+    covers = Covers.parse(covers.dump())
+    plan = planned(spec(), of(77, 20), covers)
+    assert (list(plan.make), [sealed.values for sealed in plan.behind]) == ([], [("JFK",)])
+    assert list(planned(spec(), of(43, 20), covers).make) == [("JFK",)]
+    # A former release did not note which journal it was.
+    former = done(planned(spec(), of(0, 10)))
+    assert list(planned(spec(), of(77, 20), former).make) == [("JFK",)]
+
+
 def test_slice_that_lost_a_part_of_one_part_is_not_made_again():
     """Where the front of a Hive partition was pruned, what is left still overlaps what was read."""
     covers = done(planned(spec(), raw({"JFK/5": ((0, 10),)})))

@@ -19,6 +19,7 @@ from gazette_platform.lake.typed.planning.state import (
     pruned,
 )
 from gazette_platform.message.sequencer import PRUNE_HORIZON
+from gazette_platform.protocol import DOUBTED
 
 CLOCK = 0x1E9CC5F83FC2F810
 
@@ -29,7 +30,14 @@ producers = st.dictionaries(
     max_size=4,
 )
 counts = st.builds(Counts, **dict.fromkeys(Counts.__dataclass_fields__, numbers))
-journals = st.builds(JournalState, offset=numbers, producers=producers, counts=counts)
+journals = st.builds(
+    JournalState,
+    offset=numbers,
+    producers=producers,
+    counts=counts,
+    created=st.sampled_from([0, DOUBTED, 7]),
+    shared_to=st.sampled_from([0, 900]),
+)
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 states = st.builds(TypedState, st.dictionaries(names, journals, max_size=4))
 
@@ -187,10 +195,10 @@ def test_file_with_a_journal_without_a_name_is_refused():
         TypedState.decode(out.getvalue())
 
 
-def rewritten(content, **changed):
-    """The file with other metadata."""
+def rewritten(content, *, without=(), **changed):
+    """The file with other metadata, and without some columns."""
     file = parquet.ParquetFile(io.BytesIO(content))
-    table, out = file.read().replace_schema_metadata(None), io.BytesIO()
+    table, out = file.read().replace_schema_metadata(None).drop(list(without)), io.BytesIO()
     with parquet.ParquetWriter(out, table.schema, store_schema=False) as writer:
         writer.write_table(table)
         told = {name.encode(): value for name, value in changed.items()}
@@ -198,9 +206,19 @@ def rewritten(content, **changed):
     return out.getvalue()
 
 
+def test_state_of_version_1_does_not_know_its_journals():
+    state = some_state()
+    content = rewritten(
+        state.encode(),
+        without=("created", "shared_to"),
+        **{"gazette.typed-state.version": b"1"},
+    )
+    assert TypedState.decode(content) == state
+
+
 def test_state_of_a_newer_release_is_refused():
-    content = rewritten(some_state().encode(), **{"gazette.typed-state.version": b"2"})
-    with pytest.raises(LakeError, match=r"has version 2, this release knows 1: .* update"):
+    content = rewritten(some_state().encode(), **{"gazette.typed-state.version": b"3"})
+    with pytest.raises(LakeError, match=r"has version 3, this release knows 2: .* update"):
         TypedState.decode(content)
 
 

@@ -17,6 +17,8 @@ from gazette_platform.protocol import (
     LabelSet,
     Route,
     Status,
+    created_list,
+    created_map,
     validate_journal_name,
     validate_journal_request,
     validate_token,
@@ -175,6 +177,7 @@ class AdminApi:
         with rules("Savepoint"):
             await _validate_savepoint(savepoint)
         await self._require_all(savepoint.offsets, claims)
+        self._note_created(savepoint)
         savepoint.created_at = int(self._context.clock.now().timestamp())
         savepoint.journals = len(savepoint.offsets)
         key = savepoint_key(self._prefix, savepoint.name)
@@ -193,6 +196,13 @@ class AdminApi:
         response = admin_pb.PutSavepointResponse(savepoint=savepoint)
         self._header().into_pb(response.header)
         return Status.OK, response.SerializeToString()
+
+    def _note_created(self, savepoint: admin_pb.Savepoint) -> None:
+        """Say of each journal which one its offset belongs to, unless the client has said it."""
+        items = self._context.space.state.items
+        now = {name: items[name].create_revision for name in savepoint.offsets if name in items}
+        said = created_map(savepoint.offsets, savepoint.created)
+        savepoint.created[:] = created_list(savepoint.offsets, now | said)
 
     async def get_savepoint(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:
         """Serve one GetSavepoint, with the offsets of those journals that the claims cover.
@@ -327,8 +337,12 @@ class AdminApi:
         self, savepoint: admin_pb.Savepoint, claims: Claims
     ) -> admin_pb.Savepoint | None:
         """The part of a savepoint that a caller with these claims may see; None: nothing."""
-        for journal in await self._beyond(savepoint.offsets, claims):
+        beyond = await self._beyond(savepoint.offsets, claims)
+        created = created_map(savepoint.offsets, savepoint.created) if beyond else {}
+        for journal in beyond:
             del savepoint.offsets[journal]
+        if beyond:
+            savepoint.created[:] = created_list(savepoint.offsets, created)
         if claims is ALL_CLAIMS:
             return savepoint
         savepoint.journals = len(savepoint.offsets)

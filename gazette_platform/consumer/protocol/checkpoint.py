@@ -33,6 +33,9 @@ class Checkpoint:
     """By journal, with any ``;meta``."""
     ack_intents: tuple[AckIntent, ...] = ()
     """One a journal; their order is that of names once the checkpoint was stored."""
+    created: Mapping[str, int] = field(default_factory=dict)
+    """Create revision of each source (`protocol.identity`), as far as it is known: not of those that were read by an
+    application itself, by a former release, or by Gazette."""
 
     @property
     def read_through(self) -> Mapping[str, int]:
@@ -44,6 +47,7 @@ class Checkpoint:
         message = pb.Checkpoint()
         for journal, offset in self.read.offsets.items():
             message.sources[journal].read_through = offset
+            message.sources[journal].created = self.created.get(journal, 0)
         for journal, producer, last_ack, begin in self.read.producers:
             entry = message.sources[journal].producers.add(id=producer)
             entry.state.last_ack = last_ack
@@ -71,6 +75,7 @@ class Checkpoint:
         return cls(
             SequencerCheckpoint(offsets=offsets, producers=tuple(producers)),
             tuple(AckIntent(journal, content) for journal, content in intents),
+            {name: source.created for name, source in message.sources.items() if source.created},
         )
 
     def encode(self) -> bytes:
@@ -93,7 +98,8 @@ class Checkpoint:
         """The checkpoint as Go's JSON has it: bytes in base64, zero fields left out."""
         sources: dict[str, dict[str, Any]] = {}
         for journal, offset in sorted(self.read.offsets.items()):
-            sources[journal] = {"read_through": offset} if offset else {}
+            source = {"read_through": offset, "created": self.created.get(journal, 0)}
+            sources[journal] = {key: value for key, value in source.items() if value}
         for journal, producer, last_ack, begin in self.read.producers:
             state = {"last_ack": last_ack, "begin": begin}
             entry = {
@@ -119,6 +125,7 @@ class Checkpoint:
             for journal, source in (document.get("sources") or {}).items():
                 into = message.sources[journal]
                 into.read_through = source.get("read_through", 0)
+                into.created = source.get("created", 0)
                 for each in source.get("producers") or ():
                     entry = into.producers.add(id=base64.b64decode(each["id"], validate=True))
                     entry.state.last_ack = each["state"].get("last_ack", 0)

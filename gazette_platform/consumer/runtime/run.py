@@ -306,7 +306,8 @@ class Run(Generic[StoreT, M]):
             # From here on nothing waits: whatever is published later comes behind these ACKs.
             intents = tuple(self._publisher.build_acks())
             now = clock_of(int(self._clock.unix_s() * 1e9))
-            checkpoint = Checkpoint(self._backlog.checkpoint(now=now), intents)
+            created = {**self._checkpoint.created, **self._sources.created}
+            checkpoint = Checkpoint(self._backlog.checkpoint(now=now), intents, created)
             with step("store.StartCommit"):
                 commit = self._store.start_commit(checkpoint, self._shard.appends.pending())
             check_commit(commit)

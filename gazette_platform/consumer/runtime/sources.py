@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 from gazette_platform.consumer.runtime.steps import error_of, step
 from gazette_platform.errors import DataError, GazetteError, ValidationError
 from gazette_platform.message import NO_UUID, UncommittedReader
+from gazette_platform.protocol import require_same, strip_meta
 
 if TYPE_CHECKING:
     from gazette_platform.consumer.application import Application, MessageBatches, Shard
@@ -37,7 +38,11 @@ _LAG_S: Final = 2.0
 class Sources(Generic[M]):
     """One reader a source, which goes on for ever; or one of the application's own.
 
-    Journals are read uncommitted. Content that is gone is read over, with a warning.
+    Journals are read uncommitted. Content that is gone is read over, with a warning. A journal that was deleted and made
+    again since the checkpoint ends the shard.
+
+    Attributes:
+        created: create revision of each source that is read.
     """
 
     def __init__(
@@ -48,6 +53,7 @@ class Sources(Generic[M]):
         self._store = store
         self._inlet = inlet
         self._framings: dict[str, Unframing[M]] = {}
+        self.created: dict[str, int] = {}
         self._is_own = False
 
     def start(self, tasks: TaskGroup, checkpoint: Checkpoint) -> None:
@@ -71,6 +77,7 @@ class Sources(Generic[M]):
                 source = waiting.popleft()
                 begin = max(checkpoint.read_through.get(source.journal, 0), source.min_offset)
                 framing = await self._framing_of(source.journal)
+                self._require_same(source.journal, begin, checkpoint)
                 read = self._read(source.journal, begin, framing)
                 tasks.spawn(read, name=f"read {source.journal}")
                 if begin > source.min_offset:
@@ -78,6 +85,19 @@ class Sources(Generic[M]):
                     tasks.spawn(look, name=f"end {source.journal}")
         except BaseException as err:  # noqa: BLE001  looked at by `_fail`
             self._fail(err)
+
+    def _require_same(self, journal: str, begin: int, checkpoint: Checkpoint) -> None:
+        """Raises: JournalReplaced."""
+        now = self.created[journal]
+        with step("reading a source"):
+            require_same(
+                journal,
+                checkpoint.created.get(journal, 0),
+                now,
+                offset=begin,
+                advice=f"to read this one, name the source {strip_meta(journal)};{now} in the shard's spec, which is read "
+                "from its min_offset; or name another journal",
+            )
 
     async def _look_at_end(self, journal: str, begin: int) -> None:
         """Warn of a source that ends before what was read of it: the read waits for its head to pass that."""
@@ -92,11 +112,13 @@ class Sources(Generic[M]):
                 return
         _log.warning(
             "shard %s: %s ends at offset %d, and was read up to %d before: what is appended to it in between is "
-            "not consumed (was it deleted and made anew? Then give the shard a source of another name)",
+            "not consumed (has it lost its end, or was it deleted and made again before this release? Then name the "
+            "source %s;again in the shard's spec, and it is read from its min_offset)",
             self._shard.id,
             journal,
             head,
             begin,
+            strip_meta(journal),
         )
 
     async def _read_own(self, batches: MessageBatches[M]) -> None:
@@ -114,7 +136,12 @@ class Sources(Generic[M]):
         try:
             reader = UncommittedReader(
                 self._shard.client.read(
-                    journal, begin, block=True, direct=True, on_jump="continue"
+                    journal,
+                    begin,
+                    block=True,
+                    direct=True,
+                    on_jump="continue",
+                    created=self.created[journal],
                 ),
                 framing,
             )
@@ -148,9 +175,10 @@ class Sources(Generic[M]):
         framing = self._framings.get(journal)
         if framing is None:
             with step("fetching journal spec"):
-                spec = (await self._shard.client.get(journal)).spec
+                found = await self._shard.client.get(journal)
+            self.created[journal] = found.create_revision
             with step("app.NewMessage"):
-                framing = self._framings[journal] = self._application.framing(spec)
+                framing = self._framings[journal] = self._application.framing(found.spec)
         return framing
 
     async def replay(self, wanted: ReplayRange) -> MessageBatches[M]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.errors import LakeError
+from gazette_platform.protocol import is_another
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -34,12 +35,18 @@ class Seen:
     """Offsets [begin, end) of the journal, ascending."""
     note: str = ""
     """What else tells two states apart."""
+    created: int = 0
+    """Create revision of the journal that the offsets belong to (`protocol.identity`); 0: not known."""
+
+    def is_of_journal(self, other: Seen) -> bool:
+        """Whether offsets of both are of one journal."""
+        return self.journal == other.journal and not is_another(self.created, other.created)
 
     def holds(self, former: Seen) -> bool:
         """Whether all content of `former` is still there."""
         if not former.journal:
             return True
-        return self.journal == former.journal and all(
+        return self.is_of_journal(former) and all(
             any(b <= begin and end <= e for b, e in self.ranges) for begin, end in former.ranges
         )
 
@@ -146,7 +153,12 @@ def merged_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def _parts_to_json(parts: Mapping[str, Mapping[str, Seen]]) -> dict[str, dict[str, list[Any]]]:
     return {
         alias: {
-            name: [seen.journal, [list(r) for r in seen.ranges], seen.note]
+            name: [
+                seen.journal,
+                [list(r) for r in seen.ranges],
+                seen.note,
+                *([seen.created] if seen.created else []),
+            ]
             for name, seen in sorted(by_name.items())
         }
         for alias, by_name in sorted(parts.items())
@@ -157,9 +169,12 @@ def _parts_from_json(raw: Any) -> dict[str, dict[str, Seen]]:
     return {
         str(alias): {
             str(name): Seen(
-                str(journal), tuple((int(begin), int(end)) for begin, end in ranges), str(note)
+                str(journal),
+                tuple((int(begin), int(end)) for begin, end in ranges),
+                str(note),
+                *map(int, created),
             )
-            for name, (journal, ranges, note) in by_name.items()
+            for name, (journal, ranges, note, *created) in by_name.items()
         }
         for alias, by_name in raw.items()
     }

@@ -244,12 +244,15 @@ def _is_held(name: str, by_name: Mapping[str, Seen], now: Mapping[str, Seen]) ->
         now: parts of the same source, by name.
     """
     former, here = by_name[name], now.get(name)
-    if here is None or here.holds(former) or here.journal != former.journal:
+    if here is None or here.holds(former) or not here.is_of_journal(former):
         return here is not None and here.holds(former)
     elsewhere = [
         held
         for other, seen in by_name.items()
-        if other != name and other in now and seen.journal == now[other].journal == here.journal
+        if other != name
+        and other in now
+        and seen.is_of_journal(now[other])
+        and here.is_of_journal(now[other])
         for held in subtract(seen.ranges, subtract(seen.ranges, now[other].ranges))
     ]
     return not subtract(subtract(former.ranges, here.ranges), elsewhere)

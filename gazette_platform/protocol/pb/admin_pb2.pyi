@@ -98,7 +98,7 @@ class RefusedStore(_message.Message):
     def __init__(self, store: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Savepoint(_message.Message):
-    __slots__ = ("name", "offsets", "created_at", "journals")
+    __slots__ = ("name", "offsets", "created_at", "journals", "created")
     class OffsetsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -110,11 +110,13 @@ class Savepoint(_message.Message):
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
     JOURNALS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
     name: str
     offsets: _containers.ScalarMap[str, int]
     created_at: int
     journals: int
-    def __init__(self, name: _Optional[str] = ..., offsets: _Optional[_Mapping[str, int]] = ..., created_at: _Optional[int] = ..., journals: _Optional[int] = ...) -> None: ...
+    created: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., offsets: _Optional[_Mapping[str, int]] = ..., created_at: _Optional[int] = ..., journals: _Optional[int] = ..., created: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PutSavepointRequest(_message.Message):
     __slots__ = ("savepoint", "replace")

@@ -104,7 +104,7 @@ class Checkpoint(_message.Message):
         begin: int
         def __init__(self, last_ack: _Optional[int] = ..., begin: _Optional[int] = ...) -> None: ...
     class Source(_message.Message):
-        __slots__ = ("read_through", "producers")
+        __slots__ = ("read_through", "producers", "created")
         class ProducerEntry(_message.Message):
             __slots__ = ("id", "state")
             ID_FIELD_NUMBER: _ClassVar[int]
@@ -114,9 +114,11 @@ class Checkpoint(_message.Message):
             def __init__(self, id: _Optional[bytes] = ..., state: _Optional[_Union[Checkpoint.ProducerState, _Mapping]] = ...) -> None: ...
         READ_THROUGH_FIELD_NUMBER: _ClassVar[int]
         PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+        CREATED_FIELD_NUMBER: _ClassVar[int]
         read_through: int
         producers: _containers.RepeatedCompositeFieldContainer[Checkpoint.Source.ProducerEntry]
-        def __init__(self, read_through: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[Checkpoint.Source.ProducerEntry, _Mapping]]] = ...) -> None: ...
+        created: int
+        def __init__(self, read_through: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[Checkpoint.Source.ProducerEntry, _Mapping]]] = ..., created: _Optional[int] = ...) -> None: ...
     class SourcesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]

@@ -174,19 +174,28 @@ def require_progress(metadata: TableMetadata, name: str) -> None:
     if at is None and head is not None and summary_of(metadata, head).get("total-records") != "0":
         raise TypedProgressGone(
             f"{name} has rows, and no tag {PROGRESS}, which says what was read: set the tag to the newest "
-            f"snapshot that has the property `{RUN}`, or drop the table and have it made anew"
+            f"snapshot that has the property `{RUN}`, or drop the table and have it made anew. {_accepting(name)}"
         )
     if is_rolled_back(metadata):
         raise TypedRolledBack(
             f"{name} was rolled back to snapshot {head}, and what was read is told by {at}: move the tag "
-            f"{PROGRESS} to one before it, and what came behind is read again; or roll the table forward to {at}"
+            f"{PROGRESS} to one before it, and what came behind is read again; or roll the table forward to {at}. "
+            f"{_accepting(name)}"
         )
     behind = _published_behind(metadata)
     if behind is not None:
         raise TypedRolledBack(
             f"{name} has what was published as {behind}, and its tag {PROGRESS} was moved back to {at}, so that rows would "
-            f"come twice: roll the table back to {at} as well, and what came behind is read again; or move the tag to {behind}"
+            f"come twice: roll the table back to {at} as well, and what came behind is read again; or move the tag to {behind}. "
+            f"{_accepting(name)}"
         )
+
+
+def _accepting(name: str) -> str:
+    return (
+        f"`gazctl lake run {name} --accept-rollback` shows what would be read again or be lost, and moves the tag to what "
+        "the table has"
+    )
 
 
 def updates_moving(snapshot_id: int) -> tuple[SetSnapshotRefUpdate, ...]:

@@ -12,16 +12,21 @@ held. It ends, and is split, only where a message ends:
 Each byte has one holder, however fragments overlap; see `segments`. Bytes that nobody holds are a *hole*: the range ends
 before it, and the plan tells of it. It is passed over only on a person's word.
 
+An offset is of one journal (`protocol.identity`). If another one has its name now, nothing of that is read until a person
+says where to begin; `decided` keeps that in the state, so that it does not pass when the new journal has grown.
+
 Who is served when there is more than a run may read: in rounds, one task of each journal in each round, those first
 whose next content was stored first. So one journal with years to catch up on keeps no other one from being up to
 date, unless a run has not even one task for each; then those left out are the oldest next time.
 
 A *backfill* makes rows of former ranges anew and leaves the state as it is. See `plan_backfill`.
+
+Long because runs and backfills share who holds which bytes, and how these are cut into tasks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING, Final, final
@@ -29,6 +34,7 @@ from typing import TYPE_CHECKING, Final, final
 from gazette_platform.errors import OffsetJump, ValidationError
 from gazette_platform.lake.segments import Segment, plan_segments
 from gazette_platform.lake.typed.planning.state import JournalState
+from gazette_platform.protocol import DOUBTED, is_another
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,8 +52,10 @@ __all__ = [
     "Limits",
     "RunPlan",
     "Task",
+    "decided",
     "held_ranges",
     "merged_ranges",
+    "missing_between",
     "plan_backfill",
     "plan_run",
     "tasks_between",
@@ -71,6 +79,8 @@ class JournalNow:
     listed: Sequence[FragmentListing]
     """In any order: at least all fragments with bytes behind where the state has come to, or a backfill
     begins. Those without a backing store are in spools."""
+    created: int = 0
+    """Its create revision; see `protocol.identity`."""
 
 
 @final
@@ -124,6 +134,8 @@ class JournalRange:
     tasks: tuple[Task, ...]
     passed: tuple[_Range, ...] = ()
     """Holes before it that a person gave up: the run begins with `JournalState.passing` these."""
+    created: int = 0
+    """Create revision of the journal."""
 
     @property
     def begin(self) -> int:
@@ -147,7 +159,8 @@ class HoleKind(StrEnum):
     """A transaction that is open begins in it. Its journal is read on; should it be committed, the run fails, until a person
     gives the transaction up."""
     MADE_AGAIN = "made again"
-    """The journal ends before what was read of it: it was deleted, and is another one now."""
+    """The journal is not the one that was read: it was deleted and made again, or it ends before what was read of it.
+    `Hole.begin` is where it ends now, and `Hole.end` how far the former one was read."""
 
 
 @final
@@ -220,7 +233,7 @@ def plan_run(
     left -= sum(task.end - task.begin for tasks in chosen.values() for task in tasks)
     return RunPlan(
         ranges=tuple(
-            JournalRange(name, tuple(tasks), tuple(reaches[name].passed))
+            JournalRange(name, tuple(tasks), tuple(reaches[name].passed), now[name].created)
             for name, tasks in sorted(chosen.items())
         ),
         holes=tuple(hole for reach in reaches.values() for hole in reach.holes),
@@ -247,9 +260,44 @@ def without_pruned(
     return state.with_journals(changed)
 
 
+def decided(
+    state: TypedState, journals: Iterable[JournalNow], begin_anew: Mapping[str, int]
+) -> TypedState:
+    """Return the state that says of each journal whether it is the one that was read.
+
+    What no state noted before is noted now. A journal that is shorter than it was is doubted from then on.
+
+    Args:
+        state, journals: as of `plan_run`, which is to be given what this returns.
+        begin_anew: by journal, where a person has the one of now be read from. Those that are the ones that were read
+            stay as they are.
+
+    Raises: ValidationError: such a place is behind the journal's head.
+    """
+    changed = {}
+    for each in journals:
+        one = state.journals.get(each.name)
+        if one is None:
+            continue
+        if not _is_another(each, one):
+            changed[each.name] = replace(one, created=each.created or one.created)
+        elif each.name in begin_anew:
+            offset = max(begin_anew[each.name], each.begin)
+            if offset > each.head:
+                raise ValidationError(f"{offset} is behind its head, {each.head}", path=each.name)
+            changed[each.name] = one.beginning_anew(offset, each.created)
+        elif each.head < one.offset and not is_another(one.created, each.created):
+            changed[each.name] = replace(one, created=DOUBTED)
+    return state.with_journals(changed)
+
+
+def _is_another(journal: JournalNow, state: JournalState) -> bool:
+    return is_another(state.created, journal.created) or journal.head < state.offset
+
+
 def _reach_of(journal: JournalNow, state: JournalState | None, given_up: int) -> _Reach:
     begin = journal.begin if state is None else state.offset
-    if journal.head < begin:
+    if state is not None and _is_another(journal, state):
         hole = Hole(journal.name, journal.head, begin, HoleKind.MADE_AGAIN)
         return _Reach(holes=[hole])
     reach = _reach(journal, begin, journal.head, given_up)
@@ -333,6 +381,11 @@ def tasks_between(
         gone = reach.holes[0]
         raise OffsetJump(journal.name, gone.begin, gone.end)
     return tuple(_tasks(reach.segments, task_bytes, is_settled=True))
+
+
+def missing_between(journal: JournalNow, begin: int, end: int) -> list[_Range]:
+    """Parts of [begin, end) that nobody holds."""
+    return [(hole.begin, hole.end) for hole in _pieces(journal, begin, end)[1]]
 
 
 def _served(waiting: Mapping[str, Sequence[Task]], limits: Limits) -> dict[str, list[Task]]:
@@ -432,7 +485,9 @@ def plan_backfill(
             raise ValidationError(
                 f"there is no journal {name}, or none of the table", path="journal"
             )
-        known = [state.journals[name] for state in states if name in state.journals]
+        known = _of_one_journal(
+            [state.journals[name] for state in states if name in state.journals]
+        )
         reached = max((one.offset for one in known), default=0)
         for begin, end in ranges:
             if begin >= end:
@@ -442,8 +497,12 @@ def plan_backfill(
         for begin, end in merged_ranges(ranges):
             if end > reached:
                 behind.append((name, max(begin, reached), end))
-            pieces, gone = _pieces(now[name], begin, min(end, reached))
-            holes += gone
+            low, high = _shared(now[name], known), min(end, reached)
+            if begin < min(low, high):
+                gone = Hole(name, begin, min(low, high), HoleKind.MADE_AGAIN)
+                holes.append(gone)
+            pieces, missing = _pieces(now[name], max(begin, low), high)
+            holes += missing
             found += [_backfilled(now[name], piece, known, reached, task_bytes) for piece in pieces]
     return BackfillPlan(tuple(found), tuple(holes), tuple(behind))
 
@@ -497,6 +556,26 @@ def merged_ranges(ranges: Iterable[_Range]) -> list[_Range]:
         else:
             found.append((begin, end))
     return found
+
+
+def _of_one_journal(states: Sequence[JournalState]) -> list[JournalState]:
+    """Those of the journal that the first one is of: offsets of a former one of that name say nothing about it."""
+    return [
+        one
+        for one in states
+        if one.shared_to == states[0].shared_to and not is_another(one.created, states[0].created)
+    ]
+
+
+def _shared(journal: JournalNow, known: Sequence[JournalState]) -> int:
+    """Up to where rows of a former journal have the same offsets, or all rows are of one; a message begins there."""
+    if not known:
+        return 0
+    if is_another(known[0].created, journal.created):
+        return known[0].offset
+    shared = known[0].shared_to
+    begins = (each.begin for each in _held(journal, journal.head) if each.begin >= shared)
+    return min(begins, default=known[0].offset) if shared else 0
 
 
 def _pieces(journal: JournalNow, begin: int, end: int) -> tuple[list[_Range], list[Hole]]:

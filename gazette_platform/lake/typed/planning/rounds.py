@@ -362,7 +362,7 @@ def _begun(state: JournalState | None, wanted: JournalRange) -> JournalState:
     begun = state
     if begun is None:
         offset = wanted.passed[0][0] if wanted.passed else wanted.begin
-        begun = JournalState(offset=offset)
+        begun = JournalState(offset=offset, created=wanted.created)
     for _, end in wanted.passed:
         # Open transactions go with it: they could not be read again, should they be committed.
         begun = begun.passing(end).giving_up(end)

@@ -26,11 +26,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Counts", "JournalState", "Producer", "TypedState", "pruned"]
 
-_VERSION: Final = 1
+_VERSION: Final = 2
+# Files of version 1 do not say which journal an offset belongs to.
+_VERSIONS: Final = frozenset({1, _VERSION})
 _VERSION_KEY: Final = b"gazette.typed-state.version"
 _DIGEST_KEY: Final = b"gazette.typed-state.digest"
 _PRODUCER = struct.Struct(f">{PRODUCER_BYTES}sQqq")
 _JOURNAL = struct.Struct(">I10q")
+_IDENTITY = struct.Struct(">8s2q")
+# Behind all producers that a journal may have begun: giving up "before" it gives up all open transactions.
+_BEHIND_ALL: Final = 1 << 63
 
 
 class Producer(NamedTuple):
@@ -78,6 +83,7 @@ class Counts:
 
 
 _COUNTS: Final = tuple(Counts.__dataclass_fields__)
+_IDENTITIES: Final = ("created", "shared_to")
 
 
 @final
@@ -89,6 +95,10 @@ class JournalState:
     """All before it was read; the next range begins here."""
     producers: Mapping[bytes, Producer] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
+    created: int = 0
+    """Create revision of the journal that `offset` belongs to; see `protocol.identity`."""
+    shared_to: int = 0
+    """Rows of a former journal of this name have offsets below this one, too. No backfill looks there."""
 
     @property
     def known(self) -> dict[bytes, int]:
@@ -113,6 +123,21 @@ class JournalState:
         }
         gone = sum(one.waiting - producers[name].waiting for name, one in self.producers.items())
         return replace(self, producers=producers, counts=self.counts + Counts(taken_back=gone))
+
+    def beginning_anew(self, offset: int, created: int) -> JournalState:
+        """Return the state with which the journal that has the name now is read from `offset` on.
+
+        What is known of producers is kept, so a message of the former journal that is appended again stays one row.
+        Open transactions are given up, unless the journal is read on where it was.
+        """
+        if offset == self.offset:
+            return replace(self, created=created)
+        return replace(
+            self.giving_up(_BEHIND_ALL),
+            offset=offset,
+            created=created,
+            shared_to=max(self.shared_to, self.offset),
+        )
 
     def with_rows(self, typed: int, quarantined: int) -> JournalState:
         """The state, with what a run made of committed messages."""
@@ -203,7 +228,10 @@ class TypedState:
             rows += [(name, producer, *known[producer]) for producer in sorted(known)]
         schema = _schema(pa)
         columns = list(zip(*rows, strict=True))
-        columns += zip(*(_values(one.counts) for _, one in journals), strict=True)
+        columns += zip(
+            *((*_values(one.counts), one.created, one.shared_to) for _, one in journals),
+            strict=True,
+        )
         # Counts are of journals, which come first.
         arrays = [
             pa.concat_arrays([pa.array(c, f.type), pa.nulls(len(rows) - len(c), f.type)])
@@ -269,8 +297,13 @@ def _journals_of(table: Any) -> dict[str, JournalState]:
         if producer is not None:
             break  # those of journals come first
         counts = {name: table.column(name)[index].as_py() for name in _COUNTS}
+        identity = {
+            name: table.column(name)[index].as_py()
+            for name in _IDENTITIES
+            if name in table.column_names
+        }
         journals[journal] = JournalState(
-            offset=offset, producers=producers[journal], counts=Counts(**counts)
+            offset=offset, producers=producers[journal], counts=Counts(**counts), **identity
         )
     return journals
 
@@ -285,6 +318,8 @@ def _digest_of(state: TypedState) -> str:
         digest.update(encoded)
         known = one.producers
         digest.update(b"".join([_PRODUCER.pack(name, *known[name]) for name in sorted(known)]))
+        if one.created or one.shared_to:  # else it is the digest that version 1 has
+            digest.update(_IDENTITY.pack(b"identity", one.created, one.shared_to))
     return digest.hexdigest()
 
 
@@ -294,7 +329,7 @@ def _check_version(found: bytes | None, where: str) -> None:
             f"{where} is a Parquet file, and no state of a typed table: does the property "
             "`gazette.state` of the snapshot name the right one?"
         )
-    if found != str(_VERSION).encode():
+    if found not in {str(version).encode() for version in _VERSIONS}:
         raise LakeError(
             f"{where} has version {found.decode(errors='replace')[:20]}, this release knows {_VERSION}: "
             "a newer release has written the table; update the platform"
@@ -317,7 +352,7 @@ def _schema(pa: Any) -> Any:
             ("last_ack", pa.uint64()),
             ("begin", pa.int64()),
             ("waiting", pa.int64()),
-            *((name, pa.int64()) for name in _COUNTS),
+            *((name, pa.int64()) for name in (*_COUNTS, *_IDENTITIES)),
         ]
     )
 

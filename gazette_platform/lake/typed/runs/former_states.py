@@ -44,21 +44,25 @@ class FormerStates:
         found = [self._table.state]
         for journal, ranges in sorted(wanted.items()):
             for begin, _ in ranges:
-                state = self._newest(journal, begin)
                 now = self._table.state.journals.get(journal)
+                shared_to = 0 if now is None else now.shared_to
+                state = self._newest(journal, (shared_to, begin))
                 one = state.journals.get(journal) if state is not None else None
                 if one is not None and now is not None and one.offset <= min(begin, now.offset):
                     found.append(TypedState({journal: one}))
         return found
 
-    def _newest(self, journal: str, begin: int) -> TypedState | None:
-        """Offsets only grow from snapshot to snapshot, so few have to be looked at."""
-        index = bisect_right(self._paths, begin, key=lambda path: self._offset(path, journal))
+    def _newest(self, journal: str, place: tuple[int, int]) -> TypedState | None:
+        """Offsets only grow from snapshot to snapshot of one journal, so few have to be looked at.
+
+        When the table began anew with a journal, offsets began again, and what they share with the former one grew.
+        """
+        index = bisect_right(self._paths, place, key=lambda path: self._place(path, journal))
         return self._read(self._paths[index - 1]) if index else None
 
-    def _offset(self, path: str, journal: str) -> int:
+    def _place(self, path: str, journal: str) -> tuple[int, int]:
         state = self._read(path).journals.get(journal)
-        return -1 if state is None else state.offset
+        return (-1, -1) if state is None else (state.shared_to, state.offset)
 
     def _read(self, path: str) -> TypedState:
         if path not in self._known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
@@ -9,6 +10,7 @@ from gazette_platform.errors import GazetteError, Suspended
 from gazette_platform.lake.aside import is_aside
 from gazette_platform.lake.typed.planning.ranges import JournalNow
 from gazette_platform.ops.side_by_side import side_by_side
+from gazette_platform.protocol import is_another
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["JournalsNow", "journal_now", "journals_now", "journals_of"]
 
 _AT_A_TIME: Final = 16
+# Seconds for a replica of a journal to learn of the last appends, and more.
+_LAG_S: Final = 2.0
 # Of signed URLs: a task that begins later reads through brokers.
 _URL_TTL_S: Final = 3600.0
 # Fragments are about as long as their spec says, so the one that holds an offset begins within a few of these before.
@@ -51,16 +55,25 @@ async def journals_now(
     unreadable: dict[str, str] = {}
 
     async def look(listing: JournalListing) -> JournalNow | None:
+        known = state.journals.get(listing.name)
         try:
-            return await journal_now(
-                client, listing, _needed_from(state.journals.get(listing.name))
-            )
+            found = await journal_now(client, listing, _needed_from(known))
+            if known is not None and _seems_shorter(found, known):
+                await asyncio.sleep(_LAG_S)
+                found = await journal_now(client, listing, _needed_from(known))
         except GazetteError as err:
             unreadable[listing.name] = str(err)
             return None
+        else:
+            return found
 
     found = await side_by_side(look, await client.list(selector), at_a_time=_AT_A_TIME)
     return JournalsNow(asked_at, tuple(one for one in found if one is not None), unreadable)
+
+
+def _seems_shorter(journal: JournalNow, known: JournalState) -> bool:
+    """Whether a journal ends before what was read of it, which a run would keep in mind for good."""
+    return journal.head < known.offset and not is_another(known.created, journal.created)
 
 
 async def journals_of(
@@ -96,7 +109,13 @@ async def journal_now(client: AsyncClient, listing: JournalListing, needed_from:
     # What a person has set aside is in no table: a hole, until it is given up.
     listed = [one for one in listed if not is_aside(one.fragment)]
     begins = [one.fragment.begin for one in (*first, *listed)]
-    return JournalNow(name=name, begin=min([*begins, head]), head=head, listed=listed)
+    return JournalNow(
+        name=name,
+        begin=min([*begins, head]),
+        head=head,
+        listed=listed,
+        created=listing.create_revision,
+    )
 
 
 async def _listed(

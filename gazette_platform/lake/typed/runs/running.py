@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.errors import DataError, LakeError
+from gazette_platform.errors import DataError, LakeError, ValidationError
 from gazette_platform.lake.typed.catalog.publishing import insisting, publish_files
 from gazette_platform.lake.typed.files.written import data_file_of
 from gazette_platform.lake.typed.planning.ranges import (
     Limits,
+    decided,
     plan_run,
     tasks_between,
     without_pruned,
@@ -37,6 +38,7 @@ from gazette_platform.lake.typed.tables.upserts import publish_upserts
 from gazette_platform.message.uuid import unix_ns_of
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.protocol import is_another
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -157,6 +159,7 @@ class TypedRunner:
         *,
         limits: Limits | None = None,
         given_up: Mapping[str, int] | None = None,
+        begin_anew: Mapping[str, int] | None = None,
     ) -> RunReport:
         """Bring a table up to what brokers hold now, as far as `limits` let it, in one commit.
 
@@ -167,8 +170,10 @@ class TypedRunner:
             raw: of the raw table: its selector says which journals there are.
             limits: how much is read at most.
             given_up: by journal, an offset up to which a person has given up what nobody holds.
+            begin_anew: by journal that was made again, the offset from which a person has it read.
 
-        Raises: TypedFenced: another run has published meanwhile. SchemaMismatch: the table cannot become what the
+        Raises: ValidationError: `begin_anew` names an offset behind the head, or one by which a table with a key
+            would lose messages. TypedFenced: another run has published meanwhile. SchemaMismatch: the table cannot become what the
             spec says. TypedProgressGone, TypedRolledBack: a person has to look. LakeError: a catalog or store
             broke off. TransportError, StatusError: brokers cannot be reached.
         """
@@ -183,7 +188,9 @@ class TypedRunner:
         asked = self._client.asynchronous
         now = self._client.run(journals_now(asked, raw.label_selector, table.state, self._clock))
         limits = limits or Limits()
-        before = without_pruned(table.state, now.journals, given_up or {})
+        _require_order(spec, table.state, begin_anew or {})
+        before = decided(table.state, now.journals, begin_anew or {})
+        before = without_pruned(before, now.journals, given_up or {})
         plan = plan_run(before, now.journals, limits, given_up=given_up)
         self._tell(spec, plan)
         job = job_of(spec, table, opened.quarantine, self._client.config)
@@ -194,6 +201,7 @@ class TypedRunner:
             lambda orders: self._workers.carry_out(job, orders),
             limits.task_bytes,
         )
+        failed |= self._replaced(raw, now.journals, done)
         unreadable = {**now.unreadable, **failed}
         for name, why in sorted(unreadable.items()):
             self._log(f"{spec.name}: {name} cannot be read now, and is left to the next run: {why}")
@@ -230,6 +238,22 @@ class TypedRunner:
             complete_at=complete_at,
             seconds=self._clock.monotonic() - began,
         )
+
+    def _replaced(
+        self, raw: TableSpec, journals: Sequence[JournalNow], done: Mapping[str, JournalRounds]
+    ) -> dict[str, str]:
+        """Give up for this run what was read of journals that were made again since it began."""
+        created = {
+            one.name: one.create_revision for one in self._client.list(raw.label_selector) if done
+        }
+        names = [
+            one.name
+            for one in journals
+            if one.name in done and is_another(one.created, created.get(one.name, 0))
+        ]
+        for name in names:
+            done[name].drop()
+        return dict.fromkeys(names, "it was deleted and made again during the run")
 
     def _tell(self, spec: TypedSpec, plan: RunPlan) -> None:
         for hole in plan.holes:
@@ -283,6 +307,18 @@ class TypedRunner:
         self._log(f"{table.name}: published {len(files)} files as snapshot {published.snapshot_id}")
         settle_behind(doors, self._log)
         return published
+
+
+def _require_order(spec: TypedSpec, state: TypedState, begin_anew: Mapping[str, int]) -> None:
+    """Refuse to begin anew where the offset decides which message of a key is the last."""
+    for name, offset in begin_anew.items():
+        if spec.key and name in state.journals and offset < state.journals[name].offset:
+            raise ValidationError(
+                f"{spec.name} has a `key`, and its rows of the former journal would win over all messages below offset "
+                f"{state.journals[name].offset}: give the new journal another name, or drop the table, and a run "
+                "makes it of what journals hold",
+                path=name,
+            )
 
 
 def _oldest_at(done: Sequence[JournalRounds]) -> datetime | None:

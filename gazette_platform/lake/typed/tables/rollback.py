@@ -1,0 +1,135 @@
+"""Rollbacks of a typed table that a person accepts: the tag of progress follows what readers see.
+
+Runs refuse a table whose rows and tag disagree (`publishing.require_progress`), since only a person knows which of the two
+counts. This is the answer that the rows do: the tag moves to the newest state among the ancestors of what readers see. The next
+run reads on from there, so what came behind is read again, as far as journals still hold it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from pyiceberg.table.update import AssertTableUUID
+
+from gazette_platform.errors import LakeError, TypedProgressGone, TypedRolledBack
+from gazette_platform.lake.typed.catalog.publishing import (
+    loaded_from,
+    progress_of,
+    require_progress,
+    still_at,
+    still_headed,
+    summary_of,
+    updates_moving,
+)
+from gazette_platform.lake.typed.catalog.side_files import STATE, read_side_file
+from gazette_platform.lake.typed.planning.ranges import missing_between
+from gazette_platform.lake.typed.planning.state import TypedState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
+    from gazette_platform.lake.typed.planning.ranges import JournalNow
+
+__all__ = ["Reread", "Rollback", "accept_rollback", "look_at_rollback", "reread"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Rollback:
+    """What a table is, and what it would be once its rollback is accepted."""
+
+    name: str
+    """``schema.table``."""
+    loaded: Loaded
+    to: int
+    """The snapshot that the tag would move to."""
+    before: TypedState
+    """What the tag says was read; empty, if there is no tag."""
+    after: TypedState
+    """What was read up to `to`."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reread:
+    """What of a journal would be read again."""
+
+    journal: str
+    begin: int
+    end: int
+    lost_bytes: int
+    """Of these, what nobody holds any more."""
+
+
+def look_at_rollback(door: Door) -> Rollback | None:
+    """Return what accepting a rollback would do; None: rows and tag agree.
+
+    Raises: LakeError: the table is not there, or none of the snapshots that readers see has a state.
+    """
+    loaded = loaded_from(door)
+    metadata = loaded.metadata
+    try:
+        require_progress(metadata, door.name)
+    except (TypedRolledBack, TypedProgressGone):
+        pass
+    else:
+        return None
+    snapshot = metadata.current_snapshot()
+    while snapshot is not None and STATE not in summary_of(metadata, snapshot.snapshot_id):
+        snapshot = metadata.snapshot_by_id(snapshot.parent_snapshot_id or -1)
+    if snapshot is None:
+        raise LakeError(
+            f"{door.name}: no snapshot that readers see says how far the table had come, as those before it have expired: "
+            f"roll the table to one that has the property `{STATE}`, or drop it, and a run makes it again"
+        )
+    at = progress_of(metadata)
+    return Rollback(
+        name=door.name,
+        loaded=loaded,
+        to=snapshot.snapshot_id,
+        before=TypedState() if at is None else _state_at(loaded, at, door.name),
+        after=_state_at(loaded, snapshot.snapshot_id, door.name),
+    )
+
+
+def accept_rollback(door: Door, rollback: Rollback) -> None:
+    """Move the tag.
+
+    Raises: CommitFailedException: somebody has changed the table meanwhile. LakeError: the catalog cannot be reached.
+    """
+    metadata = rollback.loaded.metadata
+    _, tag = updates_moving(rollback.to)
+    required = (
+        AssertTableUUID(uuid=metadata.table_uuid),
+        still_headed(metadata),
+        still_at(metadata, progress_of(metadata)),
+    )
+    door.commit(rollback.loaded, required, (tag,))
+
+
+def reread(rollback: Rollback, journals: Iterable[JournalNow]) -> list[Reread]:
+    """Return what would be read again, by journal. A journal that is no more is lost as a whole.
+
+    Args:
+        journals: as brokers tell of them, with fragments from where `rollback.after` has come.
+    """
+    now = {each.name: each for each in journals}
+    found = []
+    for name, one in sorted(rollback.before.journals.items()):
+        former = rollback.after.journals.get(name)
+        begin, end = former.offset if former else 0, one.offset
+        if begin >= end:
+            continue
+        holes = missing_between(now[name], begin, end) if name in now else ((begin, end),)
+        lost = sum(high - low for low, high in holes)
+        found.append(Reread(journal=name, begin=begin, end=end, lost_bytes=lost))
+    return found
+
+
+def _state_at(loaded: Loaded, snapshot_id: int, name: str) -> TypedState:
+    path = summary_of(loaded.metadata, snapshot_id).get(STATE, "")
+    if not path:
+        return TypedState()  # it has expired, or the tag was set by hand
+    return TypedState.decode(read_side_file(loaded.io, path, name), where=path)

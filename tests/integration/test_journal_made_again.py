@@ -1,0 +1,214 @@
+"""Journals that are deleted and made again under their name, while others keep offsets of the former ones."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import pytest
+import spark_journals
+from spark_journals import create
+from typed_shop import SPEC, Shop, record
+
+from gazette_platform import AsyncClient, Client, ClientConfig
+from gazette_platform.errors import JournalReplaced, ValidationError
+from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
+from gazette_platform.lake.typed.planning.ranges import HoleKind, JournalNow
+from gazette_platform.lake.typed.runs import journals
+from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
+from gazette_platform.lake.typed.runs.working import LocalWorkers
+from gazette_platform.message import read_committed, read_journals, read_uncommitted
+from gazette_platform.protocol import DOUBTED
+
+pytestmark = pytest.mark.etcd
+
+
+@pytest.fixture(scope="module")
+def client(shared):
+    with Client(ClientConfig(address=shared.address, file_root=shared.fragments)) as client:
+        yield client
+
+
+@pytest.fixture
+def make_again(client, shared):
+    return partial(spark_journals.make_again, client, shared)
+
+
+class TestTypedTables:
+    """A run refuses until a person has it begin anew."""
+
+    @pytest.fixture
+    def shop(self, client, tmp_path, names):
+        return Shop(client, names.prefix, tmp_path)
+
+    def records(self, numbers, producer):
+        return [record(n, producer=producer, clock=1000 + n) for n in numbers]
+
+    def rows(self, shop):
+        return sorted(shop.door().load().token.scan().to_arrow()["n"].to_pylist())
+
+    def test_run_refuses_however_long_the_new_journal_is(self, client, make_again, shop):
+        one = shop.journals[0]
+        shop.append(0, *self.records(range(100), 1))
+        read = shop.run().state.journals[one].offset
+        make_again(one)
+        shop.append(0, *self.records(range(1000, 1010), 2))
+        assert [hole.kind for hole in shop.run().holes] == [HoleKind.MADE_AGAIN]
+        shop.append(0, *self.records(range(2000, 2150), 2))
+        assert client.write_head(one) > read
+        report = shop.run()
+        assert [hole.kind for hole in report.holes] == [HoleKind.MADE_AGAIN]
+        assert (report.run, report.is_whole) == ("", False)
+        assert self.rows(shop) == [*range(100)]
+
+    def test_run_reads_the_new_journal_once_a_person_says_so(self, client, make_again, shop):
+        one = shop.journals[0]
+        shop.append(0, *self.records(range(100), 1))
+        read = shop.run().state.journals[one].offset
+        make_again(one)
+        shop.append(0, *self.records(range(1000, 1010), 2))
+        report = shop.run(begin_anew={one: 0})
+        assert (report.is_whole, report.counts.typed) == (True, 10)
+        state = shop.run(begin_anew={one: 0}).state.journals[one]  # once more changes nothing
+        assert (state.offset, state.shared_to) == (client.write_head(one), read)
+        assert self.rows(shop) == [*range(100), *range(1000, 1010)]
+
+    def test_journal_that_lost_its_end_stays_refused(self, client, make_again, shop):
+        """A state of a former release does not say which journal its offset belongs to."""
+        one = shop.journals[0]
+        shop.append(0, *self.records(range(100), 1))
+        unnoted = JournalNow.__init__
+        try:
+            JournalNow.__init__ = lambda self, **fields: unnoted(self, **fields | {"created": 0})
+            shop.run()
+        finally:
+            JournalNow.__init__ = unnoted
+        make_again(one)
+        shop.append(0, *self.records(range(10), 2))
+        assert shop.run().state.journals[one].created == DOUBTED
+        shop.append(0, *self.records(range(2000, 2150), 2))
+        assert [hole.kind for hole in shop.run().holes] == [HoleKind.MADE_AGAIN]
+
+    def test_run_drops_what_it_read_of_a_journal_that_is_made_again_meanwhile(
+        self, make_again, shop
+    ):
+        one, two = shop.journals
+        shop.append(0, *self.records(range(100), 1))
+        shop.append(1, *self.records(range(100, 110), 1))
+
+        class Workers:
+            merger = None
+
+            def carry_out(self, job, orders):
+                done = LocalWorkers().carry_out(job, orders)
+                make_again(one)
+                return done
+
+        report = shop.run(Workers())
+        assert report.unreadable == {one: "it was deleted and made again during the run"}
+        assert (report.is_whole, set(report.state.journals)) == (False, {two})
+        assert self.rows(shop) == [*range(100, 110)]
+
+    def test_head_of_a_replica_that_lags_is_asked_for_again(self, client, shop, monkeypatch):
+        """It says for a moment that the journal is shorter, which a run would keep in mind for good."""
+        one = shop.journals[0]
+        shop.append(0, *self.records(range(10), 1))
+        read = shop.run().state.journals[one].offset
+        write_heads, asked = type(client.asynchronous).write_heads, []
+
+        async def lagging(self, journals):
+            heads = await write_heads(self, journals)
+            asked.extend(heads)
+            return {name: head - (asked.count(name) == 1) for name, head in heads.items()}
+
+        monkeypatch.setattr(type(client.asynchronous), "write_heads", lagging)
+        monkeypatch.setattr(journals, "_LAG_S", 0.0)
+        report = shop.run()
+        assert (report.holes, report.state.journals[one].offset) == ((), read)
+        assert asked.count(one) == 2
+
+    def test_backfill_keeps_rows_of_the_former_journal(self, client, make_again, shop):
+        one = shop.journals[0]
+        shop.append(0, *self.records(range(100), 1))
+        shop.run()
+        make_again(one)
+        shop.append(0, *self.records(range(1000, 1010), 2))
+        backfills = BackfillRunner(typed_catalog(shop.settings), LocalWorkers(), client)
+        wanted = {one: [(0, 1 << 40)]}
+        for options in ({}, {"begin_anew": {one: 0}}):
+            shop.run(**options)
+            report = backfills.run(shop.spec.typed, shop.spec, wanted)
+            assert [hole.kind for hole in report.holes] == [HoleKind.MADE_AGAIN]
+        assert self.rows(shop) == [*range(100), *range(1000, 1010)]
+        # Behind where the former one ended there are rows of one journal only.
+        shop.append(0, *self.records(range(2000, 2150), 2))
+        shop.run()
+        client.flush(f"name={one}")
+        shop.append(0, *self.records(range(3000, 3150), 2))
+        shop.run()
+        report = backfills.run(shop.spec.typed, shop.spec, wanted)
+        assert (report.typed, report.typed_before) == (150, 150)
+        assert len(self.rows(shop)) == 100 + 10 + 150 + 150
+
+    def test_table_with_a_key_refuses_to_begin_anew(self, client, make_again, tmp_path, names):
+        shop = Shop(client, names.prefix, tmp_path, SPEC + "  key: [n]\n")
+        one = shop.journals[0]
+        shop.append(0, *self.records(range(100), 1))
+        shop.run()
+        make_again(one)
+        shop.append(0, *self.records(range(10), 2))
+        with pytest.raises(
+            ValidationError, match="has a `key`, and its rows of the former journal"
+        ):
+            shop.run(begin_anew={one: 0})
+
+
+class TestSavepoints:
+    """A savepoint knows which journals its offsets belong to."""
+
+    def test_read_from_a_savepoint_refuses_another_journal(self, client, make_again, names):
+        kept, other = create(client, names.prefix, "kept", "other")
+        for name in (kept, other):
+            client.append(name, b"x" * 100)
+        label = names.prefix.replace("/", "-")
+        made = client.create_savepoint(label, f"name:prefix={names.prefix}/")
+        assert made.created == {
+            one.name: one.create_revision for one in client.list(f"name:prefix={names.prefix}/")
+        }
+        # Whoever names offsets has them of the journals of now.
+        own = client.create_savepoint(f"{label}-own", offsets={kept: 7})
+        assert own.created == {kept: made.created[kept]}
+        make_again(other)
+        client.append(other, b"y" * 200)
+        with pytest.raises(
+            JournalReplaced, match=f"{other} was deleted and made again: offset 100"
+        ):
+            client.read(other, from_savepoint=label).read()
+        with pytest.raises(JournalReplaced):
+            client.run(read_journals(client.asynchronous, f"name={other}", offsets=made.places))
+        client.append(kept, b"z")
+        assert client.read(kept, from_savepoint=label).read() == b"z"
+
+
+class TestReads:
+    """A reader that knows its journal does not go on in another one."""
+
+    async def test_waiting_read_ends_when_its_journal_is_made_again(
+        self, client, make_again, shared, names
+    ):
+        [name] = create(client, names.prefix, "a")
+        client.append(name, b"x" * 100)
+        created = client.get(name).create_revision
+        async with AsyncClient(ClientConfig(address=shared.address)) as reading:
+            reader = reading.read(name, 90, block=True, created=created)
+            assert bytes(await anext(reader)) == b"x" * 10
+            waiting = asyncio.get_running_loop().create_task(anext(reader))
+            await asyncio.to_thread(make_again, name)
+            await asyncio.to_thread(client.append, name, b"y" * 200)
+            with pytest.raises(JournalReplaced):
+                await waiting
+            await reader.aclose()
+            for read in (read_uncommitted, read_committed):
+                messages = await read(reading, name, 90, created=created)
+                with pytest.raises(JournalReplaced):
+                    await anext(messages)
