@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import shutil
 import time
 
 import pytest
@@ -191,6 +192,29 @@ async def test_a_journal_waits_for_its_only_holder_and_goes_on_elsewhere(servers
         content = await read_all(client)
     assert len(content) == 7 * 1002
     check(content, begins)
+
+
+@pytest.mark.parametrize("name", ["00copy", "zzcopy"], ids=["before", "after"])
+async def test_older_copy_beside_a_spool_costs_nothing(servers, name):
+    """Its name sorts before that of the original, or after it."""
+    by_id = {server.id: server for server in servers}
+    async with client_of(servers[0]) as client:
+        await client.apply([Change(spec())])
+        begins = await append_many(client, range(100))
+        holder = by_id[await primary_of(client)]
+        (home,) = (holder.spool / "spools").iterdir()
+        shutil.copytree(home, home.parent / name)
+        begins |= await append_many(client, range(100, 150))
+    assert len(begins) == 150
+    holder.kill()
+    other = next(server for server in servers if server is not holder)
+    async with client_of(other) as client:
+        await eventually(lambda: is_moved(client, holder.id), timeout_s=30)
+    holder.start()
+    async with client_of(other) as client:
+        assert (await client.append(JOURNAL, line(150))).begin == 7 * 150
+        check(await read_all(client), begins)
+    assert not (holder.spool / "set-aside").exists()
 
 
 async def is_moved(client, former):

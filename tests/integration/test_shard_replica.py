@@ -1,4 +1,7 @@
-"""Replicas of shards at a real broker: their life, transactions, and hand-offs."""
+"""Replicas of shards at a real broker: their life, transactions, and hand-offs.
+
+Long because a replica has one life, and each of its ends is played at the same bench.
+"""
 
 from __future__ import annotations
 
