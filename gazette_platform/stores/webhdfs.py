@@ -249,7 +249,7 @@ class WebHdfsStore:
                 body = await _first_bytes(response, _ANSWER_BYTES_MAX)
         answer = _decoded(body)
         # Something between us and HDFS that wants us elsewhere, or has a page of its own, did not do it.
-        if response.status >= 300 or (body and not answer):
+        if response.status >= 300 or (body and not answer) or "RemoteException" in answer:
             raise _unlike_webhdfs(self._named(key), response.status)
         return answer
 

@@ -65,7 +65,7 @@ ODD = (200, json.dumps({"DirectoryListing": {"partialListing": []}}).encode(), {
 ENDLESS = (200, b'{"a":"' + b"x" * (9 << 20) + b'"}', {})
 
 
-@pytest.mark.parametrize("answer", [LOGIN, PAGE, DEEP, ENDLESS])
+@pytest.mark.parametrize("answer", [LOGIN, PAGE, WRONG, DEEP, ENDLESS])
 async def test_a_put_whose_rename_something_else_answered_is_not_stored(served, answer):
     await put_bytes(served["store"], "j/f", b"x")
     served["RENAME"] = answer
