@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
+import urllib.error
+import urllib.request
 from typing import TYPE_CHECKING, final
 
 from typing_extensions import override
 
+from gazette_platform.serving.http_server import NOT_SERVING
 from gazette_platform.testing.server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -13,6 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["ConsumerServer"]
+
+# It is on this machine, where no proxy is asked.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @final
@@ -87,3 +94,14 @@ class ConsumerServer(ServerProcess):
             *self.flags,
         ]
         self.run(command, timeout_s=timeout_s)
+
+    @override
+    def _is_ready(self) -> bool:
+        """Whether it serves, also if shards that it got have failed already."""
+        try:
+            with _DIRECT.open(f"{self.http_address}/debug/ready", timeout=1.0):
+                return True
+        except urllib.error.HTTPError as err:
+            return err.read().decode().strip() != NOT_SERVING
+        except (OSError, http.client.HTTPException):
+            return False

@@ -17,7 +17,7 @@ from gazette_platform.consumer.protocol import ReplicaCode, ShardSource, ShardSp
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE
 from gazette_platform.consumer.store import JSONFileStore
 from gazette_platform.consumer.store.sqlite import SQLiteStore
-from gazette_platform.errors import ApplicationFailed, GazetteError
+from gazette_platform.errors import ApplicationFailed, GazetteError, StoreUnavailable
 from gazette_platform.message import Flags, Mapped, Publisher, read_committed
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
@@ -295,6 +295,31 @@ async def test_cr6_the_http_port_tells_of_shards_and_serves_the_applications_pag
     read = [line for line in metrics.splitlines() if "gazette_shard_read_messages_total{" in line]
     assert sum(float(line.split()[-1]) for line in read) >= 9
     assert "gazette_sequencer_queued{" in metrics
+
+
+async def test_shard_whose_database_was_away_starts_again_by_itself(world):
+    class Away(Counts):
+        failures = 0
+
+        async def consume(self, txn, envelope):
+            if self.failures < 2:
+                self.failures += 1
+                raise StoreUnavailable("the database is away")
+            await super().consume(txn, envelope)
+
+    application = Away()
+    await world.consumers.start(application)
+    await world.create_shards()
+    await world.publish(20)
+
+    async def done():
+        with contextlib.suppress(GazetteError, LookupError):
+            await world.check()
+            return True
+        return False
+
+    await eventually(done)
+    assert application.failures == 2
 
 
 async def test_process_with_a_failed_shard_is_not_ready(world):
