@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 from contextlib import aclosing
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Self, final
 
 from gazette_platform.broker.api.prologue import decode, find_readable
 from gazette_platform.broker.journal.known import check_fence, wait_known, wait_synced
@@ -27,6 +27,7 @@ from gazette_platform.serving.interface import Code, NotNow, RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Executor
 
     from gazette_platform.broker.api.proxy import Proxy
     from gazette_platform.broker.context import BrokerContext
@@ -319,7 +320,7 @@ class ReadApi:
         self, replica: Replica, fragment: Fragment, offset: int, end: int, send: Send
     ) -> None:
         """Send bytes [offset, end) of the journal from a store."""
-        part = _Part(fragment, offset, end, send)
+        part = _Part(fragment, offset, end, send, self._context.readers)
         try:
             # The object is read from its beginning, however little of it is sent.
             with self._sending(fragment.content_length) as piece_bytes:
@@ -344,59 +345,71 @@ class ReadApi:
         was found to be what the name says.
         """
         loop = asyncio.get_running_loop()
-        readers = self._context.readers
         steps = decompressor(fragment.codec)
         is_plain = fragment.codec is CompressionCodec.NONE
         # A compressed piece stays in memory while its content is sent, so both are half as large as a
         # plain piece. The client works on one step of content while the next is decompressed.
         length = piece_bytes if is_plain else piece_bytes // 2
         store = self._context.stores.get(fragment.backing_store)
-        async with aclosing(store.get(fragment.content_path, piece_bytes=length)) as pieces:
+        async with aclosing(store.get(fragment.content_path, piece_bytes=length)) as pieces, part:
             async for piece in pieces:
                 if is_plain:
-                    await loop.run_in_executor(readers, part.check, piece)
                     await part.take(piece)
                 else:
                     contents = decompress_steps(steps, piece, step_bytes_max=piece_bytes // 2)
                     while not part.is_over and (
-                        content := await loop.run_in_executor(readers, part.checked, contents)
+                        content := await loop.run_in_executor(
+                            self._context.readers, next, contents, b""
+                        )
                     ):
                         await part.take(content)
                 if part.is_over:
                     return
-        steps.finish()
-        await part.finish()
+            steps.finish()
+            await part.finish()
 
 
 @final
 class _Part:
-    """Takes a fragment's content from its beginning, and sends bytes [offset, end) of the journal."""
+    """Takes a fragment's content from its beginning, and sends bytes [offset, end) of the journal.
 
-    def __init__(self, fragment: Fragment, offset: int, end: int, send: Send) -> None:
+    Content is digested in threads, while it is sent. A context manager, which waits for these.
+    """
+
+    def __init__(
+        self, fragment: Fragment, offset: int, end: int, send: Send, readers: Executor
+    ) -> None:
         self._offset = offset  # of the next byte to send
         self._skip = offset - fragment.begin
         self._end = end
         self._send = send
+        self._readers = readers
         self._is_whole = end == fragment.end
         self._check = FragmentCheck(fragment)
+        self._checking: asyncio.Future[None] | None = None
         self._last: bytes | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._checking is not None:
+            await asyncio.wait([self._checking])
+            self._checking.exception()  # looked at: whatever ends the read now is told instead
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more is needed of the object. What ends with it is read to its end."""
         return not self._is_whole and self._offset >= self._end
 
-    def check(self, content: bytes) -> bytes:
-        """See the next bytes, in a thread. Raises: DataError."""
-        self._check.take(content)
-        return content
-
-    def checked(self, contents: Iterator[bytes]) -> bytes:
-        """Make the next bytes, and check them; empty at the end. In a thread. Raises: DataError."""
-        return self.check(next(contents, b""))
-
     async def take(self, content: bytes) -> None:
-        """Send of the next bytes what belongs to the part. Returns once there is room for more."""
+        """Take the next bytes, and send those of the part. Returns once there is room for more.
+
+        Raises: DataError: what was taken before is more than the fragment has.
+        """
+        await self._checked()
+        loop = asyncio.get_running_loop()
+        self._checking = loop.run_in_executor(self._readers, self._check.take, content)
         if self._skip >= len(content):
             self._skip -= len(content)
             return
@@ -406,12 +419,18 @@ class _Part:
         self._offset += len(view)
         del content, view
         if self._is_whole and self._offset == self._end:
-            self._last = raw
+            self._last = raw if self._last is None else self._last
         else:
             await self._send(raw)
 
     async def finish(self) -> None:
         """Send what was held back, as the object has ended. Raises: DataError: it is not right."""
+        await self._checked()
         self._check.finish()
         if self._last is not None:
             await self._send(self._last)
+
+    async def _checked(self) -> None:
+        checking, self._checking = self._checking, None
+        if checking is not None:
+            await checking
