@@ -299,7 +299,13 @@ def test_read_interleaves_whole_spans_and_keeps_offsets(gazctl, broker, tmp_path
     result = gazctl("read", "-l", "name:prefix=a/", "--offsets-out", "offsets.json")
     assert re.fullmatch(rb"1{200000}2{200000}|2{200000}1{200000}", result.out)
     offsets = orjson.loads((tmp_path / "offsets.json").read_bytes())
-    assert offsets == {"a/one": 200_000, "a/two": 200_000}
+    # Each with the create revision of its journal.
+    assert offsets == {
+        "a/one": 200_000,
+        "a/one#created": 1,
+        "a/two": 200_000,
+        "a/two#created": 1,
+    }
     broker.run(broker.extend("a/one", b"more"))
     again = ["--offsets", "offsets.json", "--offsets-out", "offsets.json", "-o", "out"]
     assert gazctl("read", "-l", "name:prefix=a/", *again).code == 0
@@ -312,7 +318,7 @@ def test_read_tail_learns_the_heads(gazctl, broker, tmp_path):
     broker.journal("a/one", b"12345")
     result = gazctl("read", "-l", "name=a/one", "--tail", "--offsets-out", "o.json")
     assert result.out == b""
-    assert orjson.loads((tmp_path / "o.json").read_bytes()) == {"a/one": 5}
+    assert orjson.loads((tmp_path / "o.json").read_bytes()) == {"a/one": 5, "a/one#created": 1}
 
 
 def test_read_refuses_bad_offsets(gazctl, broker, tmp_path):

@@ -66,7 +66,7 @@ def test_a_full_disk_ends_a_read_with_the_name_of_its_file_and_keeps_offsets(
     result = gazctl("read", "a/one", *flags)
     assert result.code == 1
     assert result.err == "gazctl: error: /dev/full: cannot write: No space left on device\n"
-    assert orjson.loads((tmp_path / "o.json").read_bytes()) == {"a/one": 10}
+    assert orjson.loads((tmp_path / "o.json").read_bytes()) == {"a/one": 10, "a/one#created": 1}
 
 
 def test_offsets_of_journals_that_are_not_read_are_told(gazctl, broker, tmp_path):
