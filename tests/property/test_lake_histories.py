@@ -1,9 +1,12 @@
 """Histories that nobody thought of: any order of fragments, registrars, losses and faults."""
 
+import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from lake_world import MODES, Steps, World
 
 from gazette_platform.sensors.cursor import SensorCursor
+
+pytestmark = pytest.mark.long
 
 PARTS, HOURS = ("a/part=0", "a/part=1"), ("05", "06", "07")
 journals, hours = st.sampled_from(PARTS), st.sampled_from(HOURS)

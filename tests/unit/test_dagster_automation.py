@@ -39,6 +39,8 @@ from gazette_platform.lake import Finding, LakeSettings, parse_table_spec
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.resources import platform_resources
 
+pytestmark = pytest.mark.long
+
 TABLE = "{name: s.raw, selector: name=a, format: json, columns: [{name: id, type: int}]}"
 RAW = table_key("s.raw")
 FIRST = RollupSpec(name="r.first", engine="trino", sql="x", sources={"raw": "s.raw"})

@@ -39,6 +39,8 @@ from gazette_platform.sensors.audits import AuditState
 from gazette_platform.sensors.cursor import SensorCursor, problem_digest
 from gazette_platform.sensors.told import InstanceTold
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def platform(tmp_path):

@@ -32,6 +32,8 @@ from gazette_platform.lake.typed.tables.table import state_properties, write_sta
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.sensors.typed import TypedPorts, run_typed_tick
 
+pytestmark = pytest.mark.long
+
 RAW = parse_table_spec(
     "{name: raw.flights, selector: 'name:prefix=raw/', format: json, columns: [{name: n, type: bigint}, "
     "{name: k, type: string}], fresh_within: 1h}"

@@ -11,6 +11,8 @@ from lake_world import MODES, Steps, World
 
 from gazette_platform.errors import LakeError
 
+pytestmark = pytest.mark.long
+
 
 def steps_of_a_history(root):
     with World(root, Steps()) as world:

@@ -9,6 +9,8 @@ from gazette_platform.errors import LakeError
 from gazette_platform.hive.thrift import TTransportException
 from gazette_platform.lake import Registrar, StoreRoots, parse_table_spec
 
+pytestmark = pytest.mark.long
+
 COUNT = 230
 SPEC = (
     "{name: s.a, selector: 'name:prefix=a/', format: json, columns: [%s{name: id, type: bigint}]}"

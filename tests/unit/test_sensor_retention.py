@@ -17,6 +17,8 @@ from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.fragments import run_tick
 from gazette_platform.sensors.retention import PrunePoint, RetentionState
 
+pytestmark = pytest.mark.long
+
 JOURNAL = "a/part=0"
 HOURS = ("05", "06", "07", "08")
 

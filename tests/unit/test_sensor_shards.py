@@ -22,6 +22,8 @@ from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.retention import RetentionState
 from gazette_platform.sensors.shards import SHARDS_MAX, Shard, epoch_of, shards
 
+pytestmark = pytest.mark.long
+
 TABLES = ["a", "b", "c", "d", "e", "f"]
 
 

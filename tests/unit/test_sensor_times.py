@@ -9,6 +9,8 @@ from gazette_platform.lake import Registrar, StoreRoots, parse_table_spec
 from gazette_platform.sensors import events
 from gazette_platform.sensors.fragments import fragments_sensor
 
+pytestmark = pytest.mark.long
+
 ASSET = AssetKey(["s", "a"])
 
 

@@ -31,6 +31,8 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import LabelSet
 
+pytestmark = pytest.mark.long
+
 NAME = "a/journal"
 OWNER = Owner("cluster", "zone#broker", "the boot before")
 STEPS = 14

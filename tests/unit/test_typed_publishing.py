@@ -49,6 +49,8 @@ from gazette_platform.lake.typed.tables.quarantined import (
 from gazette_platform.lake.typed.tables.table import open_table, write_state
 from gazette_platform.lake.typed_spec.partitions import parse_partition
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def world(tmp_path):

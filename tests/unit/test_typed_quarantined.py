@@ -23,6 +23,8 @@ from gazette_platform.lake.typed.tables.quarantined import (
     write_list,
 )
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def world(tmp_path):

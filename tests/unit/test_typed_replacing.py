@@ -29,6 +29,8 @@ from gazette_platform.lake.typed.tables.replacing import publish_replacing
 from gazette_platform.lake.typed.tables.table import state_properties, write_state
 from gazette_platform.lake.typed_spec.partitions import parse_partition
 
+pytestmark = pytest.mark.long
+
 OTHER = JOURNAL + "-and-another"
 
 

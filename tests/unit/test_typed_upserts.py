@@ -16,6 +16,8 @@ from gazette_platform.lake.typed.checks.completeness import check_counts
 from gazette_platform.lake.typed.planning.state import JournalState
 from gazette_platform.lake.typed.tables.table import open_table
 
+pytestmark = pytest.mark.long
+
 OTHER = "raw/flights/part=001"
 
 
