@@ -57,7 +57,7 @@ GIVEN = $(if $(strip $(ARGS)),-- $(ARGS))
 test: $(STAMP) ## Prove every promise, with real etcd, brokers, metastore, Trino, Spark and Dagster: 10 minutes (ARGS="-k word")
 	@$(TESTS) test $(GIVEN)
 
-test-fast: $(STAMP) ## Test modules, without any server: 5 minutes (ARGS)
+test-fast: $(STAMP) ## Test modules, without any server: 3 minutes (ARGS)
 	@$(TESTS) fast $(GIVEN)
 
 test-all: $(STAMP) ## Everything that `make test` leaves out: emulators, databases, browser, docs, demo, crash runs: 60 minutes (ARGS)
