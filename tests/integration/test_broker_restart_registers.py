@@ -8,7 +8,8 @@ import pytest
 from journal_calls import JOURNAL, client_of, spec
 
 from gazette_platform.client import Change
-from gazette_platform.errors import GazetteError, RegisterMismatch, Suspended
+from gazette_platform.errors import EtcdError, GazetteError, RegisterMismatch, Suspended
+from gazette_platform.keyspace import item_key
 from gazette_platform.protocol import AppendSuspend, LabelSelector, LabelSet
 from gazette_platform.testing.waiting import eventually
 
@@ -98,6 +99,38 @@ async def test_new_fence_taken_after_restart_is_not_lost(cluster):
         await client.append(JOURNAL, b"fence", union_registers=newer)
     (crashed,) = holders(brokers)
     (left,) = set(brokers) - {crashed}
+    await crash(crashed)
+    await eventually(lambda: holders([left]))
+    async with client_of(left, retry_timeout_s=1) as client:
+        with pytest.raises(GazetteError, match="only spools of"):
+            await client.append(JOURNAL, b"x", check_registers=LabelSelector(include=HELD))
+
+
+async def test_fence_taken_after_suspension_without_answer_is_not_lost(cluster, monkeypatch):
+    """Etcd may carry out late what its client has given up: then the journal would go on before the fence."""
+    brokers, newer = await start(cluster, 2), LabelSet.of(holder="two")
+    async with client_of(brokers[0]) as client:
+        await client.apply([Change(spec())])
+        await client.append(JOURNAL, b"content", union_registers=HELD)
+        (crashed,) = holders(brokers)
+        (left,) = set(brokers) - {crashed}
+        context = crashed._context
+        txn, key, late = context.etcd.txn, item_key(context.config.etcd_prefix, JOURNAL), []
+
+        async def unanswered(compares, writes):
+            if not any(getattr(one, "key", "") == key for one in writes):
+                return await txn(compares, writes)
+            late.append((compares, writes))
+            raise EtcdError("DEADLINE_EXCEEDED")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(context.etcd, "txn", unanswered)
+            async with client_of(crashed, retry_timeout_s=0.1) as hasty:
+                with pytest.raises(GazetteError, match="DEADLINE_EXCEEDED"):
+                    await hasty.append(JOURNAL, b"", suspend=AppendSuspend.SUSPEND_NOW)
+        await client.append(JOURNAL, b" fence", subtract_registers=HELD, union_registers=newer)
+        for one in late:
+            assert not (await txn(*one)).succeeded
     await crash(crashed)
     await eventually(lambda: holders([left]))
     async with client_of(left, retry_timeout_s=1) as client:

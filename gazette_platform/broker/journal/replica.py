@@ -145,8 +145,8 @@ class Replica:
         self._created_at = context.clock.monotonic()
         self.last_append_at = -math.inf
         self._claimed: frozenset[Holder] | None = frozenset()  # whom our latest claim named
-        self.is_released = False
-        """Whether etcd says where the journal goes on if its holders are lost; see `epochs.Released`."""
+        self._is_released = False  # as of our latest claim, or note
+        self._is_in_doubt = False  # etcd may still take a note that it did not answer for
         self.flushed_end = 0
         """A flush found that content below this offset is in a store, wherever it was held."""
         self._refresh_timer.soon()
@@ -244,8 +244,13 @@ class Replica:
         if isinstance(found, GoOn):
             return found
         if found.is_done:
-            self._claimed, self.is_released = holders, found.is_released
+            self._claimed, self._is_released = holders, found.is_released
         return found.revision
+
+    @property
+    def is_released(self) -> bool:
+        """Whether etcd says, or may say, where the journal goes on if its holders are lost."""
+        return self._is_released or self._is_in_doubt
 
     def is_claimed(self, holders: frozenset[Holder] | None) -> bool:
         """Whether etcd has the current route, and these as holders, by a claim of ours."""
@@ -263,9 +268,13 @@ class Replica:
         Returns: the revision to look at.
         """
         noting = Noting(self.spool.tenure, self.spool.registers)
+        # A transaction that was given up may be carried out later. No content may follow before another
+        # one has changed what it compares.
+        self._is_in_doubt = True
         written = await write_suspend(self._context, self.name, suspend, noting)
         if written.is_done:
-            self.is_released = suspend != SuspendSpec(SuspendLevel.NONE, 0)
+            self._is_in_doubt = False
+            self._is_released = suspend != SuspendSpec(SuspendLevel.NONE, 0)
         else:
             self._claimed = frozenset()  # the record may have changed: claim it anew
         return written.revision
