@@ -411,6 +411,9 @@ def _take(folder: Path, owner: Owner) -> SpoolHome | None:
             said = json.loads(read_small(folder / _HOME))
         except FileNotFoundError:
             _remove(folder)  # its process ended while it made the home
+            if folder.exists():
+                what = "%s is left alone: its %s is missing, and nothing else says whose it is (restore that file)"
+                _log.error(what, folder, _HOME)
             os.close(lock_fd)
             return None
         version = said.pop("version")

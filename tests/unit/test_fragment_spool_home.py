@@ -181,6 +181,15 @@ def test_home_that_is_not_understood_is_left_alone(make, again, said):
     assert (bad.folder / "x.1.content").read_bytes() == b"content"
 
 
+def test_home_that_does_not_say_whose_it_is_is_told_of(make, again, caplog):
+    home = make()
+    put(home.tenure("a/journal", 7), b"acknowledged")
+    (home.folder / "home.json").unlink()
+    assert again(home) == []
+    assert f"{home.folder} is left alone: its home.json is missing" in caplog.text
+    assert len(list(home.folder.glob("*.content"))) == 1
+
+
 @pytest.mark.parametrize("litter", [[], ["heads"], ["home.json.new"], ["heads", "home.json.new"]])
 def test_home_that_was_never_made_whole_is_removed(tmp_path, again, litter):
     folder = tmp_path / SPOOLS / "0123456789abcdef"
