@@ -22,6 +22,7 @@ from gazette_platform.broker.epoch_store import (
     write_record,
 )
 from gazette_platform.broker.epochs import announce, is_long, release, settled
+from gazette_platform.broker.side_keys import history_key
 from gazette_platform.broker.verdicts import Evidence, Todo, continuation, decide, heir, is_shadow
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.fragment.aside import set_aside
@@ -122,7 +123,7 @@ class Leftovers:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         # What the persister has of each tenure; copies have the same id.
         self._storing: dict[RecoveredTenure, list[CompletedSpool]] = {}
-        self._saved: set[str] = set()  # ids of the tenures that the log has told of
+        self._saved: set[RecoveredTenure] = set()  # what they lack is told, and set aside
         self._added = asyncio.Event()
 
     def __len__(self) -> int:
@@ -187,6 +188,9 @@ class Leftovers:
             taken = found[number]
             if is_new:
                 await self._renew(taken, create_revision)
+            elif not taken.tenure.is_dated:
+                with contextlib.suppress(OSError):  # then it is done when the journal is claimed
+                    await run_in(self._executor, taken.tenure.date)
             self._remove(journal, taken)
             self._in_use[journal] = taken.tenure.id
             return taken
@@ -298,6 +302,7 @@ class Leftovers:
         return is_any_settled and journal in self._found
 
     def _remove(self, journal: str, found: RecoveredTenure) -> None:
+        self._saved.discard(found)
         left = [one for one in self._found.get(journal, []) if one is not found]
         if left:
             self._found[journal] = left
@@ -316,6 +321,8 @@ class Leftovers:
         if item is None and await self._is_unreadable(journal, found):
             return None, []
         record, _ = await read_record(self._etcd, self._prefix, journal)
+        if record is None and await self._is_etcd_another(found):
+            return None, []  # this broker is about to end, and the next process can tell
         suspend = item.spec.suspend if item is not None and item.spec.is_fully_suspended else None
         verdicts = decide(
             record,
@@ -346,7 +353,7 @@ class Leftovers:
                     and await self._release(found)
                 )
             case Todo.YIELD:
-                await run_in(self._executor, self._set_torn_aside, found)
+                await run_in(self._executor, self._remove_torn, found)
                 is_over = await self._store(found, verdict.valid_to)
                 if is_over:
                     await run_in(self._executor, self._set_rest_aside, found)
@@ -373,15 +380,16 @@ class Leftovers:
 
         Raises: GazetteError, OSError: call again.
         """
-        if found.tenure.id not in self._saved:
-            self._saved.add(found.tenure.id)
+        if found not in self._saved:
+            # The files stay: without them the next process would take the tenure for whole.
+            await run_in(self._executor, self._set_torn_aside, found)
+            self._saved.add(found)
             _log.error(
                 "%s: this journal's spool is not whole: %s; what is known is stored, and appends wait for "
                 "`gazctl journals reset-head`",
                 found.tenure.journal,
                 _why_not_whole(found),
             )
-        await run_in(self._executor, self._set_torn_aside, found)
         await self._store(found, found.end)
 
     async def _is_unreadable(self, journal: str, found: list[RecoveredTenure]) -> bool:
@@ -390,6 +398,14 @@ class Leftovers:
         return item is not None and any(
             one.tenure.create_revision == item.create_revision for one in found
         )
+
+    async def _is_etcd_another(self, found: list[RecoveredTenure]) -> bool:
+        """Whether etcd has lost its data since this process started. Raises: GazetteError."""
+        known = {one.tenure.home_history for one in found} - {""}
+        if not known:
+            return False
+        said = await self._etcd.get(history_key(self._prefix))
+        return said is None or said.value.decode(errors="replace") not in known
 
     async def _announce(self, found: RecoveredTenure) -> bool:
         """Have others go on behind what is stored next. Returns: False: somebody else was faster."""
@@ -465,16 +481,20 @@ class Leftovers:
 
     # ----------------------------------------------------------------------------- set aside
     def _set_torn_aside(self, found: RecoveredTenure) -> None:
-        """Set files aside that differ from their records. Raises: OSError: they stay."""
-        tenure, torn = found.tenure, found.torn
-        believed = {tenure.path(one.file.ordinal, "content") for one in found.fragments}
-        for one in torn:
+        """Give files that differ from their records a second name. Raises: OSError."""
+        for one in found.torn:
             self._tell(found, one.path, one.begin, one.end, one.why)
-        for one in torn:
+        self._count(len(found.torn))
+
+    def _remove_torn(self, found: RecoveredTenure) -> None:
+        """Set such files aside, and remove them from the spool. Raises: OSError: they stay."""
+        if found not in self._saved:
+            self._set_torn_aside(found)
+        believed = {found.tenure.path(one.file.ordinal, "content") for one in found.fragments}
+        for one in found.torn:
             if one.path not in believed:
                 remove_fragment(one.path)
         found.torn = []
-        self._count(len(torn))
 
     def _set_rest_aside(self, found: RecoveredTenure) -> None:
         """Set content aside that does not belong to the journal. Raises: OSError: it stays."""

@@ -180,11 +180,31 @@ class Tenure:
         began, now = self._header.history, self._home.history
         return began not in ("", now) and now != ""
 
+    @property
+    def home_history(self) -> str:
+        """Id of the data that etcd had when this process started; empty: not known."""
+        return self._home.history
+
     def renew(self, create_revision: int) -> None:
-        """Hold the journal by the spec that it has since etcd lost its data. For a thread. Raises: OSError."""
-        now = replace(self._header, create_revision=create_revision, history=self._home.history)
-        self._home.write_header(self._block, now)
-        self._header = now
+        """Hold the journal by the spec that it has since etcd lost its data. For a thread. Raises: OSError.
+
+        It stays older than etcd's data until `date`: etcd does not name it as a holder yet.
+        """
+        self._write_header(replace(self._header, create_revision=create_revision))
+
+    @property
+    def is_dated(self) -> bool:
+        """Whether it is known to belong to the data that etcd had when this process started."""
+        return self._header.history == self._home.history
+
+    def date(self) -> None:
+        """Have it belong to etcd's data, which names it as a holder, or is about to. Raises: OSError."""
+        if self._block >= 0 and self._home.history and not self.is_dated:
+            self._write_header(replace(self._header, history=self._home.history))
+
+    def _write_header(self, header: TenureHeader) -> None:
+        self._home.write_header(self._block, header)
+        self._header = header
 
     @property
     def is_begun(self) -> bool:

@@ -7,6 +7,7 @@ from journal_calls import JOURNAL, client_of, read_all, spec
 
 from gazette_platform.client import Change
 from gazette_platform.protocol import LabelSelector, LabelSet
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
@@ -71,3 +72,18 @@ async def test_deleted_journal_leaves_nothing_to_its_successor(cluster, tmp_path
         await client.apply([Change(spec())])
         assert (await client.append(JOURNAL, b"new")).begin == 0
         assert await read_all(client) == b"new"
+
+
+async def test_broker_that_runs_sets_nothing_aside_when_etcd_loses_its_data(
+    cluster, etcd, etcd_prefix
+):
+    """That etcd has nothing of a journal means little then. The next process can tell."""
+    await killed(cluster, stored=b"")
+    broker = await cluster.start(id="broker-other", journal_limit=0)
+    assert JOURNAL not in broker._resolver.replicas
+    assert broker._leftovers.has_content(JOURNAL)
+    await lose_data(etcd, etcd_prefix)
+    await eventually(lambda: JOURNAL not in broker._context.space.state.items)
+    await broker._leftovers.settle_all(is_leaving=True)
+    assert broker._leftovers.has_content(JOURNAL)
+    assert not (broker.config.spool_dir / "set-aside").exists()

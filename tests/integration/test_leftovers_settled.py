@@ -24,7 +24,7 @@ from gazette_platform.broker.epoch_store import (
 )
 from gazette_platform.broker.epochs import EpochRecord, Holder, Past, Released
 from gazette_platform.broker.leftovers import Leftovers
-from gazette_platform.broker.side_keys import own_member_key
+from gazette_platform.broker.side_keys import history_key, own_member_key
 from gazette_platform.broker.verdicts import Todo, Verdict
 from gazette_platform.etcd import Put
 from gazette_platform.fragment import files as files_module
@@ -52,6 +52,7 @@ pytestmark = pytest.mark.etcd
 
 JOURNAL, REVISION = "a/journal", 7
 BOOT, LATER_BOOT = "first", "second"
+NOW = "as of now"
 US, OTHER = ProcessId("zone", "us"), ProcessId("zone", "other")
 ELSEWHERE = Holder("elsewhere", OTHER)
 REGISTERS = LabelSet.of(author="us")
@@ -96,13 +97,17 @@ class Bench:
         )
         add = persister.add
         persister.add = lambda one: (self.handed.append(one), add(one))
-        self.leftovers = Leftovers(
-            etcd=etcd,
+        self._persister, self._executor = persister, executor
+        self.leftovers = self._leftovers()
+
+    def _leftovers(self):
+        return Leftovers(
+            etcd=self.etcd,
             space=SimpleNamespace(state=SimpleNamespace(items=self.items)),
-            prefix=prefix,
-            persister=persister,
+            prefix=self.prefix,
+            persister=self._persister,
             spool_dir=self.spools,
-            executor=executor,
+            executor=self._executor,
             faults=Faults(),
             count=self.count,
         )
@@ -147,9 +152,24 @@ class Bench:
         os.close(home._heads_fd)
         home._lock_fd = -1
         (home,) = free_homes(self.spools, Owner("cluster", "zone#us", boot))
-        home.history = "as of now"
+        home.history = NOW
         self.homes.append(home)
         (found,) = recover(home)
+        self.leftovers.add(found)
+        return found
+
+    def restart(self, boot=BOOT):
+        """End the process that took over the only home, and take it over again. Returns: what was found."""
+        finish_closing()
+        (home,) = self.homes
+        os.close(home._lock_fd)
+        os.close(home._heads_fd)
+        home._lock_fd = -1
+        (home,) = free_homes(self.spools, Owner("cluster", "zone#us", boot))
+        home.history = NOW
+        self.homes = [home]
+        (found,) = recover(home)
+        self.leftovers = self._leftovers()
         self.leftovers.add(found)
         return found
 
@@ -223,6 +243,7 @@ async def bench(tmp_path, etcd, etcd_prefix, tasks, monkeypatch):
     with ThreadPoolExecutor(2) as executor:
         found = Bench(tmp_path, etcd, etcd_prefix, tasks, executor, monkeypatch)
         found.journal()
+        await etcd.put(history_key(etcd_prefix), NOW.encode())
         yield found
         found.store_comes_back()
         await found.leftovers._persister.drain(timeout_s=5)
@@ -392,7 +413,7 @@ async def test_of_a_deleted_journal_all_is_set_aside_and_nobody_is_named_any_mor
 async def test_spool_older_than_etcd_waits_for_a_spec(bench):
     """A journal without a spec was not deleted: etcd has lost its data."""
     found = bench.find(b"content", history="lost")
-    same = bench.find(b"deleted", history="as of now")
+    same = bench.find(b"deleted", history=NOW)
     bench.items.clear()
     await bench.settle()
     assert (bench.stored, bench.aside) == ([], [b"deleted"])
@@ -415,11 +436,36 @@ async def test_spool_older_than_etcd_goes_on_where_the_store_ends(bench, stored_
     bench.journal(revision=3)
     taken = await bench.take(3, stored_end=stored_end)
     assert (taken is found) == is_taken
-    assert found.tenure.is_older_than_etcd == (not is_taken)
     if is_taken:
-        assert found.tenure.create_revision == 3
         ((_, header),) = bench.homes[0].blocks()
-        assert (header.create_revision, header.history) == (3, "as of now")
+        assert (header.create_revision, header.history) == (3, "lost"), "etcd does not name it yet"
+        taken.tenure.date()
+        ((_, header),) = bench.homes[0].blocks()
+        assert (header.create_revision, header.history) == (3, NOW)
+    assert found.tenure.is_older_than_etcd == (not is_taken)
+
+
+@pytest.mark.parametrize("how", ["its replica closes", "its process is killed"])
+async def test_spool_older_than_etcd_is_kept_until_it_is_claimed(bench, how):
+    found = bench.find(b"content", history="lost")
+    bench.journal(revision=3)
+    assert await bench.take(3) is found
+    if how == "its replica closes":
+        bench.leftovers.add(found)
+    else:
+        found = bench.restart()
+    await bench.settle()
+    assert (bench.aside, bench.stored, len(bench.leftovers)) == ([], [], 1)
+    assert await bench.take(3) is found
+
+
+async def test_tenure_of_a_former_version_belongs_to_the_data_that_names_it(bench):
+    """Such a version did not say of which data of etcd it was."""
+    found = bench.find(b"content", history="")
+    await bench.say(found)
+    assert await bench.take() is found
+    ((_, header),) = bench.homes[0].blocks()
+    assert header.history == NOW
 
 
 async def test_spool_older_than_etcd_gives_way_to_appends(bench):
@@ -449,6 +495,29 @@ async def test_damaged_files_are_set_aside(bench):
     await bench.settle()
     assert (bench.aside, bench.aside_count, len(bench.leftovers)) == ([b"con"], 1, 0)
     assert list(bench.homes[0].folder.glob("*.content")) == []
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_harmed_spool_waits_for_an_operator_however_often_its_broker_starts(bench, ends):
+    """What is stored of it is gone from the spool then, and that it was harmed must still show."""
+
+    def harm(tenure):
+        (tenure.folder / f"{tenure.id}.2.sealed").unlink()
+
+    found = bench.find(b"one", b"three", b"later", harm=harm)
+    record = await bench.say(found, is_wanted=True)
+    for _ in range(3):
+        await bench.settle()
+        assert (await bench.said(), await bench.take()) == (record, None)
+        assert (bench.stored, bench.aside) == ([(0, b"one"), (8, b"later")], [b"three"])
+        assert bench.aside_count == 1
+        if ends:
+            found, bench.aside_count = bench.restart(), 0
+        assert not found.is_whole
+    await bench.say(ELSEWHERE)
+    await bench.settle()
+    assert (len(bench.leftovers), list(bench.homes[0].folder.glob("*.content"))) == (0, [])
+    assert bench.aside == [b"three"]
 
 
 async def test_what_cannot_be_set_aside_stays(bench):

@@ -244,6 +244,7 @@ class Replica:
         if isinstance(found, GoOn):
             return found
         if found.is_done:
+            self.spool.date()
             self._claimed, self._is_released = holders, found.is_released
         return found.revision
 

@@ -489,11 +489,19 @@ class JournalSpool:
         """Whether it has content of a former process that `confirm` has not been called for."""
         return bool(self._closing.adopted)
 
+    def date(self) -> None:
+        """Have our tenure belong to etcd's data, which names it as a holder, or is about to."""
+        if self._tenure is not None:
+            with contextlib.suppress(OSError):  # then it passes for older than that data still
+                self._tenure.date()
+
     def confirm(self) -> None:
         """What was adopted is the journal's, since all of its brokers are in step with us.
 
         Before, others may go on without it: it is not persisted until then.
         """
+        if not self._is_primary:
+            self.date()  # a primary does so once it has claimed the journal
         if self._closing.adopted:
             self._closing.adopted.clear()
             self._finish_settled()
