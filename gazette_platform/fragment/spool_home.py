@@ -4,6 +4,7 @@ A *home* is a folder that one process holds, by a lock on the folder itself. How
 the lock is free then, and the next process takes over the home with all that is in it.
 
     <spool-dir>/spools/<random>/home.json       whose it is
+                                place           device and inode of the folder: a copy has others
                                 heads           a block for each tenure, see `head_records`
                                 <tenure>.<number>.content    bytes of a fragment, from its begin
                                 <tenure>.<number>.sealed     its last record, once it is closed
@@ -25,7 +26,7 @@ import os
 import secrets
 import stat
 import threading
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, final
 
@@ -46,6 +47,7 @@ _log = logging.getLogger(__name__)
 SPOOLS: Final = "spools"
 _HOME: Final = "home.json"
 _HEADS: Final = "heads"
+_PLACE: Final = "place"  # a file of its own: former versions understand no more of the other one
 _VERSION: Final = 1
 _FOLDER_MODE: Final = 0o700
 _FILE_MODE: Final = 0o600
@@ -74,14 +76,12 @@ class Owner:
     """As of `boot_id`."""
     lease: int = 0
     """Lease of its member key in etcd; 0: it has none yet."""
-    place: str = field(default="", compare=False)
-    """Device and inode of the folder in which it says so: a copy of the folder has others."""
 
     @classmethod
     def found(cls, said: dict[str, Any]) -> Self:
         """Who held a home that was found. Raises: TypeError, ValueError: it does not say so."""
         owner = cls(**said)
-        texts = (owner.cluster, owner.process, owner.boot, owner.place)
+        texts = (owner.cluster, owner.process, owner.boot)
         if not all(isinstance(text, str) for text in texts):
             raise TypeError(f"{said} in place of an owner")
         if not owner.process.isprintable() or not 0 <= operator.index(owner.lease) < 1 << 63:
@@ -125,7 +125,9 @@ class SpoolHome:
         self.history = ""
         self.former = former
         self.former_has_ended = (
-            former is not None and former.is_of_this_boot and former.place == _place(lock_fd)
+            former is not None
+            and former.is_of_this_boot
+            and _said_place(folder) in ("", _place(lock_fd))
         )
         self.tenures: dict[str, Tenure] = {}
         self._owner, self.boot_mark = owner, owner.boot_mark
@@ -211,16 +213,23 @@ class SpoolHome:
         self._owner, self.boot_mark = owner, owner.boot_mark
         if self._lock_fd < 0:
             return  # `_make` will record it
-        placed = replace(owner, place=_place(self._lock_fd))
-        said = json.dumps({"version": _VERSION, **asdict(placed)}).encode()
-        path = self.folder / _HOME
+        self._say(_HOME, json.dumps({"version": _VERSION, **asdict(owner)}).encode())
+        place = _place(self._lock_fd)
+        if _said_place(self.folder) != place:
+            self._say(_PLACE, place.encode())
+        os.fsync(self._lock_fd)
+
+    def _say(self, name: str, said: bytes) -> None:
+        path = self.folder / name
         try:
             write_new(path, said)
         except OSError as err:
-            if err.errno not in FULL or not path.exists():
+            if err.errno not in FULL:
                 raise
-            _write_over(path, said)
-        os.fsync(self._lock_fd)
+            if path.exists():
+                _write_over(path, said)
+            elif name != _PLACE:  # a home may be without, as those of former versions are
+                raise
 
     @property
     def owner(self) -> Owner:
@@ -417,6 +426,7 @@ def _take(folder: Path, owner: Owner) -> SpoolHome | None:
             os.close(lock_fd)
             return None
         version = said.pop("version")
+        said.pop("place", None)  # it was there for a while
         former = Owner.found(said) if version == _VERSION else None
         if former is None or former.cluster != owner.cluster:
             whose = f"version {version}" if former is None else f"cluster {former.cluster}"
@@ -431,7 +441,7 @@ def _take(folder: Path, owner: Owner) -> SpoolHome | None:
 
 def _remove(folder: Path) -> None:
     """Remove a home, unless there is something in it."""
-    own = {_HOME, f"{_HOME}.new", _HEADS}
+    own = {_HOME, f"{_HOME}.new", _PLACE, f"{_PLACE}.new", _HEADS}
     with contextlib.suppress(OSError):  # then it stays
         if {path.name for path in folder.iterdir()} <= own:
             for name in own:
@@ -463,6 +473,14 @@ def _lock(folder: Path) -> int | None:
 def _place(folder_fd: int) -> str:
     info = os.fstat(folder_fd)
     return f"{info.st_dev}:{info.st_ino}"
+
+
+def _said_place(folder: Path) -> str:
+    """Where a home was when its owner said so; empty: nobody said. Raises: OSError, ValueError."""
+    try:
+        return read_small(folder / _PLACE).decode().strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _sync_folder(folder: Path) -> None:

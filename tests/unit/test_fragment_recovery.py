@@ -240,6 +240,7 @@ def test_who_goes_on_closes_what_was_open(disk):
         [
             "heads",
             "home.json",
+            "place",
             *(f"{again.id}.{n}.{suffix}" for n in (1, 2) for suffix in ("content", "sealed")),
             *(f"{again.id}.registers.{parity}" for parity in (0, 1)),
         ]

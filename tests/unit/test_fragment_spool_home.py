@@ -181,6 +181,17 @@ def test_home_that_is_not_understood_is_left_alone(make, again, said):
     assert (bad.folder / "x.1.content").read_bytes() == b"content"
 
 
+def test_home_of_a_former_version_says_nothing_of_its_place(make, again):
+    """Its process has ended, as the lock on the folder is free."""
+    home = make()
+    (home.folder / "place").unlink()
+    (taken,) = again(home)
+    assert taken.former_has_ended
+    taken.own(OTHER)
+    shutil.copytree(taken.folder, taken.folder.with_name("copy"))
+    assert [one.former_has_ended for one in again()] == [False]
+
+
 def test_home_that_does_not_say_whose_it_is_is_told_of(make, again, caplog):
     home = make()
     put(home.tenure("a/journal", 7), b"acknowledged")
@@ -221,7 +232,7 @@ def test_nothing_is_free_where_nothing_is(tmp_path, again):
 
 def test_home_with_nothing_in_it_goes_with_its_process(make, tmp_path):
     home = make()
-    assert names(home.folder) == ["heads", "home.json"]
+    assert names(home.folder) == ["heads", "home.json", "place"]
     home.close()
     home.close()
     assert names(tmp_path / SPOOLS) == []
@@ -323,7 +334,7 @@ def test_home_that_somebody_removes_while_it_is_made_is_made_again(make, monkeyp
     monkeypatch.setattr(fcntl, "flock", lock_too_late)
     home = make()
     assert removed[0] != home.folder
-    assert names(home.folder) == ["heads", "home.json"]
+    assert names(home.folder) == ["heads", "home.json", "place"]
 
 
 def test_home_that_cannot_be_made_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -428,7 +439,7 @@ def test_tenure_touches_no_disk_until_something_is_recorded(make):
     tenure = home.tenure("a/journal", 1)
     assert not tenure.is_begun
     tenure.leave()
-    assert names(home.folder) == ["heads", "home.json"]
+    assert names(home.folder) == ["heads", "home.json", "place"]
     assert home.tenures == {}
 
 
@@ -441,12 +452,12 @@ def test_names_go_with_the_last_release(make):
     file.release()
     finish_closing()
     assert names(home.folder) == sorted(
-        ["heads", "home.json", f"{tenure.id}.1.content", f"{tenure.id}.1.sealed"]
+        ["heads", "home.json", "place", f"{tenure.id}.1.content", f"{tenure.id}.1.sealed"]
     )
     assert tenure.files == 1
     held.release()
     finish_closing()
-    assert names(home.folder) == ["heads", "home.json"]
+    assert names(home.folder) == ["heads", "home.json", "place"]
     assert tenure.files == 0
 
 
@@ -457,7 +468,7 @@ def test_names_stay_for_as_long_as_the_record_speaks_of_them(make):
     finish_closing()
     assert f"{tenure.id}.1.content" in names(home.folder)
     tenure.record(0, state_of(7, 7))
-    assert names(home.folder) == ["heads", "home.json"]
+    assert names(home.folder) == ["heads", "home.json", "place"]
 
 
 def test_leaving_gives_the_block_back(make, again):
@@ -466,7 +477,7 @@ def test_leaving_gives_the_block_back(make, again):
     put(tenure, b"content", registers=LONG).release()
     other = home.tenure("another", 1)
     tenure.leave()
-    assert names(home.folder) == ["heads", "home.json"]
+    assert names(home.folder) == ["heads", "home.json", "place"]
     assert home.tenures == {}
     other.record(0, state_of(1, 1))
     assert [(block, header.journal) for block, header in home.blocks()] == [(0, "another")]
@@ -585,6 +596,7 @@ def test_home_is_said_on_disk(tmp_path):
         "process": "zone#one",
         "boot": boot_id(),
         "lease": 3,
-        "place": f"{home.folder.stat().st_dev}:{home.folder.stat().st_ino}",
-    }
+    }, "former versions understand no more"
+    info = home.folder.stat()
+    assert (home.folder / "place").read_text() == f"{info.st_dev}:{info.st_ino}"
     home.close()
