@@ -23,7 +23,7 @@ from gazette_platform.broker.epoch_store import (
 )
 from gazette_platform.broker.epochs import announce, is_long, release, settled
 from gazette_platform.broker.side_keys import history_key
-from gazette_platform.broker.verdicts import Evidence, Todo, continuation, decide, heir, is_shadow
+from gazette_platform.broker.verdicts import Evidence, Todo, continuation, decide, heir, is_furthest
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.fragment.aside import set_aside
 from gazette_platform.fragment.completed import CompletedSpool
@@ -151,7 +151,7 @@ class Leftovers:
         evidence = [_evidence(one) for one in found]
         return any(
             (one.fragments or one in self._storing)
-            and not is_shadow(evidence, number, self._used(journal))
+            and is_furthest(evidence, number, self._used(journal))
             for number, one in enumerate(found)
         )
 
@@ -537,6 +537,8 @@ def _why_not_whole(found: RecoveredTenure) -> str:
     ]
     if missing:
         return "; ".join(missing)
+    if found.is_whole:
+        return "there is a copy of it, and nothing proves how far that went"
     if not found.is_end_known:
         return "the machine has restarted since, and nothing proves that all of it was on disk"
     return "its registers cannot be read"

@@ -9,8 +9,9 @@ counts; the order of folders, their age, and how they came there do not.
     else not a holder (see `epochs.standing`)                   YIELD up to the end of its last epoch
     a holder, and a replica here goes on with it                WAIT
     a holder, and another copy of it ends further               WAIT until that one is settled
-    a holder, but how far a copy of it went is not known        WAIT
-    a holder that is not whole, the only one in etcd            SAVE
+    the only holder in etcd that is not whole, or a copy of
+    it went nobody knows how far                                SAVE
+    one of several, but how far a copy of it went is not known  WAIT
     a holder that is not whole, one of several in etcd          WAIT
     a whole holder, and another one here ends further           WAIT
     a whole holder, the furthest here                           LET_GO if the journal waits for it, or is
@@ -38,7 +39,16 @@ if TYPE_CHECKING:
 
     from gazette_platform.broker.epochs import EpochRecord, Standing
 
-__all__ = ["Evidence", "Todo", "Verdict", "continuation", "decide", "heir", "is_shadow"]
+__all__ = [
+    "Evidence",
+    "Todo",
+    "Verdict",
+    "continuation",
+    "decide",
+    "heir",
+    "is_furthest",
+    "is_shadow",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +129,7 @@ def decide(
             is_suspended = suspended_at is not None and suspended_at >= one.end
             is_let_go = stands.is_wanted or is_suspended or (is_leaving and stands.is_alone)
             verdicts.append(Verdict(Todo.LET_GO) if is_let_go else _WAIT)
-        elif stands.is_alone and not one.is_whole and not is_shadow(found, number, in_use):
+        elif stands.is_alone and is_furthest(found, number, in_use):
             verdicts.append(Verdict(Todo.SAVE))
         else:
             verdicts.append(_WAIT)
@@ -168,23 +178,23 @@ def continuation(found: Sequence[Evidence], *, stored_end: int) -> int | None:
 
 
 def is_shadow(found: Sequence[Evidence], number: int, in_use: Collection[str] = ()) -> bool:
-    """Whether a tenure is a copy of one that went further, or may have gone further.
-
-    Of copies that are equal the first whole one counts.
-    """
+    """Whether a tenure is a copy of one that went further, or may have gone further."""
     one = found[number]
-    if one.tenure in in_use:
-        return True
-    return any(
-        other.tenure == one.tenure
-        and (
-            (other.end, not other.is_end_known, other.is_whole, -at)
-            > (one.end, not one.is_end_known, one.is_whole, -number)
-            or (one.is_whole and not other.is_end_known)
-        )
-        for at, other in enumerate(found)
-        if at != number
+    return not is_furthest(found, number, in_use) or (
+        one.is_whole
+        and any(other.tenure == one.tenure and not other.is_end_known for other in found)
     )
+
+
+def is_furthest(found: Sequence[Evidence], number: int, in_use: Collection[str] = ()) -> bool:
+    """Whether no other copy of a tenure has more. Of copies that are equal the first one counts."""
+    tenure = found[number].tenure
+    copies = [at for at, one in enumerate(found) if one.tenure == tenure]
+    return tenure not in in_use and number == max(copies, key=lambda at: _extent(found[at]))
+
+
+def _extent(one: Evidence) -> tuple[int, bool, bool]:
+    return one.end, one.is_whole, one.is_end_known
 
 
 def _standing(record: EpochRecord | None, one: Evidence, journal_revision: int | None) -> Standing:

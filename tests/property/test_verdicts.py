@@ -70,7 +70,8 @@ WANTED = record_of("a", is_wanted=True)
         (WANTED, [of("a"), of("a")], {}, [LET_GO, WAIT]),
         (WANTED, [of("a", 90), of("a")], {"in_use": ["a"]}, [WAIT, WAIT]),
         (WANTED, [of("a", 90), of("a", is_whole=False)], {}, [WAIT, SAVE]),
-        (WANTED, [of("a"), of("a", 90, is_whole=False)], {}, [WAIT, WAIT]),
+        (WANTED, [of("a"), of("a", 90, is_whole=False)], {}, [SAVE, WAIT]),
+        (WANTED, [of("a", 90), of("a"), of("a", 90, is_whole=False)], {}, [WAIT, SAVE, WAIT]),
         (
             WANTED,
             [of("a"), of("a", 90, is_whole=False, is_end_known=True)],
@@ -133,3 +134,15 @@ def test_nobody_lets_go_below_the_furthest_copy(found, holders):
             assert one.is_whole
             assert one.end == max(each.end for each in copies)
             assert not is_shadow(found, at)
+
+
+@given(evidences)
+def test_of_all_copies_of_the_only_holder_one_counts(found):
+    """Else nobody would store what it has, and an operator would give up what is proven."""
+    copies = [one for one in found if one.tenure == "a"]
+    verdicts = decided(WANTED, *copies)
+    acting = [
+        one for one, verdict in zip(copies, verdicts, strict=True) if verdict in (SAVE, LET_GO)
+    ]
+    assert len(acting) == bool(copies)
+    assert all(one.end == max(each.end for each in copies) for one in acting)
