@@ -265,25 +265,30 @@ class Leftovers:
 
         _ = await side_by_side(settle, names, at_a_time=_AT_A_TIME)
 
-    async def settle(self, journal: str, *, is_leaving: bool = False) -> None:
+    async def settle(
+        self, journal: str, *, is_leaving: bool = False, is_given_up: bool = False
+    ) -> None:
         """Look at the tenures of one journal, and do what follows.
 
         Args:
             is_leaving: as of `settle_all`.
+            is_given_up: as of `verdicts.decide`.
 
         Cancellation: safe.
         """
         if journal not in self._found:
             return
         async with self._lock_of(journal):
-            while await self._settle(journal, is_leaving=is_leaving):
+            while await self._settle(journal, is_leaving=is_leaving, is_given_up=is_given_up):
                 pass  # others wait for what has just been settled
 
-    async def _settle(self, journal: str, *, is_leaving: bool) -> bool:
+    async def _settle(self, journal: str, *, is_leaving: bool, is_given_up: bool) -> bool:
         """Look once at the tenures of a journal. Returns: whether one of several is settled."""
         found = list(self._found.get(journal, []))
         try:
-            record, verdicts = await self._verdicts(journal, found, is_leaving=is_leaving)
+            record, verdicts = await self._verdicts(
+                journal, found, is_leaving=is_leaving, is_given_up=is_given_up
+            )
         except GazetteError as err:
             _log.warning("%s: what was left of its spool stays: %s", journal, err)
             return False
@@ -310,7 +315,7 @@ class Leftovers:
             self._found.pop(journal, None)
 
     async def _verdicts(
-        self, journal: str, found: list[RecoveredTenure], *, is_leaving: bool
+        self, journal: str, found: list[RecoveredTenure], *, is_leaving: bool, is_given_up: bool
     ) -> tuple[EpochRecord | None, list[Verdict]]:
         """Decide from all tenures of a journal together. Raises: GazetteError.
 
@@ -331,6 +336,7 @@ class Leftovers:
             in_use=self._used(journal),
             suspended_at=suspend.offset if suspend is not None else None,
             is_leaving=is_leaving,
+            is_given_up=is_given_up,
         )
         if item is None and record is not None:
             for revision in {one.tenure.create_revision for one in found}:

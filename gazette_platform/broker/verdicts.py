@@ -12,7 +12,8 @@ counts; the order of folders, their age, and how they came there do not.
     the only holder in etcd that is not whole, or a copy of
     it went nobody knows how far                                SAVE
     one of several, but how far a copy of it went is not known  WAIT
-    a holder that is not whole, one of several in etcd          WAIT
+    a holder that is not whole, one of several in etcd          SAVE if an operator gives up what is lost,
+                                                                and no other here is whole; else WAIT
     a whole holder, and another one here ends further           WAIT
     a whole holder, the furthest here                           LET_GO if the journal waits for it, or is
                                                                 suspended, or if this broker leaves and
@@ -103,6 +104,7 @@ def decide(
     in_use: Collection[str] = (),
     suspended_at: int | None = None,
     is_leaving: bool = False,
+    is_given_up: bool = False,
 ) -> list[Verdict]:
     """What becomes of the tenures that a broker has found of one journal; see the module's table.
 
@@ -113,10 +115,12 @@ def decide(
         in_use: ids of tenures that replicas of this broker go on with.
         suspended_at: where the journal goes on, if it is fully suspended; None: it is not.
         is_leaving: whether this broker may not come back.
+        is_given_up: whether an operator has the journal go on without what no holder can prove.
 
     Returns: a verdict for each of `found`.
     """
     first = heir(record, found, journal_revision=journal_revision, in_use=in_use)
+    is_saved = is_given_up and first is None and not in_use
     verdicts = []
     for number, one in enumerate(found):
         stands = _standing(record, one, journal_revision)
@@ -129,7 +133,7 @@ def decide(
             is_suspended = suspended_at is not None and suspended_at >= one.end
             is_let_go = stands.is_wanted or is_suspended or (is_leaving and stands.is_alone)
             verdicts.append(Verdict(Todo.LET_GO) if is_let_go else _WAIT)
-        elif stands.is_alone and is_furthest(found, number, in_use):
+        elif (stands.is_alone or is_saved) and is_furthest(found, number, in_use):
             verdicts.append(Verdict(Todo.SAVE))
         else:
             verdicts.append(_WAIT)

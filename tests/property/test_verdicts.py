@@ -58,6 +58,19 @@ WANTED = record_of("a", is_wanted=True)
         # One of several.
         (record_of("a", "b"), [of("a")], {"is_leaving": True}, [WAIT]),
         (record_of("a", "b", is_wanted=True), [of("a", is_whole=False)], {}, [WAIT]),
+        (record_of("a", "b"), [of("a", is_whole=False)], {"is_given_up": True}, [SAVE]),
+        (
+            record_of("a", "b"),
+            [of("a", 90, is_whole=False), of("b", is_whole=False), of("b", 90, is_whole=False)],
+            {"is_given_up": True},
+            [SAVE, SAVE, WAIT],
+        ),
+        (
+            record_of("a", "b"),
+            [of("a", 90), of("b", is_whole=False)],
+            {"is_given_up": True},
+            [WAIT, WAIT],
+        ),
         (record_of("a", "b", is_wanted=True), [of("a", 90), of("b")], {}, [WAIT, LET_GO]),
         (
             record_of("a", "b", is_wanted=True),

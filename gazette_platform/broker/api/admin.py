@@ -94,7 +94,7 @@ class AdminApi:
             replica = self._resolver.replicas.get(journal)
             if replica is not None:
                 await replica.spool.completed()
-            await self._context.leftovers.settle(journal)
+            await self._context.leftovers.settle(journal, is_given_up=request.gives_up)
             await self._context.persister.flush(journal)
             self._check_all_is_stored(journal, replica)
         response = admin_pb.FlushResponse(status=status.value, end=end)  # type: ignore[arg-type]

@@ -82,7 +82,9 @@ class ResetHeadApi:
             return Status.FRAGMENT_STORE_UNHEALTHY
         # These offsets are about to be given out anew. A broker that stored its old content there later
         # would contradict what is appended from now on.
-        if not await replica.settle_others():
+        gives_up = request.give_up and not request.dry_run
+        is_settled = await replica.settle_others(gives_up=gives_up)
+        if not is_settled and (gives_up or not awaited):
             raise NotNow(
                 f"{replica.name}: a broker may still store content of it, or the store could not be "
                 "listed (logs tell; end brokers that hang)"

@@ -447,22 +447,27 @@ class Replica:
         if at >= 0:
             await self.gaps.wait_listed(at, lost_at=-math.inf)
 
-    async def settle_others(self) -> bool:
+    async def settle_others(self, *, gives_up: bool = False) -> bool:
         """Have others store what they hold of the journal, then list it. Returns: whether that is done.
 
-        We store what we hold from before, too, as it is in no index of ours. Cancellation: safe.
+        We store what we hold from before, too, as it is in no index of ours.
+
+        Args:
+            gives_up: whether an operator has the journal go on without what no holder can prove.
+
+        Cancellation: safe.
         """
         spec = self.spec
         try:
             async with asyncio.timeout(_FORMER_TIMEOUT_S):
                 await self._resolver.closed(self.name)
-                await self._context.leftovers.settle(self.name)
+                await self._context.leftovers.settle(self.name, is_given_up=gives_up)
                 await self._context.persister.flush(self.name)
         except TimeoutError:
             return False
         if spec is None or self._context.leftovers.has_content(self.name):
             return False
-        if not await ask_others(self._context, self.name):
+        if not await ask_others(self._context, self.name, gives_up=gives_up):
             return False
         return await self._list(spec)
 

@@ -37,8 +37,11 @@ _ASK_TIMEOUT_S = 10.0
 _PAGE_KEYS = 64
 
 
-async def ask_others(context: BrokerContext, journal: str) -> bool:
+async def ask_others(context: BrokerContext, journal: str, *, gives_up: bool = False) -> bool:
     """Ask all other brokers once to store what they hold of a journal.
+
+    Args:
+        gives_up: whether they store also what is known of a holder that is not whole.
 
     Returns: whether none of them holds content that is in no store. Whatever the stores lack then
         was pruned, or only brokers have it that are not members now.
@@ -46,7 +49,9 @@ async def ask_others(context: BrokerContext, journal: str) -> bool:
     """
     members = context.space.state.members.items()
     asked = {who: member.lease for who, member in members if who != context.process_id}
-    answers = await asyncio.gather(*(ask_other(context, journal, who) for who in asked))
+    answers = await asyncio.gather(
+        *(ask_other(context, journal, who, gives_up=gives_up) for who in asked)
+    )
     try:
         # Read after the members were: a broker that fails says so before it ceases to be a member.
         prefix = storing_prefix(context.config.etcd_prefix)
@@ -64,7 +69,9 @@ async def ask_others(context: BrokerContext, journal: str) -> bool:
     )
 
 
-async def ask_other(context: BrokerContext, journal: str, member: ProcessId) -> bool:
+async def ask_other(
+    context: BrokerContext, journal: str, member: ProcessId, *, gives_up: bool = False
+) -> bool:
     """Ask a broker to persist what it holds of a journal; a primary closes its open fragment for that.
 
     Returns: whether it holds nothing more that is in no store.
@@ -75,7 +82,7 @@ async def ask_other(context: BrokerContext, journal: str, member: ProcessId) -> 
     if known is None:
         return True  # it left after it had persisted all, or it crashed and cannot be asked
     header = Header(member, state.route_of(journal), context.space.header)
-    request = admin_pb.FlushRequest(journal=journal)
+    request = admin_pb.FlushRequest(journal=journal, gives_up=gives_up)
     try:
         async with asyncio.timeout(_ASK_TIMEOUT_S):
             status, _ = await call_flush(context, known.spec.endpoint, request, header)
