@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import (
         EtcdHeader,
         JournalSpec,
+        LabelSet,
         ProcessId,
         Route,
         Status,
@@ -85,6 +86,10 @@ class JournalPort(Protocol):
         Returns: the revision to look at, or where the journal has to begin first.
         Raises: HoldersAway: what was acknowledged is held only by others, who are away.
         """
+        ...
+
+    async def released_registers(self, head: int) -> LabelSet | None:
+        """The registers that etcd names for a journal that goes on at `head`; None: it names none."""
         ...
 
     def is_claimed(self, holders: frozenset[Holder] | None) -> bool:

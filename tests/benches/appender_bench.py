@@ -64,6 +64,8 @@ class FakeJournal:
         self.etcd_header = EtcdHeader(1, 1, 1, 1)
         self.refusal = ""
         self.is_released = False
+        self.goes_on = None  # where the journal begins first, as every claim is answered
+        self.released = {}  # registers by the offsets where holders let go
 
     def open_stream(self, peer, endpoint):
         raise AssertionError(peer)
@@ -87,8 +89,13 @@ class FakeJournal:
         self.log.append("update")
         if not self.gate.is_set():
             raise EtcdError("etcd is away")
+        if self.goes_on is not None:
+            return self.goes_on
         self.is_consistent = True
         return self.revision
+
+    async def released_registers(self, head):
+        return self.released.get(head)
 
     def is_claimed(self, holders):
         return self.is_consistent

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from appender_bench import running_bench, span
+from dataclasses import replace
 
-from gazette_platform.protocol import LabelSelector, LabelSet, Status
-from gazette_platform.serving.interface import RpcFailed
+import pytest
+from appender_bench import running_bench, span, spec
+
+from gazette_platform.broker.epochs import GoOn
+from gazette_platform.protocol import LabelSelector, LabelSet, Status, SuspendLevel, SuspendSpec
+from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.testing.waiting import turns
 
 
@@ -68,3 +71,34 @@ async def test_nobody_is_told_registers_that_did_not_come_about(bench):
     assert span(await again) == (Status.OK, 7, 17)
     assert (await owner).status is Status.OK
     assert bench.spool.registers == LabelSet.of(owner="B")
+
+
+async def test_a_claim_that_is_answered_the_same_again_and_again_is_given_up(bench):
+    """A replica at the end that etcd names keeps its registers, and ours are those of etcd."""
+    bench.journal.gate.set()
+    bench.journal.is_consistent = False
+    bench.journal.goes_on = GoOn(7, LabelSet.of(holder="one"))
+    with pytest.raises(RpcFailed, match="has other registers at 7") as refused:
+        await bench.append(b"content")
+    assert refused.value.code is Code.UNAVAILABLE
+    bench.journal.goes_on = None
+    assert (await bench.append(b"content")).commit.begin == 7
+
+
+async def test_a_reset_begins_with_the_registers_of_who_let_go_there(bench):
+    """Once replicas are there, they keep what they have."""
+    held = LabelSet.of(holder="one")
+    bench.journal.gate.set()
+    bench.journal.is_consistent = False
+    bench.journal.released = {7: held}
+    bench.journal.spec = replace(spec(), suspend=SuspendSpec(SuspendLevel.NONE, 7))
+    rolls = []
+    roll = bench.spool.roll
+
+    def told(to, **options):
+        rolls.append((to, options["registers"]))
+        roll(to, **options)
+
+    bench.spool.roll = told
+    outcome = await bench.append(resets_head=True)
+    assert (outcome.status, outcome.registers, rolls) == (Status.OK, held, [(7, held)])

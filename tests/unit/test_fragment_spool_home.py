@@ -1,4 +1,7 @@
-"""Homes of spools: locks, blocks, and what tenures record in them."""
+"""Homes of spools: locks, blocks, and what tenures record in them.
+
+Long because all of it is shown with the same few homes, which processes take over from each other.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.epochs import GoOn
 from gazette_platform.broker.replicate import synced
 from gazette_platform.protocol import ZERO_SUM, Fragment, LabelSet, Status, SuspendLevel
-from gazette_platform.serving.interface import Code, RpcFailed
+from gazette_platform.serving.interface import Code, NotNow, RpcFailed
 
 if TYPE_CHECKING:
     from collections import deque
@@ -98,6 +98,8 @@ class Pending:
     """Monotonic seconds until which the append waits for replicas that are missing or away."""
     is_short: bool = False
     """Whether it waits for more replicas to be assigned."""
+    went_on: GoOn | None = None
+    """Where its latest claim told it to begin first."""
 
     def finish(self, outcome: Outcome) -> None:
         """Answer, unless the caller has gone."""
@@ -431,17 +433,22 @@ class Planner:
             if spool.end < head:
                 # Roll there before the claim, so that no content which is given up counts as the
                 # journal's behind it.
-                return synced.SyncMismatch(head, None)
+                return synced.SyncMismatch(head, await self._journal.released_registers(head))
         if not self._replicator.is_synced:
             return synced.Invalidated()
         try:
             found = await self._journal.claim(
                 self._replicator.holders, end=spool.end, is_reset=is_reset
             )
+            if isinstance(found, GoOn) and found == pending.went_on and found.head == spool.end:
+                raise NotNow(
+                    f"{self._journal.name}: a replica has other registers at {found.head} than etcd names"
+                )
         except RpcFailed as err:
             await self._wait_unless_late(pending, err)
             return synced.Invalidated()
         if isinstance(found, GoOn):
+            pending.went_on = found
             return synced.SyncMismatch(found.head, found.registers)
         return events.Written(found)
 

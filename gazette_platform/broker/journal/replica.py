@@ -11,6 +11,7 @@ from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.appender import Appender
 from gazette_platform.broker.append.batch import Outcome, view_of
 from gazette_platform.broker.append.content import RateBalance
+from gazette_platform.broker.epoch_store import read_record
 from gazette_platform.broker.epochs import GoOn
 from gazette_platform.broker.journal.adoption import adopt
 from gazette_platform.broker.journal.claims import HoldersAway, claim_journal, forget_holders
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.wire.peer_stream import PeerStream
     from gazette_platform.fragment.completed import CompletedSpool
     from gazette_platform.fragment.spool import Spool
-    from gazette_platform.protocol import EtcdHeader, ProcessId, Route
+    from gazette_platform.protocol import EtcdHeader, LabelSet, ProcessId, Route
     from gazette_platform.stores import ActiveStore
 
 __all__ = ["Replica"]
@@ -247,6 +248,18 @@ class Replica:
             self.spool.date()
             self._claimed, self._is_released = holders, found.is_released
         return found.revision
+
+    async def released_registers(self, head: int) -> LabelSet | None:
+        """The registers that etcd names for a journal that goes on at `head`; None: it names none.
+
+        Raises: GazetteError.
+        """
+        context = self._context
+        record, _ = await read_record(context.etcd, context.config.etcd_prefix, self.name)
+        if record is None or record.create_revision != self.create_revision:
+            return None
+        released = record.released
+        return released.registers if released is not None and released.head == head else None
 
     @property
     def is_released(self) -> bool:
