@@ -158,7 +158,7 @@ def heir(
         and one.is_whole
         and not is_shadow(found, number, in_use)
     ]
-    return max(heirs, key=lambda number: found[number].end, default=None)
+    return max(heirs, key=lambda number: (found[number].end, found[number].tenure), default=None)
 
 
 def continuation(found: Sequence[Evidence], *, stored_end: int) -> int | None:

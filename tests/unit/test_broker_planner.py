@@ -77,6 +77,7 @@ async def test_a_claim_that_is_answered_the_same_again_and_again_is_given_up(ben
     """A replica at the end that etcd names keeps its registers, and ours are those of etcd."""
     bench.journal.gate.set()
     bench.journal.is_consistent = False
+    bench.journal.revision += 1
     bench.journal.goes_on = GoOn(7, LabelSet.of(holder="one"))
     with pytest.raises(RpcFailed, match="has other registers at 7") as refused:
         await bench.append(b"content")
@@ -90,6 +91,7 @@ async def test_a_reset_begins_with_the_registers_of_who_let_go_there(bench):
     held = LabelSet.of(holder="one")
     bench.journal.gate.set()
     bench.journal.is_consistent = False
+    bench.journal.revision += 1
     bench.journal.released = {7: held}
     bench.journal.spec = replace(spec(), suspend=SuspendSpec(SuspendLevel.NONE, 7))
     rolls = []
