@@ -154,6 +154,22 @@ def settled():
     return []
 
 
+class FakeIdle:
+    """Notes what is done to journals that only faults use."""
+
+    def __init__(self, note):
+        self._note = note
+
+    async def make(self):
+        self._note("make idle")
+
+    async def apply_old_listing(self):
+        self._note("apply old listing")
+
+    async def contend(self):
+        self._note("contend")
+
+
 @pytest.fixture
 def nemesis(cluster, etcd, said, settled):
     async def replicas_of(journal):
@@ -173,6 +189,7 @@ def nemesis(cluster, etcd, said, settled):
         say=said.append,
         replicas_of=replicas_of,
         stale_primary=stale_primary,
+        idle=FakeIdle(cluster.done.append),
         settle=settle,
     )
 
@@ -218,6 +235,18 @@ async def test_fault_is_inflicted_and_undone(
     assert said[-1] == "the cluster is whole again"
     assert settled == [(False, [])]
     assert nemesis.ended == []
+
+
+async def test_all_are_killed_after_a_restart_before_any_append(nemesis, cluster):
+    await nemesis.run([Fault(0.0, FaultKind.RESTART_KILLED, (), 0.02)])
+    every = "broker-1 broker-2 broker-3"
+    restart = ["make idle", f"drain {every}", f"start {every}", f"kill {every}", "contend"]
+    assert cluster.done[:5] == restart
+    assert sorted(cluster.done[5:]) == [f"start broker-{number}" for number in (1, 2, 3)]
+    drained, killed, (began, ended, _) = nemesis.spans
+    assert [drained[2], killed[2]] == ["restart-all", "kill-all"]
+    # What the protocol allows of kills, it allows from the kill on.
+    assert began <= drained[1] <= killed[0] <= killed[1] <= ended
 
 
 async def test_spools_are_torn_while_all_are_down(nemesis, cluster, settled, monkeypatch):

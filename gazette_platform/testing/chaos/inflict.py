@@ -13,8 +13,10 @@ from gazette_platform.testing.fault_proxy import Direction
 from gazette_platform.testing.slow_disk import SlowDisk
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
+    from gazette_platform.ops.clock import Clock
+    from gazette_platform.testing.chaos.idle import IdleJournals
     from gazette_platform.testing.cluster import BrokerCluster
     from gazette_platform.testing.etcd import EtcdServer
     from gazette_platform.testing.small_disk import SmallDisk
@@ -46,9 +48,12 @@ class Inflictor:
         problems: as of `Nemesis`.
         replicas_of: as of `Nemesis`.
         stale_primary: as of `Nemesis`.
+        idle: as of `Nemesis`.
         say: as of `Nemesis`.
 
     Attributes:
+        spans: begin, end and kind of the parts of faults that are faults of their own. What the
+            protocol allows while brokers are killed, it allows in that part alone.
         spools_lost: the brokers whose spools were lost, of all faults; may be cleared.
     """
 
@@ -58,15 +63,20 @@ class Inflictor:
         etcd: EtcdServer | EtcdTrio,
         *,
         lease_s: float,
+        clock: Clock,
         disks: dict[str, SmallDisk],
         problems: Mapping[FaultKind, str],
         replicas_of: Callable[[str], Awaitable[Sequence[str]]],
         stale_primary: Callable[[], Awaitable[None]],
+        idle: IdleJournals,
         say: Callable[[str], None],
     ) -> None:
+        self.spans: list[tuple[float, float, str]] = []
         self._cluster = cluster
         self._etcd = etcd
         self._lease_s = lease_s
+        self._clock = clock
+        self._idle = idle
         self._disks = disks
         self._problems = problems
         self._replicas_of = replicas_of
@@ -101,6 +111,7 @@ class Inflictor:
             FaultKind.DRAIN: self._drain,
             FaultKind.DRAIN_ZONE: self._drain,
             FaultKind.RESTART_ALL: self._drain,
+            FaultKind.RESTART_KILLED: self._restart_then_kill,
         }
 
     def problem(self, fault: Fault) -> str:
@@ -165,11 +176,7 @@ class Inflictor:
             await asyncio.sleep(at_s)
             await self._start([name])
 
-        starts = [start(name, at_s) for name, at_s in zip(order, instants, strict=True)]
-        outcomes = await asyncio.gather(*starts, return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        await _all_of(*(start(name, at_s) for name, at_s in zip(order, instants, strict=True)))
 
     async def _lose_spools(self, names: Sequence[str]) -> None:
         for name in names:
@@ -216,6 +223,17 @@ class Inflictor:
             *[name for name in names if not self._cluster.brokers[name].has_ended]
         )
         await self._start(names)
+
+    async def _restart_then_kill(self, fault: Fault, rng: random.Random) -> None:
+        await self._idle.make()
+        await self._part(FaultKind.RESTART_ALL, self._drain(fault, rng))
+        killed = self._part(FaultKind.KILL_ALL, self._kill_all(fault, rng))
+        await _all_of(killed, self._idle.contend())
+
+    async def _part(self, kind: FaultKind, work: Awaitable[None]) -> None:
+        began = self._clock.monotonic()
+        await work
+        self.spans.append((began, self._clock.monotonic(), kind.value))
 
     async def _start(self, names: Sequence[str]) -> None:
         # A broker does not start without the folder of its store.
@@ -332,3 +350,10 @@ class Inflictor:
             root.unlink(missing_ok=True)
             kept.rename(root)
         self._store_is_there.set()
+
+
+async def _all_of(*works: Coroutine[None, None, None]) -> None:
+    """Wait until all have ended, then raise the first failure."""
+    for outcome in await asyncio.gather(*works, return_exceptions=True):
+        if outcome is not None:
+            raise outcome

@@ -74,6 +74,9 @@ class FaultKind(StrEnum):
     """The same of all brokers of a zone at once."""
     RESTART_ALL = "restart-all"
     """SIGTERM of all brokers at once; they are started when all have left."""
+    RESTART_KILLED = "restart-killed"
+    """The same, and then SIGKILL of all before journals that nobody else uses took an append; these
+    are asked for by a wrong register."""
 
 
 ALL_KINDS = tuple(FaultKind)
@@ -94,7 +97,12 @@ KINDS_WITHOUT_REPLICAS = tuple(
 _TAKEN_BY_OTHERS = (FaultKind.DRAIN, FaultKind.SPOOL_FULL)
 
 # Each takes the cluster to its limit, or nothing but itself, and begins when all is well.
-_ALONE = (FaultKind.ETCD_AWAY, FaultKind.RESTART_ALL, FaultKind.STALE_PRIMARY)
+_ALONE = (
+    FaultKind.ETCD_AWAY,
+    FaultKind.RESTART_ALL,
+    FaultKind.RESTART_KILLED,
+    FaultKind.STALE_PRIMARY,
+)
 _STORE = (FaultKind.STORE_CUT, FaultKind.STORE_FULL)
 # Of these no two are in one episode: the first undone would undo the other.
 _EXCLUSIVE = (
@@ -302,6 +310,7 @@ class _Planner:
         low, high = {
             FaultKind.KILL: (0.5, 1.5 * lease_s),
             FaultKind.KILL_ALL: (0.5, 1.5 * lease_s),
+            FaultKind.RESTART_KILLED: (0.5, 1.5 * lease_s),
             FaultKind.SPOOL_LOST: (0.5, 1.5 * lease_s),
             FaultKind.SPOOL_TORN: (0.5, 1.5 * lease_s),
             FaultKind.PAUSE: (1.2 * lease_s, 2.0 * lease_s),
