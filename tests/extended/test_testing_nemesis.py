@@ -265,6 +265,22 @@ async def test_spools_are_torn_while_all_are_down(nemesis, cluster, settled, mon
     assert settled[2:] == [(False, [])], "nothing that is recorded was torn"
 
 
+async def test_spools_are_copied_while_all_run(nemesis, cluster, settled, monkeypatch):
+    copied = []
+
+    def copy_spools(spool_dir, other, rng):
+        copied.append((spool_dir.name, other.name))
+        assert not any(broker.has_ended for broker in cluster.brokers.values())
+        return "copy"
+
+    monkeypatch.setattr("gazette_platform.testing.chaos.inflict.copy_spools", copy_spools)
+    await nemesis.run([Fault(0.0, FaultKind.SPOOL_COPIED, (), 0.1)])
+    assert copied == [(name, name) for name in cluster.names]
+    assert cluster.done[0] == "kill broker-1 broker-2 broker-3"
+    assert [kind for _, _, kind in nemesis.spans] == ["kill-all", "spool-copied"]
+    assert settled == [(False, [])], "no disk is taken"
+
+
 def tracer_of(pid):
     """Who traces a process: strace does, while its disk is slow."""
     return int(Path(f"/proc/{pid}/status").read_text().split("TracerPid:")[1].split()[0])

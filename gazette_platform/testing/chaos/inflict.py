@@ -7,7 +7,7 @@ import random
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.testing.chaos.plan import Fault, FaultKind
-from gazette_platform.testing.chaos.spools import lose_spools, tear_spools
+from gazette_platform.testing.chaos.spools import copy_spools, lose_spools, tear_spools
 from gazette_platform.testing.etcd import EtcdTrio
 from gazette_platform.testing.fault_proxy import Direction
 from gazette_platform.testing.slow_disk import SlowDisk
@@ -34,6 +34,8 @@ _DELAY_S = 0.15
 # Chance that the brokers killed around a last replica also lose their spools.
 _LOST_TOO = 0.5
 _BYTES_PER_S = 100_000.0
+# How long brokers append to spools that were copied.
+_OUTDATED_S = (0.5, 2.0)
 
 
 @final
@@ -92,6 +94,7 @@ class Inflictor:
             FaultKind.KILL_ALL: self._kill_all,
             FaultKind.SPOOL_LOST: self._kill_all,
             FaultKind.SPOOL_TORN: self._kill_all,
+            FaultKind.SPOOL_COPIED: self._copy_then_kill,
             FaultKind.PAUSE: self._pause,
             FaultKind.PARTITION: self._partition,
             FaultKind.LAST_REPLICA: self._last_replica,
@@ -223,6 +226,14 @@ class Inflictor:
             *[name for name in names if not self._cluster.brokers[name].has_ended]
         )
         await self._start(names)
+
+    async def _copy_then_kill(self, fault: Fault, rng: random.Random) -> None:
+        for name in self._cluster.names:
+            spool = self._cluster.brokers[name].spool
+            copy = await asyncio.to_thread(copy_spools, spool, spool, rng)
+            self._say(f"the spools of {name} are copied beside them, to {copy}")
+        await asyncio.sleep(rng.uniform(*_OUTDATED_S))
+        await self._part(FaultKind.KILL_ALL, self._kill_all(fault, rng))
 
     async def _restart_then_kill(self, fault: Fault, rng: random.Random) -> None:
         await self._idle.make()

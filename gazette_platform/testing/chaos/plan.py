@@ -34,6 +34,8 @@ class FaultKind(StrEnum):
     SPOOL_TORN = "spool-torn"
     """The same, and behind what spools record there is garbage; of as many as replicas may fail,
     what they record is torn, too."""
+    SPOOL_COPIED = "spool-copied"
+    """A copy is made of the spools of each broker, beside them; appends go on; then as `kill-all`."""
     PAUSE = "pause"
     """SIGSTOP of as many past their lease, then SIGCONT; started again if they end."""
     PARTITION = "partition"
@@ -80,7 +82,12 @@ class FaultKind(StrEnum):
 
 
 ALL_KINDS = tuple(FaultKind)
-_KILL_ALL = (FaultKind.KILL_ALL, FaultKind.SPOOL_LOST, FaultKind.SPOOL_TORN)
+_KILL_ALL = (
+    FaultKind.KILL_ALL,
+    FaultKind.SPOOL_LOST,
+    FaultKind.SPOOL_TORN,
+    FaultKind.SPOOL_COPIED,
+)
 _TAKE_PROCESSES = (
     *_KILL_ALL,
     FaultKind.KILL,
@@ -313,6 +320,7 @@ class _Planner:
             FaultKind.RESTART_KILLED: (0.5, 1.5 * lease_s),
             FaultKind.SPOOL_LOST: (0.5, 1.5 * lease_s),
             FaultKind.SPOOL_TORN: (0.5, 1.5 * lease_s),
+            FaultKind.SPOOL_COPIED: (0.5, 1.5 * lease_s),
             FaultKind.PAUSE: (1.2 * lease_s, 2.0 * lease_s),
             FaultKind.PARTITION: (0.3 * lease_s, 2.0 * lease_s),
             # Appends fail only once the silence is longer than the way of a healthy one.
