@@ -237,12 +237,20 @@ async def test_fault_is_inflicted_and_undone(
     assert nemesis.ended == []
 
 
-async def test_all_are_killed_after_a_restart_before_any_append(nemesis, cluster):
-    await nemesis.run([Fault(0.0, FaultKind.RESTART_KILLED, (), 0.02)])
+@pytest.mark.parametrize(
+    ("kind", "between"),
+    [(FaultKind.RESTART_KILLED, []), (FaultKind.OLD_LISTING, ["apply old listing"])],
+)
+async def test_all_are_killed_after_an_orderly_restart(nemesis, cluster, kind, between):
+    await nemesis.run([Fault(0.0, kind, (), 0.02)])
     every = "broker-1 broker-2 broker-3"
-    restart = ["make idle", f"drain {every}", f"start {every}", f"kill {every}", "contend"]
-    assert cluster.done[:5] == restart
-    assert sorted(cluster.done[5:]) == [f"start broker-{number}" for number in (1, 2, 3)]
+    steps = [
+        *("make idle", f"drain {every}", f"start {every}"),
+        *between,
+        *(f"kill {every}", "contend"),
+    ]
+    assert cluster.done[: len(steps)] == steps
+    assert sorted(cluster.done[len(steps) :]) == [f"start broker-{number}" for number in (1, 2, 3)]
     drained, killed, (began, ended, _) = nemesis.spans
     assert [drained[2], killed[2]] == ["restart-all", "kill-all"]
     # What the protocol allows of kills, it allows from the kill on.

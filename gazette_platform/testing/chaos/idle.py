@@ -67,6 +67,8 @@ class IdleJournals:
         """
         async with self._client() as client:
             listed = [await client.get(name) for name in self._names]
+            if not any(item.spec.suspend and item.spec.suspend.offset for item in listed):
+                self._scene.note_finding("after an orderly restart of all, no spec notes a head")
             recording = self._recording(client)
             for name in self._names:
                 await recording.append(name, self._payload(name, "since"))

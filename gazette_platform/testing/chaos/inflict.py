@@ -115,6 +115,7 @@ class Inflictor:
             FaultKind.DRAIN_ZONE: self._drain,
             FaultKind.RESTART_ALL: self._drain,
             FaultKind.RESTART_KILLED: self._restart_then_kill,
+            FaultKind.OLD_LISTING: self._restart_then_kill,
         }
 
     def problem(self, fault: Fault) -> str:
@@ -238,6 +239,8 @@ class Inflictor:
     async def _restart_then_kill(self, fault: Fault, rng: random.Random) -> None:
         await self._idle.make()
         await self._part(FaultKind.RESTART_ALL, self._drain(fault, rng))
+        if fault.kind is FaultKind.OLD_LISTING:
+            await self._idle.apply_old_listing()
         killed = self._part(FaultKind.KILL_ALL, self._kill_all(fault, rng))
         await _all_of(killed, self._idle.contend())
 

@@ -79,6 +79,9 @@ class FaultKind(StrEnum):
     RESTART_KILLED = "restart-killed"
     """The same, and then SIGKILL of all before journals that nobody else uses took an append; these
     are asked for by a wrong register."""
+    OLD_LISTING = "old-listing"
+    """The same, but these journals take an append after the restart, and then the specs that were listed
+    before it are applied."""
 
 
 ALL_KINDS = tuple(FaultKind)
@@ -108,6 +111,7 @@ _ALONE = (
     FaultKind.ETCD_AWAY,
     FaultKind.RESTART_ALL,
     FaultKind.RESTART_KILLED,
+    FaultKind.OLD_LISTING,
     FaultKind.STALE_PRIMARY,
 )
 _STORE = (FaultKind.STORE_CUT, FaultKind.STORE_FULL)
@@ -318,6 +322,7 @@ class _Planner:
             FaultKind.KILL: (0.5, 1.5 * lease_s),
             FaultKind.KILL_ALL: (0.5, 1.5 * lease_s),
             FaultKind.RESTART_KILLED: (0.5, 1.5 * lease_s),
+            FaultKind.OLD_LISTING: (0.5, 1.5 * lease_s),
             FaultKind.SPOOL_LOST: (0.5, 1.5 * lease_s),
             FaultKind.SPOOL_TORN: (0.5, 1.5 * lease_s),
             FaultKind.SPOOL_COPIED: (0.5, 1.5 * lease_s),
