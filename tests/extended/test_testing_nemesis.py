@@ -237,6 +237,21 @@ async def test_fault_is_inflicted_and_undone(
     assert nemesis.ended == []
 
 
+async def test_files_of_spools_are_lost_while_all_are_down(nemesis, cluster, settled):
+    for name in cluster.names:
+        home = cluster.brokers[name].spool / "spools" / "home"
+        home.mkdir(parents=True)
+        for number in range(20):
+            (home / f"t{number}.1.content").touch()
+    await nemesis.run([Fault(0.0, FaultKind.SPOOL_FILE_LOST, ("broker-2",), 0.1)])
+    left = [
+        len([*(cluster.brokers[name].spool / "spools/home").iterdir()]) for name in cluster.names
+    ]
+    assert left[0] == left[2] == 20
+    assert left[1] < 20
+    assert settled == [(True, []), (False, [])], "no head may be reset: others have all of it"
+
+
 @pytest.mark.parametrize(
     ("kind", "between"),
     [(FaultKind.RESTART_KILLED, []), (FaultKind.OLD_LISTING, ["apply old listing"])],

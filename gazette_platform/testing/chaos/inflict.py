@@ -7,7 +7,7 @@ import random
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.testing.chaos.plan import Fault, FaultKind
-from gazette_platform.testing.chaos.spools import copy_spools, lose_spools, tear_spools
+from gazette_platform.testing.chaos.spools import copy_spools, lose_files, lose_spools, tear_spools
 from gazette_platform.testing.etcd import EtcdTrio
 from gazette_platform.testing.fault_proxy import Direction
 from gazette_platform.testing.slow_disk import SlowDisk
@@ -94,6 +94,7 @@ class Inflictor:
             FaultKind.KILL_ALL: self._kill_all,
             FaultKind.SPOOL_LOST: self._kill_all,
             FaultKind.SPOOL_TORN: self._kill_all,
+            FaultKind.SPOOL_FILE_LOST: self._kill_all,
             FaultKind.SPOOL_COPIED: self._copy_then_kill,
             FaultKind.PAUSE: self._pause,
             FaultKind.PARTITION: self._partition,
@@ -163,6 +164,8 @@ class Inflictor:
         self._cluster.kill(*names)
         if fault.kind is FaultKind.SPOOL_LOST:
             await self._lose_spools(fault.targets)
+        if fault.kind is FaultKind.SPOOL_FILE_LOST:
+            await self._lose_files(fault.targets, rng)
         if fault.kind is FaultKind.SPOOL_TORN:
             await self._tear_spools(fault.targets, rng)
         order = rng.sample(names, len(names))
@@ -186,6 +189,12 @@ class Inflictor:
         for name in names:
             await asyncio.to_thread(lose_spools, self._cluster.brokers[name].spool)
             self.spools_lost.add(name)
+
+    async def _lose_files(self, names: Sequence[str], rng: random.Random) -> None:
+        for name in names:
+            spool_dir = self._cluster.brokers[name].spool
+            lost = await asyncio.to_thread(lose_files, spool_dir, rng)
+            self._say(f"lost of {name}: {' '.join(lost) or 'nothing'}")
 
     async def _tear_spools(self, deep: Sequence[str], rng: random.Random) -> None:
         for name in self._cluster.names:

@@ -35,7 +35,14 @@ _TAKES_LEASES = (
 )
 # These take what is on disk of R - 1 brokers. A replica that was made since holds only what came
 # after it, so that what came before has to be stored first. Of all others the disks are left.
-_TAKES_SPOOLS = frozenset({FaultKind.LAST_REPLICA, FaultKind.SPOOL_LOST, FaultKind.SPOOL_TORN})
+_TAKES_SPOOLS = frozenset(
+    {
+        FaultKind.LAST_REPLICA,
+        FaultKind.SPOOL_LOST,
+        FaultKind.SPOOL_FILE_LOST,
+        FaultKind.SPOOL_TORN,
+    }
+)
 # How long after its fault a broker may take to find that its lease is gone, persist, and end.
 _EXCUSED_LEASES = 3.0
 # And how long it may take until we look again, while others are started.

@@ -34,6 +34,8 @@ class FaultKind(StrEnum):
     SPOOL_TORN = "spool-torn"
     """The same, and behind what spools record there is garbage; of as many as replicas may fail,
     what they record is torn, too."""
+    SPOOL_FILE_LOST = "spool-file-lost"
+    """The same, and of spools of as many as replicas may fail single files are gone."""
     SPOOL_COPIED = "spool-copied"
     """A copy is made of the spools of each broker, beside them; appends go on; then as `kill-all`."""
     PAUSE = "pause"
@@ -89,6 +91,7 @@ _KILL_ALL = (
     FaultKind.KILL_ALL,
     FaultKind.SPOOL_LOST,
     FaultKind.SPOOL_TORN,
+    FaultKind.SPOOL_FILE_LOST,
     FaultKind.SPOOL_COPIED,
 )
 _TAKE_PROCESSES = (
@@ -100,7 +103,9 @@ _TAKE_PROCESSES = (
     FaultKind.STALE_PRIMARY,
 )
 KINDS_WITHOUT_REPLICAS = tuple(
-    kind for kind in ALL_KINDS if kind not in (FaultKind.SPOOL_LOST, FaultKind.LAST_REPLICA)
+    kind
+    for kind in ALL_KINDS
+    if kind not in (FaultKind.SPOOL_LOST, FaultKind.SPOOL_FILE_LOST, FaultKind.LAST_REPLICA)
 )
 """What a journal with one replica survives without loss: whatever leaves its spool on disk."""
 
@@ -153,7 +158,7 @@ class Fault:
     kind: FaultKind
     targets: tuple[str, ...]
     """Brokers; the journal of a last replica; none for etcd, the store and the whole cluster. Of
-    spools that are lost or torn: whose."""
+    spools that are lost or torn, whole or in part: whose."""
     duration_s: float
     """Until it is undone; 0 of drains, which take as long as they take."""
     episode: int = 0
@@ -294,9 +299,9 @@ class _Planner:
                     return zone
                 most = max(1, min(self._replication - 1, len(candidates) - 1))
                 return tuple(sorted(rng.sample(candidates, rng.randint(1, most))))
-            case FaultKind.SPOOL_LOST | FaultKind.SPOOL_TORN:
+            case FaultKind.SPOOL_LOST | FaultKind.SPOOL_FILE_LOST | FaultKind.SPOOL_TORN:
                 # Others have what they had. Of one replica nothing is torn, and what is lost is lost.
-                is_lost = kind is FaultKind.SPOOL_LOST
+                is_lost = kind is not FaultKind.SPOOL_TORN
                 most = max(int(is_lost), self._replication - 1)
                 return tuple(sorted(rng.sample(self._names, rng.randint(min(1, most), most))))
             case FaultKind.DRAIN_ZONE:
@@ -325,6 +330,7 @@ class _Planner:
             FaultKind.OLD_LISTING: (0.5, 1.5 * lease_s),
             FaultKind.SPOOL_LOST: (0.5, 1.5 * lease_s),
             FaultKind.SPOOL_TORN: (0.5, 1.5 * lease_s),
+            FaultKind.SPOOL_FILE_LOST: (0.5, 1.5 * lease_s),
             FaultKind.SPOOL_COPIED: (0.5, 1.5 * lease_s),
             FaultKind.PAUSE: (1.2 * lease_s, 2.0 * lease_s),
             FaultKind.PARTITION: (0.3 * lease_s, 2.0 * lease_s),

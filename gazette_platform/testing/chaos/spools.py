@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["copy_spools", "lose_spools", "tear_spools"]
+__all__ = ["copy_spools", "lose_files", "lose_spools", "tear_spools"]
 
 _GARBAGE_BYTES = 5000
+# Share of tenures that lose no file.
+_KEPT_WHOLE = 1 / 3
 
 
 def lose_spools(spool_dir: Path) -> None:
@@ -32,6 +35,30 @@ def lose_spools(spool_dir: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def lose_files(spool_dir: Path, rng: random.Random) -> list[str]:
+    """Delete a file of about two tenures in three, of a broker that does not run. Blocks.
+
+    Args:
+        spool_dir: the broker's.
+        rng: says which file; one in two is the record of a fragment that is closed, if there is one.
+
+    Returns: their names. Raises: OSError.
+    """
+    lost = []
+    for home in sorted(spool_dir.glob("spools/*")):
+        by_tenure: defaultdict[str, list[Path]] = defaultdict(list)
+        for path in sorted(home.glob("*.*.*")):
+            by_tenure[path.name.partition(".")[0]].append(path)
+        for paths in by_tenure.values():
+            if rng.random() < _KEPT_WHOLE:
+                continue
+            records = [path for path in paths if path.suffix == ".sealed"]
+            path = rng.choice(records if records and rng.random() < 0.5 else paths)
+            path.unlink()
+            lost.append(path.name)
+    return lost
 
 
 def copy_spools(spool_dir: Path, other: Path, rng: random.Random) -> str:
