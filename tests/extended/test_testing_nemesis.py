@@ -160,8 +160,12 @@ class FakeIdle:
     def __init__(self, note):
         self._note = note
 
-    async def make(self):
+    async def make(self, count=10):
         self._note("make idle")
+
+    async def move(self, replicas, *, without=()):
+        self._note(" ".join([f"move to {replicas} without", *without]))
+        return ["broker-1", "broker-2"]
 
     async def apply_old_listing(self):
         self._note("apply old listing")
@@ -170,8 +174,33 @@ class FakeIdle:
         self._note("contend")
 
 
+class FakeDisk:
+    """A disk of its own, which can be full."""
+
+    is_mounted = True
+
+    def __init__(self, note):
+        self._note = note
+
+    def fill(self):
+        self._note("disk full")
+
+    def free(self):
+        self._note("disk free")
+
+
 @pytest.fixture
-def nemesis(cluster, etcd, said, settled):
+def disks():
+    return {}
+
+
+@pytest.fixture
+def full_disk(cluster, disks):
+    disks[""] = FakeDisk(cluster.done.append)
+
+
+@pytest.fixture
+def nemesis(cluster, etcd, said, settled, disks):
     async def replicas_of(journal):
         return ["broker-2", "broker-1", "broker-3"]
 
@@ -191,6 +220,7 @@ def nemesis(cluster, etcd, said, settled):
         stale_primary=stale_primary,
         idle=FakeIdle(cluster.done.append),
         settle=settle,
+        disks=disks,
     )
 
 
@@ -235,6 +265,24 @@ async def test_fault_is_inflicted_and_undone(
     assert said[-1] == "the cluster is whole again"
     assert settled == [(False, [])]
     assert nemesis.ended == []
+
+
+async def test_holders_are_killed_one_by_one_and_others_go_on_for_long(full_disk, nemesis, cluster):
+    await nemesis.run([Fault(0.0, FaultKind.AGED_HOLDERS, (), 0.0)])
+    assert cluster.done == [
+        *("make idle", "disk full", "move to 2 without"),
+        *("kill broker-1", "move to 2 without broker-1"),
+        *("kill broker-2", "move to 2 without broker-1 broker-2"),
+        *(6 * ["move to 1 without broker-1 broker-2", "move to 2 without broker-1 broker-2"]),
+        *("disk free", "start broker-1 broker-2", "contend"),
+    ]
+    assert [kind for _, _, kind in nemesis.spans] == ["kill", "aged-holders"]
+
+
+async def test_holders_do_not_age_without_a_disk_that_can_be_full(nemesis, cluster):
+    await nemesis.run([Fault(0.0, FaultKind.AGED_HOLDERS, (), 0.0)])
+    assert cluster.done == []
+    assert "right to mount" in nemesis.left_out[FaultKind.AGED_HOLDERS]
 
 
 async def test_files_of_spools_are_lost_while_all_are_down(nemesis, cluster, settled):

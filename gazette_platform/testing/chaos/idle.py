@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import OutcomeUnknown, RegisterMismatch
@@ -18,9 +19,12 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.testing.payloads import Payload
 from gazette_platform.testing.recording import RecordingClient
+from gazette_platform.testing.starvation import TooLate
 from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gazette_platform.client import AsyncClient
     from gazette_platform.testing.chaos.scene import Scene
 
@@ -29,6 +33,7 @@ __all__ = ["IdleJournals"]
 _PATIENCE_S = 60.0
 # Some of them for each of the brokers, even if each journal has one replica.
 _COUNT = 10
+_POLL_S = 0.1
 _BYTES = 300
 _HELD = LabelSet.of({"holder": "idle"})
 
@@ -45,12 +50,13 @@ class IdleJournals:
         self._scene = scene
         self._faults = 0
         self._names: tuple[str, ...] = ()
+        self._appended = 0
 
-    async def make(self) -> None:
+    async def make(self, count: int = _COUNT) -> None:
         """Create new ones, and append to each while it takes registers. Raises: GazetteError."""
         self._faults += 1
         self._names = tuple(
-            f"chaos-idle/fault-{self._faults:02d}-{number}" for number in range(_COUNT)
+            f"chaos-idle/fault-{self._faults:02d}-{number}" for number in range(count)
         )
         async with self._client() as client:
             await client.apply([JournalChange(self._spec(name), "", 0) for name in self._names])
@@ -73,6 +79,37 @@ class IdleJournals:
             for name in self._names:
                 await recording.append(name, self._payload(name, "since"))
             await client.apply([JournalChange(item.spec, "", -1) for item in listed])
+
+    async def move(self, replicas: int, *, without: Sequence[str] = ()) -> list[str]:
+        """Let the first one have so many replicas, and append to it once it has.
+
+        Args:
+            without: brokers that have ended.
+
+        Returns: the brokers that serve it. Raises: GazetteError, TooLate.
+        """
+        name = self._names[0]
+        async with self._client() as client:
+            listing = await client.get(name)
+            spec = replace(listing.spec, replication=replicas)
+            await client.apply([JournalChange(spec, "", listing.mod_revision)])
+            members = await self._members(client, name, replicas, without)
+            self._appended += 1
+            payload = self._payload(name, f"moved-{self._appended}")
+            await self._recording(client).append(name, payload)
+            return members
+
+    async def _members(
+        self, client: AsyncClient, name: str, replicas: int, without: Sequence[str]
+    ) -> list[str]:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patient(_PATIENCE_S)):
+                while True:
+                    found = [one.suffix for one in (await client.get(name)).route.members]
+                    if len(found) == replicas and not {*found} & {*without}:
+                        return found
+                    await asyncio.sleep(_POLL_S)
+        raise TooLate(f"{name} is not at {replicas} brokers after {patient(_PATIENCE_S):g} s")
 
     async def contend(self) -> None:
         """Append to each by a wrong register, which must be refused, and by the right one; read all.

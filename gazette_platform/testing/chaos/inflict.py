@@ -34,6 +34,8 @@ _DELAY_S = 0.15
 # Chance that the brokers killed around a last replica also lose their spools.
 _LOST_TOO = 0.5
 _BYTES_PER_S = 100_000.0
+# How often a journal gets a replica more and loses it again: two epochs each.
+_AGED_TURNS = 6
 # How long brokers append to spools that were copied.
 _OUTDATED_S = (0.5, 2.0)
 
@@ -117,13 +119,14 @@ class Inflictor:
             FaultKind.RESTART_ALL: self._drain,
             FaultKind.RESTART_KILLED: self._restart_then_kill,
             FaultKind.OLD_LISTING: self._restart_then_kill,
+            FaultKind.AGED_HOLDERS: self._age_holders,
         }
 
     def problem(self, fault: Fault) -> str:
         """Why a fault cannot be inflicted here; empty if it can."""
         if fault.kind is FaultKind.ETCD_LEADER and not isinstance(self._etcd, EtcdTrio):
             return "etcd has one member"
-        if fault.kind in (FaultKind.STORE_FULL, FaultKind.SPOOL_FULL):
+        if fault.kind in (FaultKind.STORE_FULL, FaultKind.SPOOL_FULL, FaultKind.AGED_HOLDERS):
             names = fault.targets or ("",)
             if not all(name in self._disks and self._disks[name].is_mounted for name in names):
                 return "a disk of its own takes the right to mount one"
@@ -252,6 +255,27 @@ class Inflictor:
             await self._idle.apply_old_listing()
         killed = self._part(FaultKind.KILL_ALL, self._kill_all(fault, rng))
         await _all_of(killed, self._idle.contend())
+
+    async def _age_holders(self, fault: Fault, rng: random.Random) -> None:
+        """Let the only copy of what a journal had first be in the spools of brokers that are down."""
+        idle, disk = self._idle, self._disks[""]
+        await idle.make(1)
+        await asyncio.to_thread(disk.fill)
+        former = await idle.move(2)
+        self._say(f"{' and '.join(former)} hold it, and are killed one after another")
+
+        async def kill() -> None:
+            for at, name in enumerate(former):
+                self._cluster.kill(name)
+                await idle.move(2, without=former[: at + 1])
+
+        await self._part(FaultKind.KILL, kill())
+        for _ in range(_AGED_TURNS):
+            await idle.move(1, without=former)
+            await idle.move(2, without=former)
+        disk.free()
+        await self._start(former)
+        await idle.contend()
 
     async def _part(self, kind: FaultKind, work: Awaitable[None]) -> None:
         began = self._clock.monotonic()

@@ -108,7 +108,7 @@ class Nemesis:
             etcd,
             lease_s=lease_s,
             clock=clock,
-            disks=disks or {},
+            disks={} if disks is None else disks,
             problems=problems or {},
             replicas_of=replicas_of,
             stale_primary=stale_primary,

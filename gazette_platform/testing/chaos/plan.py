@@ -85,6 +85,10 @@ class FaultKind(StrEnum):
     """The same, but these journals take an append after the restart, and then the specs that were listed
     before it are applied."""
 
+    AGED_HOLDERS = "aged-holders"
+    """While the disk of the store is full, SIGKILL of the holders of a journal, one after another; others
+    go on with it for more than ten epochs before those are started again."""
+
 
 ALL_KINDS = tuple(FaultKind)
 _KILL_ALL = (
@@ -117,6 +121,7 @@ _ALONE = (
     FaultKind.RESTART_ALL,
     FaultKind.RESTART_KILLED,
     FaultKind.OLD_LISTING,
+    FaultKind.AGED_HOLDERS,
     FaultKind.STALE_PRIMARY,
 )
 _STORE = (FaultKind.STORE_CUT, FaultKind.STORE_FULL)
