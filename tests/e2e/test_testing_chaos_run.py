@@ -29,7 +29,7 @@ NEEDS_RIGHTS = {
 FAULTY = Path(__file__).with_name("faulty_brokers")
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 async def test_a_minute_of_chaos_shows_no_anomaly(sturdy_etcd_binary, tmp_path):
     said = []
     config = ChaosConfig(
