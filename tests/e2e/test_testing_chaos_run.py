@@ -19,12 +19,17 @@ from gazette_platform.testing.chaos import (
 pytestmark = [pytest.mark.e2e, pytest.mark.etcd]
 
 # To mount disks, and to trace processes.
-NEEDS_RIGHTS = {FaultKind.STORE_FULL, FaultKind.SPOOL_FULL, FaultKind.SLOW_DISK}
+NEEDS_RIGHTS = {
+    FaultKind.STORE_FULL,
+    FaultKind.SPOOL_FULL,
+    FaultKind.AGED_HOLDERS,
+    FaultKind.SLOW_DISK,
+}
 
 FAULTY = Path(__file__).with_name("faulty_brokers")
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 async def test_a_minute_of_chaos_shows_no_anomaly(sturdy_etcd_binary, tmp_path):
     said = []
     config = ChaosConfig(

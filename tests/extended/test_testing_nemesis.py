@@ -154,8 +154,53 @@ def settled():
     return []
 
 
+class FakeIdle:
+    """Notes what is done to journals that only faults use."""
+
+    def __init__(self, note):
+        self._note = note
+
+    async def make(self, count=10):
+        self._note("make idle")
+
+    async def move(self, replicas, *, without=()):
+        self._note(" ".join([f"move to {replicas} without", *without]))
+        return ["broker-1", "broker-2"]
+
+    async def apply_old_listing(self):
+        self._note("apply old listing")
+
+    async def contend(self):
+        self._note("contend")
+
+
+class FakeDisk:
+    """A disk of its own, which can be full."""
+
+    is_mounted = True
+
+    def __init__(self, note):
+        self._note = note
+
+    def fill(self):
+        self._note("disk full")
+
+    def free(self):
+        self._note("disk free")
+
+
 @pytest.fixture
-def nemesis(cluster, etcd, said, settled):
+def disks():
+    return {}
+
+
+@pytest.fixture
+def full_disk(cluster, disks):
+    disks[""] = FakeDisk(cluster.done.append)
+
+
+@pytest.fixture
+def nemesis(cluster, etcd, said, settled, disks):
     async def replicas_of(journal):
         return ["broker-2", "broker-1", "broker-3"]
 
@@ -173,7 +218,9 @@ def nemesis(cluster, etcd, said, settled):
         say=said.append,
         replicas_of=replicas_of,
         stale_primary=stale_primary,
+        idle=FakeIdle(cluster.done.append),
         settle=settle,
+        disks=disks,
     )
 
 
@@ -220,6 +267,59 @@ async def test_fault_is_inflicted_and_undone(
     assert nemesis.ended == []
 
 
+async def test_holders_are_killed_one_by_one_and_others_go_on_for_long(full_disk, nemesis, cluster):
+    await nemesis.run([Fault(0.0, FaultKind.AGED_HOLDERS, (), 0.0)])
+    assert cluster.done == [
+        *("make idle", "disk full", "move to 2 without"),
+        *("kill broker-1", "move to 2 without broker-1"),
+        *("kill broker-2", "move to 2 without broker-1 broker-2"),
+        *(6 * ["move to 1 without broker-1 broker-2", "move to 2 without broker-1 broker-2"]),
+        *("disk free", "start broker-1 broker-2", "contend"),
+    ]
+    assert [kind for _, _, kind in nemesis.spans] == ["kill", "aged-holders"]
+
+
+async def test_holders_do_not_age_without_a_disk_that_can_be_full(nemesis, cluster):
+    await nemesis.run([Fault(0.0, FaultKind.AGED_HOLDERS, (), 0.0)])
+    assert cluster.done == []
+    assert "right to mount" in nemesis.left_out[FaultKind.AGED_HOLDERS]
+
+
+async def test_files_of_spools_are_lost_while_all_are_down(nemesis, cluster, settled):
+    for name in cluster.names:
+        home = cluster.brokers[name].spool / "spools" / "home"
+        home.mkdir(parents=True)
+        for number in range(20):
+            (home / f"t{number}.1.content").touch()
+    await nemesis.run([Fault(0.0, FaultKind.SPOOL_FILE_LOST, ("broker-2",), 0.1)])
+    left = [
+        len([*(cluster.brokers[name].spool / "spools/home").iterdir()]) for name in cluster.names
+    ]
+    assert left[0] == left[2] == 20
+    assert left[1] < 20
+    assert settled == [(True, []), (False, [])], "no head may be reset: others have all of it"
+
+
+@pytest.mark.parametrize(
+    ("kind", "between"),
+    [(FaultKind.RESTART_KILLED, []), (FaultKind.OLD_LISTING, ["apply old listing"])],
+)
+async def test_all_are_killed_after_an_orderly_restart(nemesis, cluster, kind, between):
+    await nemesis.run([Fault(0.0, kind, (), 0.02)])
+    every = "broker-1 broker-2 broker-3"
+    steps = [
+        *("make idle", f"drain {every}", f"start {every}"),
+        *between,
+        *(f"kill {every}", "contend"),
+    ]
+    assert cluster.done[: len(steps)] == steps
+    assert sorted(cluster.done[len(steps) :]) == [f"start broker-{number}" for number in (1, 2, 3)]
+    drained, killed, (began, ended, _) = nemesis.spans
+    assert [drained[2], killed[2]] == ["restart-all", "kill-all"]
+    # What the protocol allows of kills, it allows from the kill on.
+    assert began <= drained[1] <= killed[0] <= killed[1] <= ended
+
+
 async def test_spools_are_torn_while_all_are_down(nemesis, cluster, settled, monkeypatch):
     torn = []
 
@@ -234,6 +334,29 @@ async def test_spools_are_torn_while_all_are_down(nemesis, cluster, settled, mon
     assert settled == [(True, []), (False, [])]
     await nemesis.run([Fault(0.0, FaultKind.SPOOL_TORN, (), 0.1)])
     assert settled[2:] == [(False, [])], "nothing that is recorded was torn"
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_beside"), [(FaultKind.SPOOL_COPIED, True), (FaultKind.SPOOL_STRAYED, False)]
+)
+async def test_spools_are_copied_while_all_run(
+    nemesis, cluster, settled, monkeypatch, kind, is_beside
+):
+    copied = []
+
+    def copy_spools(spool_dir, other, rng):
+        copied.append((spool_dir.name, other.name))
+        assert not any(broker.has_ended for broker in cluster.brokers.values())
+        return "copy"
+
+    monkeypatch.setattr("gazette_platform.testing.chaos.inflict.copy_spools", copy_spools)
+    await nemesis.run([Fault(0.0, kind, (), 0.1)])
+    assert [name for name, _ in copied] == list(cluster.names)
+    assert sorted(other for _, other in copied) == list(cluster.names)
+    assert {name == other for name, other in copied} == {is_beside}
+    assert cluster.done[0] == "kill broker-1 broker-2 broker-3"
+    assert [kind for _, _, kind in nemesis.spans] == ["kill-all", kind.value]
+    assert settled == [(False, [])], "no disk is taken"
 
 
 def tracer_of(pid):

@@ -18,9 +18,9 @@ from gazette_platform.testing.history import Append, History, Outcome
 ZONES = {"broker-1": "a", "broker-2": "a", "broker-3": "b", "broker-4": "b", "broker-5": "c"}
 JOURNALS = ("a/one", "a/two", "a/three")
 PLAN_7 = [
-    "    3.0 s  etcd-away for 7.1 s",
-    "   22.0 s  etcd-leader for 4.9 s",
-    "   26.6 s  one-way broker-4 for 3.8 s",
+    "    3.0 s  aged-holders",
+    "   21.1 s  one-way broker-3 for 8.8 s",
+    "   28.2 s  spool-full broker-4 for 2.4 s",
 ]
 
 

@@ -67,9 +67,11 @@ def test_read_of_what_only_killed_brokers_had_is_allowed_while_they_are_killed()
     lost = append(9, outcome="unknown")
     seen = Anomaly("precommitted-read", "a", "r read x", (lost, poll(10)))
     assert left(seen, KILLED) == 0
-    for kind in ("kill", "kill-all", "spool-lost", "spool-torn"):
+    for kind in ("kill", "kill-all", "spool-lost", "spool-file-lost", "spool-torn"):
         assert left(seen, (9.5, 12, kind)) == 0
     assert left(seen, (9.5, 12, "reset")) == 1
+    for kind in ("restart-killed", "old-listing", "aged-holders", "spool-copied"):
+        assert left(seen, (9.5, 12, kind)) == 1, "its kill is a span of its own"
     assert left(seen, (20, 22, "last-replica")) == 1
     assert left(seen) == 1
     assert left(seen, KILLED, replication=1) == 1, "it is recorded before anybody sees it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from gazette_platform.fragment.head_records import (
     slot_at,
 )
 from gazette_platform.protocol import CompressionCodec, LabelSet
-from gazette_platform.testing.chaos.spools import tear_spools
+from gazette_platform.testing.chaos.spools import copy_spools, lose_files, tear_spools
 
 CONTENT = b"what was appended, and acknowledged"
 BEGIN = 100
@@ -109,3 +110,42 @@ def test_what_is_recorded_is_torn_of_most_journals(tmp_path, tenures):
     assert all(tenure.records[1 - NEWEST].state.end == END - 5 for tenure in newer)
     assert all(tenure.records[NEWEST].state.end == END for tenure in older)
     assert any(line.endswith(f"the record of its end {END} is torn") for line in told)
+
+
+def test_home_in_use_is_copied_beside_it_or_elsewhere(tmp_path, home, tenures):
+    unused = home.with_name("unused")
+    unused.mkdir()
+    (unused / "heads").touch()
+    os.utime(unused / "heads", ns=(0, 0))
+    names = [copy_spools(tmp_path, tmp_path, random.Random(seed)) for seed in range(5)]
+    names.append(copy_spools(tmp_path, tmp_path / "other", random.Random(7)))
+    assert {name[:2] for name in names} == {"00", "zz"}
+    files = {path.name: path.read_bytes() for path in home.iterdir()}
+    assert len(files) == len(tenures) + 2
+    for folder in [
+        *(tmp_path / "spools" / n for n in names[:-1]),
+        tmp_path / "other/spools" / names[-1],
+    ]:
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+
+
+def test_broker_without_a_home_has_nothing_to_copy(tmp_path):
+    assert copy_spools(tmp_path, tmp_path, random.Random(7)) == ""
+    assert not [*tmp_path.iterdir()]
+
+
+def test_most_tenures_lose_one_file(tmp_path, home, tenures):
+    for number in range(40):
+        (home / f"t{number}.2.content").write_bytes(b"closed")
+        (home / f"t{number}.2.sealed").write_bytes(b"its record")
+    before = {path.name for path in home.iterdir()}
+    lost = lose_files(tmp_path, random.Random(7))
+    assert {path.name for path in home.iterdir()} == before - set(lost)
+    owners = [name.partition(".")[0] for name in lost]
+    assert len(owners) == len(set(owners))
+    assert 20 < len(owners) < len(tenures)
+    kinds = [
+        sum(name.endswith(end) for name in lost) for end in (".2.sealed", "2.content", "3.content")
+    ]
+    assert min(kinds) >= 2
+    assert max(kinds) == kinds[0]

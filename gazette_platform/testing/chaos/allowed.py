@@ -51,6 +51,7 @@ _KILLS_SEVERAL = (
     # All of them: those that come back first may be the ones that did not get it.
     FaultKind.KILL_ALL,
     FaultKind.SPOOL_LOST,
+    FaultKind.SPOOL_FILE_LOST,
     FaultKind.SPOOL_TORN,
 )
 _HEADS = ("stale-head", "nonmonotonic-head")

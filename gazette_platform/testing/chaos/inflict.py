@@ -7,14 +7,16 @@ import random
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.testing.chaos.plan import Fault, FaultKind
-from gazette_platform.testing.chaos.spools import lose_spools, tear_spools
+from gazette_platform.testing.chaos.spools import copy_spools, lose_files, lose_spools, tear_spools
 from gazette_platform.testing.etcd import EtcdTrio
 from gazette_platform.testing.fault_proxy import Direction
 from gazette_platform.testing.slow_disk import SlowDisk
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
+    from gazette_platform.ops.clock import Clock
+    from gazette_platform.testing.chaos.idle import IdleJournals
     from gazette_platform.testing.cluster import BrokerCluster
     from gazette_platform.testing.etcd import EtcdServer
     from gazette_platform.testing.small_disk import SmallDisk
@@ -32,6 +34,10 @@ _DELAY_S = 0.15
 # Chance that the brokers killed around a last replica also lose their spools.
 _LOST_TOO = 0.5
 _BYTES_PER_S = 100_000.0
+# How often a journal gets a replica more and loses it again: two epochs each.
+_AGED_TURNS = 6
+# How long brokers append to spools that were copied.
+_OUTDATED_S = (0.5, 2.0)
 
 
 @final
@@ -46,9 +52,12 @@ class Inflictor:
         problems: as of `Nemesis`.
         replicas_of: as of `Nemesis`.
         stale_primary: as of `Nemesis`.
+        idle: as of `Nemesis`.
         say: as of `Nemesis`.
 
     Attributes:
+        spans: begin, end and kind of the parts of faults that are faults of their own. What the
+            protocol allows while brokers are killed, it allows in that part alone.
         spools_lost: the brokers whose spools were lost, of all faults; may be cleared.
     """
 
@@ -58,15 +67,20 @@ class Inflictor:
         etcd: EtcdServer | EtcdTrio,
         *,
         lease_s: float,
+        clock: Clock,
         disks: dict[str, SmallDisk],
         problems: Mapping[FaultKind, str],
         replicas_of: Callable[[str], Awaitable[Sequence[str]]],
         stale_primary: Callable[[], Awaitable[None]],
+        idle: IdleJournals,
         say: Callable[[str], None],
     ) -> None:
+        self.spans: list[tuple[float, float, str]] = []
         self._cluster = cluster
         self._etcd = etcd
         self._lease_s = lease_s
+        self._clock = clock
+        self._idle = idle
         self._disks = disks
         self._problems = problems
         self._replicas_of = replicas_of
@@ -82,6 +96,9 @@ class Inflictor:
             FaultKind.KILL_ALL: self._kill_all,
             FaultKind.SPOOL_LOST: self._kill_all,
             FaultKind.SPOOL_TORN: self._kill_all,
+            FaultKind.SPOOL_FILE_LOST: self._kill_all,
+            FaultKind.SPOOL_COPIED: self._copy_then_kill,
+            FaultKind.SPOOL_STRAYED: self._copy_then_kill,
             FaultKind.PAUSE: self._pause,
             FaultKind.PARTITION: self._partition,
             FaultKind.LAST_REPLICA: self._last_replica,
@@ -101,13 +118,16 @@ class Inflictor:
             FaultKind.DRAIN: self._drain,
             FaultKind.DRAIN_ZONE: self._drain,
             FaultKind.RESTART_ALL: self._drain,
+            FaultKind.RESTART_KILLED: self._restart_then_kill,
+            FaultKind.OLD_LISTING: self._restart_then_kill,
+            FaultKind.AGED_HOLDERS: self._age_holders,
         }
 
     def problem(self, fault: Fault) -> str:
         """Why a fault cannot be inflicted here; empty if it can."""
         if fault.kind is FaultKind.ETCD_LEADER and not isinstance(self._etcd, EtcdTrio):
             return "etcd has one member"
-        if fault.kind in (FaultKind.STORE_FULL, FaultKind.SPOOL_FULL):
+        if fault.kind in (FaultKind.STORE_FULL, FaultKind.SPOOL_FULL, FaultKind.AGED_HOLDERS):
             names = fault.targets or ("",)
             if not all(name in self._disks and self._disks[name].is_mounted for name in names):
                 return "a disk of its own takes the right to mount one"
@@ -148,6 +168,8 @@ class Inflictor:
         self._cluster.kill(*names)
         if fault.kind is FaultKind.SPOOL_LOST:
             await self._lose_spools(fault.targets)
+        if fault.kind is FaultKind.SPOOL_FILE_LOST:
+            await self._lose_files(fault.targets, rng)
         if fault.kind is FaultKind.SPOOL_TORN:
             await self._tear_spools(fault.targets, rng)
         order = rng.sample(names, len(names))
@@ -165,16 +187,18 @@ class Inflictor:
             await asyncio.sleep(at_s)
             await self._start([name])
 
-        starts = [start(name, at_s) for name, at_s in zip(order, instants, strict=True)]
-        outcomes = await asyncio.gather(*starts, return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        await _all_of(*(start(name, at_s) for name, at_s in zip(order, instants, strict=True)))
 
     async def _lose_spools(self, names: Sequence[str]) -> None:
         for name in names:
             await asyncio.to_thread(lose_spools, self._cluster.brokers[name].spool)
             self.spools_lost.add(name)
+
+    async def _lose_files(self, names: Sequence[str], rng: random.Random) -> None:
+        for name in names:
+            spool_dir = self._cluster.brokers[name].spool
+            lost = await asyncio.to_thread(lose_files, spool_dir, rng)
+            self._say(f"lost of {name}: {' '.join(lost) or 'nothing'}")
 
     async def _tear_spools(self, deep: Sequence[str], rng: random.Random) -> None:
         for name in self._cluster.names:
@@ -216,6 +240,51 @@ class Inflictor:
             *[name for name in names if not self._cluster.brokers[name].has_ended]
         )
         await self._start(names)
+
+    async def _copy_then_kill(self, fault: Fault, rng: random.Random) -> None:
+        names = self._cluster.names
+        shift = rng.randrange(1, len(names)) if fault.kind is FaultKind.SPOOL_STRAYED else 0
+        for at, name in enumerate(names):
+            onto = names[(at + shift) % len(names)]
+            spool, other = (self._cluster.brokers[one].spool for one in (name, onto))
+            copy = await asyncio.to_thread(copy_spools, spool, other, rng)
+            self._say(f"the spools of {name} are copied to {copy} of {onto}")
+        await asyncio.sleep(rng.uniform(*_OUTDATED_S))
+        await self._part(FaultKind.KILL_ALL, self._kill_all(fault, rng))
+
+    async def _restart_then_kill(self, fault: Fault, rng: random.Random) -> None:
+        await self._idle.make()
+        await self._part(FaultKind.RESTART_ALL, self._drain(fault, rng))
+        if fault.kind is FaultKind.OLD_LISTING:
+            await self._idle.apply_old_listing()
+        killed = self._part(FaultKind.KILL_ALL, self._kill_all(fault, rng))
+        await _all_of(killed, self._idle.contend())
+
+    async def _age_holders(self, fault: Fault, rng: random.Random) -> None:
+        """Let the only copy of what a journal had first be in the spools of brokers that are down."""
+        idle, disk = self._idle, self._disks[""]
+        await idle.make(1)
+        await asyncio.to_thread(disk.fill)
+        former = await idle.move(2)
+        self._say(f"{' and '.join(former)} hold it, and are killed one after another")
+
+        async def kill() -> None:
+            for at, name in enumerate(former):
+                self._cluster.kill(name)
+                await idle.move(2, without=former[: at + 1])
+
+        await self._part(FaultKind.KILL, kill())
+        for _ in range(_AGED_TURNS):
+            await idle.move(1, without=former)
+            await idle.move(2, without=former)
+        disk.free()
+        await self._start(former)
+        await idle.contend()
+
+    async def _part(self, kind: FaultKind, work: Awaitable[None]) -> None:
+        began = self._clock.monotonic()
+        await work
+        self.spans.append((began, self._clock.monotonic(), kind.value))
 
     async def _start(self, names: Sequence[str]) -> None:
         # A broker does not start without the folder of its store.
@@ -332,3 +401,10 @@ class Inflictor:
             root.unlink(missing_ok=True)
             kept.rename(root)
         self._store_is_there.set()
+
+
+async def _all_of(*works: Coroutine[None, None, None]) -> None:
+    """Wait until all have ended, then raise the first failure."""
+    for outcome in await asyncio.gather(*works, return_exceptions=True):
+        if outcome is not None:
+            raise outcome

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from gazette_platform.ops.clock import Clock
+    from gazette_platform.testing.chaos.idle import IdleJournals
     from gazette_platform.testing.cluster import BrokerCluster
     from gazette_platform.testing.etcd import EtcdServer, EtcdTrio
     from gazette_platform.testing.small_disk import SmallDisk
@@ -34,7 +35,14 @@ _TAKES_LEASES = (
 )
 # These take what is on disk of R - 1 brokers. A replica that was made since holds only what came
 # after it, so that what came before has to be stored first. Of all others the disks are left.
-_TAKES_SPOOLS = frozenset({FaultKind.LAST_REPLICA, FaultKind.SPOOL_LOST, FaultKind.SPOOL_TORN})
+_TAKES_SPOOLS = frozenset(
+    {
+        FaultKind.LAST_REPLICA,
+        FaultKind.SPOOL_LOST,
+        FaultKind.SPOOL_FILE_LOST,
+        FaultKind.SPOOL_TORN,
+    }
+)
 # How long after its fault a broker may take to find that its lease is gone, persist, and end.
 _EXCUSED_LEASES = 3.0
 # And how long it may take until we look again, while others are started.
@@ -50,6 +58,7 @@ class Nemesis:
         lease_s: of the brokers.
         replicas_of: tells the brokers that serve a journal, the primary first.
         stale_primary: inflicts that kind, until the broker that it is about has ended.
+        idle: journals that only faults use.
         settle: waits until the cluster is whole; told whether also until all is stored, and whose
             spools were lost since it was whole.
         problems: why kinds cannot be inflicted here, as far as that is known before.
@@ -58,7 +67,8 @@ class Nemesis:
 
     Attributes:
         begins: monotonic second and kind of each fault so far.
-        spans: the same with the second at which each was undone.
+        spans: the same with the second at which each was undone; and parts of faults that are
+            faults of their own.
         ended: what is known of each broker that ended by itself, and not as a fault took its lease,
             as it says itself.
         left_out: faults that could not be inflicted here, with the reason.
@@ -74,13 +84,13 @@ class Nemesis:
         say: Callable[[str], None],
         replicas_of: Callable[[str], Awaitable[Sequence[str]]],
         stale_primary: Callable[[], Awaitable[None]],
+        idle: IdleJournals,
         settle: Callable[[bool, Sequence[str]], Coroutine[None, None, None]],
         is_starved: Callable[[], bool] = lambda: False,
         disks: dict[str, SmallDisk] | None = None,
         problems: Mapping[FaultKind, str] | None = None,
     ) -> None:
         self.begins: list[tuple[float, str]] = []
-        self.spans: list[tuple[float, float, str]] = []
         self.ended: list[str] = []
         self.left_out: dict[FaultKind, str] = {}
         self._cluster = cluster
@@ -97,12 +107,15 @@ class Nemesis:
             cluster,
             etcd,
             lease_s=lease_s,
-            disks=disks or {},
+            clock=clock,
+            disks={} if disks is None else disks,
             problems=problems or {},
             replicas_of=replicas_of,
             stale_primary=stale_primary,
+            idle=idle,
             say=say,
         )
+        self.spans = self._inflictor.spans
 
     async def run(self, plan: Sequence[Fault]) -> None:
         """Do what the plan says.

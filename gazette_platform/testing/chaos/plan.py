@@ -34,6 +34,12 @@ class FaultKind(StrEnum):
     SPOOL_TORN = "spool-torn"
     """The same, and behind what spools record there is garbage; of as many as replicas may fail,
     what they record is torn, too."""
+    SPOOL_FILE_LOST = "spool-file-lost"
+    """The same, and of spools of as many as replicas may fail single files are gone."""
+    SPOOL_COPIED = "spool-copied"
+    """A copy is made of the spools of each broker, beside them; appends go on; then as `kill-all`."""
+    SPOOL_STRAYED = "spool-strayed"
+    """The same, and each copy comes to another broker."""
     PAUSE = "pause"
     """SIGSTOP of as many past their lease, then SIGCONT; started again if they end."""
     PARTITION = "partition"
@@ -74,10 +80,27 @@ class FaultKind(StrEnum):
     """The same of all brokers of a zone at once."""
     RESTART_ALL = "restart-all"
     """SIGTERM of all brokers at once; they are started when all have left."""
+    RESTART_KILLED = "restart-killed"
+    """The same, and then SIGKILL of all before journals that nobody else uses took an append; these
+    are asked for by a wrong register."""
+    OLD_LISTING = "old-listing"
+    """The same, but these journals take an append after the restart, and then the specs that were listed
+    before it are applied."""
+
+    AGED_HOLDERS = "aged-holders"
+    """While the disk of the store is full, SIGKILL of the holders of a journal, one after another; others
+    go on with it for more than ten epochs before those are started again."""
 
 
 ALL_KINDS = tuple(FaultKind)
-_KILL_ALL = (FaultKind.KILL_ALL, FaultKind.SPOOL_LOST, FaultKind.SPOOL_TORN)
+_KILL_ALL = (
+    FaultKind.KILL_ALL,
+    FaultKind.SPOOL_LOST,
+    FaultKind.SPOOL_TORN,
+    FaultKind.SPOOL_FILE_LOST,
+    FaultKind.SPOOL_COPIED,
+    FaultKind.SPOOL_STRAYED,
+)
 _TAKE_PROCESSES = (
     *_KILL_ALL,
     FaultKind.KILL,
@@ -87,14 +110,23 @@ _TAKE_PROCESSES = (
     FaultKind.STALE_PRIMARY,
 )
 KINDS_WITHOUT_REPLICAS = tuple(
-    kind for kind in ALL_KINDS if kind not in (FaultKind.SPOOL_LOST, FaultKind.LAST_REPLICA)
+    kind
+    for kind in ALL_KINDS
+    if kind not in (FaultKind.SPOOL_LOST, FaultKind.SPOOL_FILE_LOST, FaultKind.LAST_REPLICA)
 )
 """What a journal with one replica survives without loss: whatever leaves its spool on disk."""
 
 _TAKEN_BY_OTHERS = (FaultKind.DRAIN, FaultKind.SPOOL_FULL)
 
 # Each takes the cluster to its limit, or nothing but itself, and begins when all is well.
-_ALONE = (FaultKind.ETCD_AWAY, FaultKind.RESTART_ALL, FaultKind.STALE_PRIMARY)
+_ALONE = (
+    FaultKind.ETCD_AWAY,
+    FaultKind.RESTART_ALL,
+    FaultKind.RESTART_KILLED,
+    FaultKind.OLD_LISTING,
+    FaultKind.AGED_HOLDERS,
+    FaultKind.STALE_PRIMARY,
+)
 _STORE = (FaultKind.STORE_CUT, FaultKind.STORE_FULL)
 # Of these no two are in one episode: the first undone would undo the other.
 _EXCLUSIVE = (
@@ -134,7 +166,7 @@ class Fault:
     kind: FaultKind
     targets: tuple[str, ...]
     """Brokers; the journal of a last replica; none for etcd, the store and the whole cluster. Of
-    spools that are lost or torn: whose."""
+    spools that are lost or torn, whole or in part: whose."""
     duration_s: float
     """Until it is undone; 0 of drains, which take as long as they take."""
     episode: int = 0
@@ -275,9 +307,9 @@ class _Planner:
                     return zone
                 most = max(1, min(self._replication - 1, len(candidates) - 1))
                 return tuple(sorted(rng.sample(candidates, rng.randint(1, most))))
-            case FaultKind.SPOOL_LOST | FaultKind.SPOOL_TORN:
+            case FaultKind.SPOOL_LOST | FaultKind.SPOOL_FILE_LOST | FaultKind.SPOOL_TORN:
                 # Others have what they had. Of one replica nothing is torn, and what is lost is lost.
-                is_lost = kind is FaultKind.SPOOL_LOST
+                is_lost = kind is not FaultKind.SPOOL_TORN
                 most = max(int(is_lost), self._replication - 1)
                 return tuple(sorted(rng.sample(self._names, rng.randint(min(1, most), most))))
             case FaultKind.DRAIN_ZONE:
@@ -302,8 +334,13 @@ class _Planner:
         low, high = {
             FaultKind.KILL: (0.5, 1.5 * lease_s),
             FaultKind.KILL_ALL: (0.5, 1.5 * lease_s),
+            FaultKind.RESTART_KILLED: (0.5, 1.5 * lease_s),
+            FaultKind.OLD_LISTING: (0.5, 1.5 * lease_s),
             FaultKind.SPOOL_LOST: (0.5, 1.5 * lease_s),
             FaultKind.SPOOL_TORN: (0.5, 1.5 * lease_s),
+            FaultKind.SPOOL_FILE_LOST: (0.5, 1.5 * lease_s),
+            FaultKind.SPOOL_COPIED: (0.5, 1.5 * lease_s),
+            FaultKind.SPOOL_STRAYED: (0.5, 1.5 * lease_s),
             FaultKind.PAUSE: (1.2 * lease_s, 2.0 * lease_s),
             FaultKind.PARTITION: (0.3 * lease_s, 2.0 * lease_s),
             # Appends fail only once the silence is longer than the way of a healthy one.

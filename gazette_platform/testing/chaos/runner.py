@@ -22,6 +22,7 @@ from gazette_platform.testing.chaos.availability import (
     unavailable_s_max,
 )
 from gazette_platform.testing.chaos.finals import check_replicas, check_store, read_finals
+from gazette_platform.testing.chaos.idle import IdleJournals
 from gazette_platform.testing.chaos.logs import unforeseen
 from gazette_platform.testing.chaos.nemesis import Nemesis
 from gazette_platform.testing.chaos.plan import Fault, FaultKind, kinds_for, make_plan
@@ -214,6 +215,7 @@ class _Run:
             say=self._say,
             replicas_of=workload.replicas_of,
             stale_primary=StalePrimary(scene, cluster).inflict,
+            idle=IdleJournals(scene),
             settle=lambda is_stored, lost: workload.settle(
                 patient(_RECOVERY_S),
                 is_stored=is_stored,

@@ -1,8 +1,10 @@
-"""What may happen to the spools of a broker while it is down: files are lost, or torn."""
+"""What may happen to the spools of a broker: files are copied, lost, or torn."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,9 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["lose_spools", "tear_spools"]
+__all__ = ["copy_spools", "lose_files", "lose_spools", "tear_spools"]
 
 _GARBAGE_BYTES = 5000
+# Share of tenures that lose no file.
+_KEPT_WHOLE = 1 / 3
 
 
 def lose_spools(spool_dir: Path) -> None:
@@ -31,6 +35,54 @@ def lose_spools(spool_dir: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def lose_files(spool_dir: Path, rng: random.Random) -> list[str]:
+    """Delete a file of about two tenures in three, of a broker that does not run. Blocks.
+
+    Args:
+        spool_dir: the broker's.
+        rng: says which file; one in two is the record of a fragment that is closed, if there is one.
+
+    Returns: their names. Raises: OSError.
+    """
+    lost = []
+    for home in sorted(spool_dir.glob("spools/*")):
+        by_tenure: defaultdict[str, list[Path]] = defaultdict(list)
+        for path in sorted(home.glob("*.*.*")):
+            by_tenure[path.name.partition(".")[0]].append(path)
+        for paths in by_tenure.values():
+            if rng.random() < _KEPT_WHOLE:
+                continue
+            records = [path for path in paths if path.suffix == ".sealed"]
+            path = rng.choice(records if records and rng.random() < 0.5 else paths)
+            path.unlink()
+            lost.append(path.name)
+    return lost
+
+
+def copy_spools(spool_dir: Path, other: Path, rng: random.Random) -> str:
+    """Copy the home that a broker uses, which may run, among those of `other`. Blocks.
+
+    Args:
+        spool_dir: the broker's.
+        other: another broker's, or the same.
+        rng: says whether the copy's name comes before all others, or after them.
+
+    Returns: the copy's name; empty: there is nothing to copy. Raises: OSError.
+    """
+    homes = sorted(spool_dir.glob("spools/*/heads"), key=lambda path: path.stat().st_mtime_ns)
+    if not homes:
+        return ""
+    name = f"{rng.choice(('00', 'zz'))}-copy-{rng.randbytes(4).hex()}"
+    shutil.copytree(homes[-1].parent, other / "spools" / name, copy_function=_copy_if_there)
+    return name
+
+
+def _copy_if_there(source: str, target: str) -> None:
+    # A broker that runs removes what it has stored.
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copy2(source, target)
 
 
 @dataclass(frozen=True, slots=True)
