@@ -33,7 +33,7 @@ async def test_one_that_nobody_foresaw_holds_up_no_other(tmp_path):
     faults = Faults()
     leftovers, settled = leftovers_in(tmp_path, faults), []
 
-    async def settle(journal, *, is_leaving):
+    async def settle(journal, **_):
         await turns()
         if journal == JOURNAL:
             raise OverflowError("days=-719163; must have magnitude <= 999999999")
@@ -56,7 +56,7 @@ async def test_one_at_a_time_decides_on_a_journal(tmp_path):
     leftovers = leftovers_in(tmp_path)
     deciding = most = 0
 
-    async def settle(_journal, *, is_leaving):
+    async def settle(_journal, **_):
         nonlocal deciding, most
         deciding += 1
         most = max(most, deciding)
