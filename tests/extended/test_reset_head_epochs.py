@@ -183,7 +183,7 @@ async def test_a_reset_goes_on_behind_what_a_holder_is_about_to_store(cluster, m
         await may_go_on.wait()
         return await store(self, found, valid_to)
 
-    async def others_were_asked(_):
+    async def others_were_asked(_, **__):
         return True  # before it came
 
     monkeypatch.setattr(Leftovers, "_store", store_later)
@@ -229,7 +229,7 @@ async def test_nothing_is_given_up_before_all_that_is_stored_is_known(
     await former.abandon()
     await eventually(lambda: JOURNAL in other._resolver.replicas)
 
-    async def problem(_):
+    async def problem(_, **__):
         return answer
 
     async with client_of(other, retry_timeout_s=1) as client:
