@@ -126,6 +126,14 @@ BrokerAddress = Annotated[
         help="Endpoint URL of any broker; or of several, with commas, to try in turn.",
     ),
 ]
+FileRoot = Annotated[
+    Path | None,
+    typer.Option(
+        "--file-root",
+        envvar="BROKER_FILE_ROOT",
+        help="Directory that file:// stores are rooted at, as of the brokers.",
+    ),
+]
 BrokerCertFile = Annotated[
     str,
     typer.Option("--broker.cert-file", envvar="BROKER_CERT_FILE", help="PEM client certificate."),

@@ -3,12 +3,11 @@
 import enum
 import random
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gazette_platform.cli.connection import connected, matching
+from gazette_platform.cli.connection import FileRoot, connected, matching
 from gazette_platform.cli.output import note, print_json, print_table
 from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
 from gazette_platform.client import AsyncClient
@@ -45,14 +44,7 @@ def verify(
             help="Read only so many fragments of each journal, chosen at random. 0 reads none.",
         ),
     ] = None,
-    file_root: Annotated[
-        Path | None,
-        typer.Option(
-            "--file-root",
-            envvar="BROKER_FILE_ROOT",
-            help="Directory that file:// stores are rooted at, as of the brokers.",
-        ),
-    ] = None,
+    file_root: FileRoot = None,
 ) -> None:
     """Verify that stores hold the content of journals, whole and unchanged.
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gazette_platform.cli.connection import FileRoot
 from gazette_platform.cli.shards_connection import Ids, ShardSelection, ShardSelector
 
 __all__ = [
@@ -131,14 +132,7 @@ def prune(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")
     ] = False,
-    file_root: Annotated[
-        Path | None,
-        typer.Option(
-            "--file-root",
-            envvar="BROKER_FILE_ROOT",
-            help="Directory that file:// stores are rooted at, as of the brokers.",
-        ),
-    ] = None,
+    file_root: FileRoot = None,
 ) -> None:
     """Remove fragments of recovery logs that no hints of any selected shard need.
 

@@ -249,18 +249,26 @@ async def test_a_failed_shard_is_told_and_goes_on_when_it_is_unassigned(world):
     await service.close()
 
 
-async def test_a_failed_shard_starts_again_by_itself_if_that_is_wanted(world):
+@pytest.mark.parametrize(
+    ("error", "settings"),
+    [
+        (ApplicationFailed, {"restart_failed_s": 0.05}),
+        (StoreUnavailable, {}),
+    ],
+    ids=["if that is wanted", "if its database was away"],
+)
+async def test_a_failed_shard_starts_again_by_itself(world, error, settings):
     class Moody(Counts):
         failures = 0
 
         async def consume(self, txn, envelope):
             if self.failures < 3:
                 self.failures += 1
-                raise ApplicationFailed(f"not yet ({self.failures})")
+                raise error(f"not yet ({self.failures})")
             await super().consume(txn, envelope)
 
     application = Moody()
-    await world.consumers.start(application, restart_failed_s=0.05)
+    await world.consumers.start(application, **settings)
     await world.create_shards()
     await world.publish(20)
 
@@ -295,31 +303,6 @@ async def test_cr6_the_http_port_tells_of_shards_and_serves_the_applications_pag
     read = [line for line in metrics.splitlines() if "gazette_shard_read_messages_total{" in line]
     assert sum(float(line.split()[-1]) for line in read) >= 9
     assert "gazette_sequencer_queued{" in metrics
-
-
-async def test_shard_whose_database_was_away_starts_again_by_itself(world):
-    class Away(Counts):
-        failures = 0
-
-        async def consume(self, txn, envelope):
-            if self.failures < 2:
-                self.failures += 1
-                raise StoreUnavailable("the database is away")
-            await super().consume(txn, envelope)
-
-    application = Away()
-    await world.consumers.start(application)
-    await world.create_shards()
-    await world.publish(20)
-
-    async def done():
-        with contextlib.suppress(GazetteError, LookupError):
-            await world.check()
-            return True
-        return False
-
-    await eventually(done)
-    assert application.failures == 2
 
 
 async def test_process_with_a_failed_shard_is_not_ready(world):
