@@ -34,6 +34,7 @@ __all__ = [
     "Await",
     "Claim",
     "Decision",
+    "Doubled",
     "EpochRecord",
     "GoOn",
     "Held",
@@ -225,7 +226,14 @@ class Await:
     """To be written, so that the holders know that they are wanted; None: it says so already."""
 
 
-Decision = Held | Claim | GoOn | Await
+@dataclass(frozen=True, slots=True)
+class Doubled:
+    """Take no appends: these brokers go on with copies of one spool, and nobody knows which has more."""
+
+    holders: tuple[Holder, ...]
+
+
+Decision = Held | Claim | GoOn | Await | Doubled
 
 
 def claim(
@@ -261,7 +269,8 @@ def claim(
         if not is_there:
             return GoOn(max(released.head, noted_head or 0), released.registers)
     decision = _claim(record, create_revision, holders, end, noted_head, is_reset=is_reset)
-    if noted_head is not None and end < noted_head and not isinstance(decision, Await):
+    is_refused = isinstance(decision, Await | Doubled)
+    if noted_head is not None and end < noted_head and not is_refused:
         # The spools go there before the claim. If somebody then applied a spec without that offset,
         # appends would begin where content already is.
         return GoOn(noted_head, None)
@@ -276,7 +285,7 @@ def _claim(  # noqa: PLR0911  one per condition
     noted_head: int | None,
     *,
     is_reset: bool,
-) -> Held | Claim | Await:
+) -> Held | Claim | Await | Doubled:
     """As `claim`, of brokers that are not before any head that is known."""
     if holders is None:
         # From `end` on nobody records who holds what. What former holders have before it stays valid.
@@ -284,11 +293,13 @@ def _claim(  # noqa: PLR0911  one per condition
             return Held()
         return Claim(record._next((), end))  # noqa: SLF001
     ours = tuple(sorted(holders))
+    tenures = {one.tenure for one in holders}
+    if len(tenures) < len(ours):
+        return Doubled(ours)
     if record is None:
         return Claim(EpochRecord(create_revision, 1, ours))
     released = record.released
     kept = released if released is not None and released.head == end else None
-    tenures = {one.tenure for one in holders}
     if tenures == {one.tenure for one in record.holders}:
         # A tenure may have gone on in a broker with another name, on the same disk.
         same = replace(record, holders=ours, is_wanted=False, released=kept)

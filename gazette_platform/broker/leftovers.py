@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from gazette_platform.fragment.tenure import Tenure
     from gazette_platform.keyspace import BrokerState, KeySpace
     from gazette_platform.ops.faults import Faults
-    from gazette_platform.protocol import LabelSet
+    from gazette_platform.protocol import LabelSet, ProcessId
 
 __all__ = ["Leftovers"]
 
@@ -66,6 +66,7 @@ _STORE_S = 5.0
 _SETTLED_TRIES = 5
 
 _NOT_THE_JOURNALS = "others went on without it, or its journal was deleted"
+_COPIED = "it is of a copied folder, and the one that was copied may have gone on since"
 
 
 class _Step(Protocol):
@@ -89,6 +90,7 @@ class Leftovers:
     Args:
         etcd: has the epoch records.
         space: has the journals.
+        process_id: of this broker.
         prefix: of the brokers' keys in etcd.
         persister: stores what belongs to journals.
         spool_dir: below which content is set aside.
@@ -102,6 +104,7 @@ class Leftovers:
         *,
         etcd: EtcdClient,
         space: KeySpace[BrokerState],
+        process_id: ProcessId,
         prefix: str,
         persister: Persister,
         spool_dir: Path,
@@ -111,6 +114,7 @@ class Leftovers:
     ) -> None:
         self._etcd = etcd
         self._space = space
+        self._process_id = process_id
         self._prefix = prefix
         self._persister = persister
         self._spool_dir = spool_dir
@@ -145,12 +149,13 @@ class Leftovers:
     def has_content(self, journal: str) -> bool:
         """Whether such a tenure has content of a journal that may be in no store.
 
-        A shorter copy of a tenure has nothing that the furthest one does not have.
+        A shorter copy of a tenure has nothing that the furthest one does not have. What is in a copied
+        home is stored only if an operator asks for it.
         """
         found = self._found.get(journal, [])
         evidence = [_evidence(one) for one in found]
         return any(
-            (one.fragments or one in self._storing)
+            ((one.fragments and not one.is_copied) or one in self._storing)
             and is_furthest(evidence, number, self._used(journal))
             for number, one in enumerate(found)
         )
@@ -177,7 +182,11 @@ class Leftovers:
             record, _ = await read_record(self._etcd, self._prefix, journal)
             evidence = [_evidence(one) for one in found]
             number = heir(
-                record, evidence, journal_revision=create_revision, in_use=self._used(journal)
+                record,
+                evidence,
+                journal_revision=create_revision,
+                in_use=self._used(journal),
+                others=self._others(),
             )
             is_new = record is None or record.create_revision != create_revision
             if is_new and any(one.is_older_than_etcd for one in evidence):
@@ -212,6 +221,10 @@ class Leftovers:
         """The tenure of a journal that a replica goes on with, if there is one."""
         in_use = self._in_use.get(journal)
         return () if in_use is None else (in_use,)
+
+    def _others(self) -> set[ProcessId]:
+        """The brokers that are alive, other than this one."""
+        return self._space.state.members.keys() - {self._process_id}
 
     @contextlib.asynccontextmanager
     async def _lock_of(self, journal: str) -> AsyncGenerator[None]:
@@ -308,6 +321,7 @@ class Leftovers:
 
     def _remove(self, journal: str, found: RecoveredTenure) -> None:
         self._saved.discard(found)
+        self._storing.pop(found, None)  # a replica may take it while the persister has its content
         left = [one for one in self._found.get(journal, []) if one is not found]
         if left:
             self._found[journal] = left
@@ -337,6 +351,7 @@ class Leftovers:
             suspended_at=suspend.offset if suspend is not None else None,
             is_leaving=is_leaving,
             is_given_up=is_given_up,
+            others=self._others(),
         )
         if item is None and record is not None:
             for revision in {one.tenure.create_revision for one in found}:
@@ -506,7 +521,8 @@ class Leftovers:
         """Set content aside that does not belong to the journal. Raises: OSError: it stays."""
         for one in found.fragments:
             path = found.tenure.path(one.file.ordinal, "content")
-            self._tell(found, path, one.state.begin, one.state.end, _NOT_THE_JOURNALS)
+            why = _COPIED if found.is_copied else _NOT_THE_JOURNALS
+            self._tell(found, path, one.state.begin, one.state.end, why)
         self._count(len(found.fragments))
         found.release()
 
@@ -532,6 +548,7 @@ def _evidence(found: RecoveredTenure) -> Evidence:
         is_end_known=found.is_end_known,
         begin=found.fragments[0].state.begin if found.fragments else found.end,
         is_older_than_etcd=found.tenure.is_older_than_etcd,
+        is_copied=found.is_copied,
     )
 
 
@@ -543,6 +560,8 @@ def _why_not_whole(found: RecoveredTenure) -> str:
     ]
     if missing:
         return "; ".join(missing)
+    if found.is_copied:
+        return "it is in a copied folder, and nothing proves that the one that was copied went no further"
     if found.is_whole:
         return "there is a copy of it, and nothing proves how far that went"
     if not found.is_end_known:

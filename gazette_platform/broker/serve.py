@@ -303,6 +303,7 @@ class Broker:
         self._leftovers = Leftovers(
             etcd=etcd,
             space=space,
+            process_id=process_id,
             prefix=config.etcd_prefix,
             persister=self._persister,
             spool_dir=config.spool_dir,

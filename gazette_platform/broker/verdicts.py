@@ -6,7 +6,11 @@ counts; the order of folders, their age, and how they came there do not.
     of the tenure                                              verdict
     ---------------------------------------------------------  ------------------------------------------
     older than etcd's data, and nobody took appends since       WAIT
-    else not a holder (see `epochs.standing`)                   YIELD up to the end of its last epoch
+    else not a holder (see `epochs.standing`)                   YIELD up to the end of its last epoch; of
+                                                                a copied home nothing
+    a holder, in a copied home                                  SAVE if an operator gives up what is lost,
+                                                                and no other here is whole; else WAIT
+    a holder, and another broker has it that is alive           WAIT: one of the two is a copy
     a holder, and a replica here goes on with it                WAIT
     a holder, and another copy of it ends further               WAIT until that one is settled
     the only holder in etcd that is not whole, or a copy of
@@ -25,6 +29,9 @@ the store has (see `continuation`), unless another broker took appends first.
 
 Every holder has all that was acknowledged. So of several tenures any may go on, and the furthest keeps
 most. Copies of one tenure are different: the shorter one is older, and lacks what was acknowledged since.
+
+A copied home (see `spool_home`) proves nothing: its original may have gone on, here or elsewhere, and what
+was never acknowledged may have been replaced there. So it decides nothing about other tenures either.
 """
 
 from __future__ import annotations
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from gazette_platform.broker.epochs import EpochRecord, Standing
+    from gazette_platform.protocol import ProcessId
 
 __all__ = [
     "Evidence",
@@ -69,6 +77,8 @@ class Evidence:
     """Where the first content begins that is here; `end` if none is."""
     is_older_than_etcd: bool = False
     """Whether etcd lost its data since: that a journal has no spec does not mean that it was deleted."""
+    is_copied: bool = False
+    """Whether it is in a copied home."""
 
 
 class Todo(Enum):
@@ -105,6 +115,7 @@ def decide(
     suspended_at: int | None = None,
     is_leaving: bool = False,
     is_given_up: bool = False,
+    others: Collection[ProcessId] = (),
 ) -> list[Verdict]:
     """What becomes of the tenures that a broker has found of one journal; see the module's table.
 
@@ -116,10 +127,11 @@ def decide(
         suspended_at: where the journal goes on, if it is fully suspended; None: it is not.
         is_leaving: whether this broker may not come back.
         is_given_up: whether an operator has the journal go on without what no holder can prove.
+        others: brokers that are alive, other than this one.
 
     Returns: a verdict for each of `found`.
     """
-    first = heir(record, found, journal_revision=journal_revision, in_use=in_use)
+    first = heir(record, found, journal_revision=journal_revision, in_use=in_use, others=others)
     is_saved = is_given_up and first is None and not in_use
     verdicts = []
     for number, one in enumerate(found):
@@ -128,12 +140,16 @@ def decide(
         if one.is_older_than_etcd and is_new:
             verdicts.append(_WAIT)
         elif not stands.is_holder:
-            verdicts.append(Verdict(Todo.YIELD, stands.valid_to))
+            verdicts.append(Verdict(Todo.YIELD, 0 if one.is_copied else stands.valid_to))
+        elif _is_held_by(others, record, one):
+            verdicts.append(_WAIT)
         elif number == first:
             is_suspended = suspended_at is not None and suspended_at >= one.end
             is_let_go = stands.is_wanted or is_suspended or (is_leaving and stands.is_alone)
             verdicts.append(Verdict(Todo.LET_GO) if is_let_go else _WAIT)
-        elif (stands.is_alone or is_saved) and is_furthest(found, number, in_use):
+        elif (is_saved or (stands.is_alone and not one.is_copied)) and is_furthest(
+            found, number, in_use
+        ):
             verdicts.append(Verdict(Todo.SAVE))
         else:
             verdicts.append(_WAIT)
@@ -146,6 +162,7 @@ def heir(
     *,
     journal_revision: int | None,
     in_use: Collection[str] = (),
+    others: Collection[ProcessId] = (),
 ) -> int | None:
     """Which of `found` a journal may go on with: the furthest whole holder. Arguments as of `decide`.
 
@@ -156,6 +173,8 @@ def heir(
         for number, one in enumerate(found)
         if _standing(record, one, journal_revision).is_holder
         and one.is_whole
+        and not one.is_copied
+        and not _is_held_by(others, record, one)
         and not is_shadow(found, number, in_use)
     ]
     return max(heirs, key=lambda number: (found[number].end, found[number].tenure), default=None)
@@ -175,6 +194,7 @@ def continuation(found: Sequence[Evidence], *, stored_end: int) -> int | None:
         for number, one in enumerate(found)
         if one.is_older_than_etcd
         and one.is_whole
+        and not one.is_copied
         and one.begin <= stored_end <= one.end
         and not is_shadow(found, number)
     ]
@@ -185,20 +205,35 @@ def is_shadow(found: Sequence[Evidence], number: int, in_use: Collection[str] = 
     """Whether a tenure is a copy of one that went further, or may have gone further."""
     one = found[number]
     return not is_furthest(found, number, in_use) or (
-        one.is_whole
-        and any(other.tenure == one.tenure and not other.is_end_known for other in found)
+        one.is_whole and any(not other.is_end_known for other in _copies(found, one))
     )
 
 
 def is_furthest(found: Sequence[Evidence], number: int, in_use: Collection[str] = ()) -> bool:
-    """Whether no other copy of a tenure has more. Of copies that are equal the first one counts."""
-    tenure = found[number].tenure
-    copies = [at for at, one in enumerate(found) if one.tenure == tenure]
-    return tenure not in in_use and number == max(copies, key=lambda at: _extent(found[at]))
+    """Whether no other copy of a tenure that proves anything has more. Of equal ones the first counts."""
+    one = found[number]
+    furthest = max(_copies(found, one), key=_extent)
+    return one.tenure not in in_use and one is furthest
 
 
-def _extent(one: Evidence) -> tuple[int, bool, bool]:
-    return one.end, one.is_whole, one.is_end_known
+def _copies(found: Sequence[Evidence], one: Evidence) -> list[Evidence]:
+    """All that is here of a tenure; without what copied homes have, unless it is in one itself."""
+    return [
+        other
+        for other in found
+        if other.tenure == one.tenure and (one.is_copied or not other.is_copied)
+    ]
+
+
+def _extent(one: Evidence) -> tuple[int, bool, bool, bool]:
+    return one.end, not one.is_copied, one.is_whole, one.is_end_known
+
+
+def _is_held_by(others: Collection[ProcessId], record: EpochRecord | None, one: Evidence) -> bool:
+    """Whether etcd says that another broker which is alive has this tenure: one of the two is a copy."""
+    return record is not None and any(
+        holder.tenure == one.tenure and holder.process in others for holder in record.holders
+    )
 
 
 def _standing(record: EpochRecord | None, one: Evidence, journal_revision: int | None) -> Standing:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import functools
 import os
 import stat
+import struct
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.codecs import compressor
 from gazette_platform.protocol import CompressionCodec
@@ -24,6 +26,7 @@ __all__ = [
     "FULL",
     "CompressedForm",
     "SpoolFile",
+    "birth_ns",
     "finish_closing",
     "read_block",
     "read_small",
@@ -38,6 +41,13 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 # Registers make the longest of them; brokers take 256 KiB.
 _SMALL_BYTES_MAX = 16 << 20
+
+# Of statx(2): where in its answer the mask of what is known and the time of birth are.
+_AT_EMPTY_PATH: Final = 0x1000
+_STATX_BTIME: Final = 0x800
+_STATX_BYTES: Final = 256
+_STATX_MASK_AT: Final = 0
+_STATX_BTIME_AT: Final = 80
 
 # Each worker thread reads back through a buffer of its own, because allocating one costs as much as
 # hashing a tenth of it.
@@ -233,6 +243,20 @@ def read_small(path: Path) -> bytes:
 def _open_small(path: str, flags: int) -> int:
     # A FIFO must not keep us waiting for somebody who writes to it.
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def birth_ns(fd: int) -> int:
+    """When a file or folder was made, in nanoseconds since 1970; 0: the file system does not say.
+
+    Copies of it are born later, whatever other times they keep.
+    """
+    statx = getattr(ctypes.CDLL(None), "statx", None)
+    answer = ctypes.create_string_buffer(_STATX_BYTES)
+    if statx is None or statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, answer) != 0:
+        return 0
+    (mask,) = struct.unpack_from("=I", answer, _STATX_MASK_AT)
+    seconds, nanoseconds = struct.unpack_from("=qI", answer, _STATX_BTIME_AT)
+    return int(seconds * 10**9 + nanoseconds) if mask & _STATX_BTIME else 0
 
 
 def write_all(fd: int, data: bytes, at: int) -> None:

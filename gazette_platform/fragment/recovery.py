@@ -100,6 +100,8 @@ class RecoveredTenure:
     torn: list[Torn] = field(default_factory=list)
     is_end_known: bool = True
     """Whether the tenure never went further than `end`."""
+    is_copied: bool = False
+    """Whether it was found in a copy of its home."""
 
     @property
     def gaps(self) -> list[tuple[int, int]]:
@@ -163,7 +165,13 @@ def _recover(
         tenure.leave()  # nobody was told of it
         return None
     found = RecoveredTenure(
-        tenure, home.former.process, 0, LabelSet(), is_whole=False, is_end_known=False
+        tenure,
+        home.former.process,
+        0,
+        LabelSet(),
+        is_whole=False,
+        is_end_known=False,
+        is_copied=home.is_copied,
     )
     states, boot = _sealed_states(found, ordinals), home.boot_mark
     if latest is not None:

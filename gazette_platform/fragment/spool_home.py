@@ -4,7 +4,7 @@ A *home* is a folder that one process holds, by a lock on the folder itself. How
 the lock is free then, and the next process takes over the home with all that is in it.
 
     <spool-dir>/spools/<random>/home.json       whose it is
-                                place           device and inode of the folder: a copy has others
+                                place           inode and birth of the folder: a copy has others
                                 heads           a block for each tenure, see `head_records`
                                 <tenure>.<number>.content    bytes of a fragment, from its begin
                                 <tenure>.<number>.sealed     its last record, once it is closed
@@ -12,6 +12,9 @@ the lock is free then, and the next process takes over the home with all that is
                                 <tenure>.registers.<0|1>     registers too long for a record
 
 A *tenure* is one broker's holding of one journal. It ends when others hold what it held.
+
+A home that was copied says of journals what was true when the copy was made, and its original may have
+gone on. Its files stay as they are, and no tenure begins in it: so whoever finds it next sees a copy, too.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, final
 
 from gazette_platform.errors import SetupError
 from gazette_platform.fragment import head_records
-from gazette_platform.fragment.files import FULL, finish_closing, read_small, write_all
+from gazette_platform.fragment.files import FULL, birth_ns, finish_closing, read_small, write_all
 from gazette_platform.fragment.head_records import BLOCK_BYTES, SLOT_BYTES, TenureHeader
 from gazette_platform.fragment.tenure import Tenure
 
@@ -107,8 +110,9 @@ class SpoolHome:
     Attributes:
         folder: where it is.
         former: who held it before this process; None: nobody.
-        former_has_ended: whether its process is known to have ended. That of a copy may be alive: the lock
-            is on the folder, and a copy has its own.
+        is_copied: whether it does not lie where it was made. Its original may be held by a process that is
+            alive: the lock is on the folder, and a copy has its own.
+        former_has_ended: whether its former process is known to have ended.
         tenures: the tenures in it, by their ids.
         boot_mark: that of its owner.
         history: id of etcd's data; empty: not known.
@@ -124,11 +128,8 @@ class SpoolHome:
         self.syncs_names = False
         self.history = ""
         self.former = former
-        self.former_has_ended = (
-            former is not None
-            and former.is_of_this_boot
-            and _said_place(folder) in ("", _place(lock_fd))
-        )
+        self.is_copied = former is not None and _said_place(folder) not in ("", _place(lock_fd))
+        self.former_has_ended = former is not None and former.is_of_this_boot and not self.is_copied
         self.tenures: dict[str, Tenure] = {}
         self._owner, self.boot_mark = owner, owner.boot_mark
         self._lock_fd = -1
@@ -209,14 +210,13 @@ class SpoolHome:
             raise
 
     def own(self, owner: Owner) -> None:
-        """Record the owner. Raises: OSError."""
+        """Record the owner; a copy goes on saying whose copy it is. Raises: OSError."""
         self._owner, self.boot_mark = owner, owner.boot_mark
-        if self._lock_fd < 0:
+        if self._lock_fd < 0 or self.is_copied:
             return  # `_make` will record it
         self._say(_HOME, json.dumps({"version": _VERSION, **asdict(owner)}).encode())
-        place = _place(self._lock_fd)
-        if _said_place(self.folder) != place:
-            self._say(_PLACE, place.encode())
+        if not _said_place(self.folder):
+            self._say(_PLACE, _place(self._lock_fd).encode())
         os.fsync(self._lock_fd)
 
     def _say(self, name: str, said: bytes) -> None:
@@ -471,8 +471,8 @@ def _lock(folder: Path) -> int | None:
 
 
 def _place(folder_fd: int) -> str:
-    info = os.fstat(folder_fd)
-    return f"{info.st_dev}:{info.st_ino}"
+    """What tells a folder from a copy of it, and stays as it is when its disk is mounted anew."""
+    return f"inode {os.fstat(folder_fd).st_ino} born {birth_ns(folder_fd)}"
 
 
 def _said_place(folder: Path) -> str:

@@ -336,7 +336,12 @@ async def test_spools_are_torn_while_all_are_down(nemesis, cluster, settled, mon
     assert settled[2:] == [(False, [])], "nothing that is recorded was torn"
 
 
-async def test_spools_are_copied_while_all_run(nemesis, cluster, settled, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "is_beside"), [(FaultKind.SPOOL_COPIED, True), (FaultKind.SPOOL_STRAYED, False)]
+)
+async def test_spools_are_copied_while_all_run(
+    nemesis, cluster, settled, monkeypatch, kind, is_beside
+):
     copied = []
 
     def copy_spools(spool_dir, other, rng):
@@ -345,10 +350,12 @@ async def test_spools_are_copied_while_all_run(nemesis, cluster, settled, monkey
         return "copy"
 
     monkeypatch.setattr("gazette_platform.testing.chaos.inflict.copy_spools", copy_spools)
-    await nemesis.run([Fault(0.0, FaultKind.SPOOL_COPIED, (), 0.1)])
-    assert copied == [(name, name) for name in cluster.names]
+    await nemesis.run([Fault(0.0, kind, (), 0.1)])
+    assert [name for name, _ in copied] == list(cluster.names)
+    assert sorted(other for _, other in copied) == list(cluster.names)
+    assert {name == other for name, other in copied} == {is_beside}
     assert cluster.done[0] == "kill broker-1 broker-2 broker-3"
-    assert [kind for _, _, kind in nemesis.spans] == ["kill-all", "spool-copied"]
+    assert [kind for _, _, kind in nemesis.spans] == ["kill-all", kind.value]
     assert settled == [(False, [])], "no disk is taken"
 
 

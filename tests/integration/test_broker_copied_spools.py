@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import shutil
 
+import grpc
 import pytest
 
+from gazette_platform.broker.epoch_store import read_record
 from gazette_platform.broker.side_keys import own_member_key
+from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, read_all
@@ -15,18 +20,34 @@ from gazette_platform.testing.waiting import eventually
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
 JOURNAL = "a/journal"
+STORE = FragmentSpec(
+    length=1 << 20,
+    codec=CompressionCodec.NONE,
+    stores=("file:///",),
+    refresh_interval_ns=10**9,
+)
+
+
+def spec(replication):
+    return JournalSpec(JOURNAL, replication, fragment=STORE)
+
+
+async def crash(broker):
+    """As SIGKILL, once its lease is over."""
+    await broker._server.stop(grace_s=0.0)
+    await broker._lease.revoke()
+    await broker.abandon()
+
+
+def folder(tmp_path, name):
+    (tmp_path / name).mkdir()
+    return tmp_path / name
 
 
 async def test_a_copy_of_its_spools_leaves_a_broker_alive(cluster, etcd, etcd_prefix, tmp_path):
     first = await cluster.start()
     stub = cluster.stub(first)
-    store = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=10**9,
-    )
-    await cluster.apply(stub, JournalSpec(JOURNAL, 1, fragment=store))
+    await cluster.apply(stub, spec(1))
     assert (await append(stub, JOURNAL, b"x" * 1000)).status == pb.OK
     key = own_member_key(etcd_prefix, first._context.process_id)
     before = await etcd.get(key)
@@ -39,3 +60,61 @@ async def test_a_copy_of_its_spools_leaves_a_broker_alive(cluster, etcd, etcd_pr
     assert await etcd.get(key) == before
     assert (await append(stub, JOURNAL, b"y" * 10)).status == pb.OK
     assert await read_all(stub, JOURNAL) == b"x" * 1000 + b"y" * 10
+
+
+async def test_a_copy_at_another_broker_lets_nobody_go_on_where_it_ends(cluster, tmp_path):
+    """The broker that was copied acknowledged more since: an append would take those offsets again."""
+    first = await cluster.start(spool_dir=folder(tmp_path, "one"))
+    await cluster.apply(cluster.stub(first), spec(1))
+    assert (await append(cluster.stub(first), JOURNAL, b"x" * 1000)).status == pb.OK
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    second = await cluster.start(id="on-a-copy", spool_dir=tmp_path / "two", append_wait_s=0.5)
+    await eventually(lambda: len(second._context.space.state.members) == 2)
+    assert (await append(cluster.stub(first), JOURNAL, b"y" * 500)).status == pb.OK
+    await crash(first)
+    await eventually(lambda: JOURNAL in second._resolver.replicas)
+
+    with pytest.raises(grpc.RpcError, match="only spools of"):
+        await append(cluster.stub(second), JOURNAL, b"z" * 10)
+
+    # What the copy says is never stored: the journal goes on with what its broker has.
+    third = await cluster.start(id="again", spool_dir=tmp_path / "one")
+    stub = cluster.stub(third)
+    appended = []
+    async with asyncio.timeout(30):
+        while not appended:
+            with contextlib.suppress(grpc.RpcError):  # it has to store what it has first
+                appended.append(await append(stub, JOURNAL, b"z" * 10))
+    assert appended[0].commit.begin == 1500
+    assert await read_all(stub, JOURNAL) == b"x" * 1000 + b"y" * 500 + b"z" * 10
+
+
+async def test_a_broker_on_a_copy_holds_nothing_of_what_it_was_copied_from(cluster, tmp_path):
+    """Both would be holders by the same name: whoever was left out would seem to have all."""
+    first = await cluster.start(spool_dir=folder(tmp_path, "one"), zone="zone-a", id="broker-a")
+    await cluster.apply(cluster.stub(first), spec(1))
+    assert (await append(cluster.stub(first), JOURNAL, b"x" * 1000)).status == pb.OK
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    second = await cluster.start(id="broker-b", zone="zone-b", spool_dir=tmp_path / "two")
+    async with AsyncClient(ClientConfig(address=first.endpoint)) as client:
+        await client.apply([Change(spec(2), revision=-1)])
+    await eventually(lambda: JOURNAL in second._resolver.replicas)
+    assert (await append(cluster.stub(first), JOURNAL, b"y" * 100)).commit.begin == 1000
+    context = first._context
+    record, _ = await read_record(context.etcd, context.config.etcd_prefix, JOURNAL)
+    assert {one.process.suffix for one in record.holders} == {"broker-a", "broker-b"}
+    assert len({one.tenure for one in record.holders}) == 2
+
+
+async def test_an_operator_has_a_copy_stored_if_its_original_is_lost(cluster, tmp_path):
+    first = await cluster.start(spool_dir=folder(tmp_path, "one"))
+    await cluster.apply(cluster.stub(first), spec(1))
+    assert (await append(cluster.stub(first), JOURNAL, b"x" * 1000)).status == pb.OK
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    await crash(first)
+    second = await cluster.start(id="on-a-copy", spool_dir=tmp_path / "two", append_wait_s=0.5)
+    await eventually(lambda: JOURNAL in second._resolver.replicas)
+    async with AsyncClient(ClientConfig(address=second.endpoint)) as client:
+        assert await client.reset_head(JOURNAL, give_up=True) == 1000
+        assert (await client.append(JOURNAL, b"z" * 10)).begin == 1000
+    assert await read_all(cluster.stub(second), JOURNAL) == b"x" * 1000 + b"z" * 10

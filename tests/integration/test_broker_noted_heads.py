@@ -16,7 +16,7 @@ from gazette_platform.broker import serve
 from gazette_platform.broker.crash import noted_heads
 from gazette_platform.broker.crash.noted_heads import note_heads
 from gazette_platform.broker.epoch_store import read_record
-from gazette_platform.broker.journal.spec_writes import write_head, write_suspend
+from gazette_platform.broker.journal.spec_writes import Noting, write_head, write_suspend
 from gazette_platform.broker.spool.journal_spool import Draft
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import GazetteError
@@ -27,6 +27,7 @@ from gazette_platform.protocol import (
     CompressionCodec,
     FragmentSpec,
     JournalSpec,
+    LabelSet,
     ProcessId,
     Status,
     SuspendLevel,
@@ -371,6 +372,20 @@ async def test_a_head_is_noted_all_the_same_if_the_spec_was_changed_at_that_mome
     await broker.drain()
     await eventually(lambda: noted(observer) == len(b"content"))
     assert observer._context.space.state.items[JOURNAL].spec.fragment.length == 1 << 19
+
+
+async def test_nothing_is_noted_for_a_journal_that_was_made_again(cluster, etcd, etcd_prefix):
+    """Its first append would go to the offset of another journal."""
+    broker = await cluster.start()
+    await cluster.apply(cluster.stub(broker), spec())
+    key = item_key(etcd_prefix, JOURNAL)
+    before = await etcd.get(key)
+    noting = Noting("f00d", LabelSet(), before.create_revision - 1)
+    written = await write_suspend(
+        broker._context, JOURNAL, SuspendSpec(SuspendLevel.NONE, 7), noting
+    )
+    assert not written.is_done
+    assert await etcd.get(key) == before
 
 
 @pytest.mark.parametrize("write", ["head", "suspension"])

@@ -98,12 +98,14 @@ class Bench:
         add = persister.add
         persister.add = lambda one: (self.handed.append(one), add(one))
         self._persister, self._executor = persister, executor
+        self.members = {}
         self.leftovers = self._leftovers()
 
     def _leftovers(self):
         return Leftovers(
             etcd=self.etcd,
-            space=SimpleNamespace(state=SimpleNamespace(items=self.items)),
+            space=SimpleNamespace(state=SimpleNamespace(items=self.items, members=self.members)),
+            process_id=US,
             prefix=self.prefix,
             persister=self._persister,
             spool_dir=self.spools,
@@ -294,6 +296,30 @@ async def test_who_takes_a_tenure_over_waits_until_it_is_decided_on(bench):
         bench.store_comes_back()
         await settling
     assert (await bench.said()).holders == ()
+
+
+async def test_a_tenure_that_is_taken_while_it_is_stored_is_forgotten(bench):
+    found = bench.find(b"content")
+    await bench.say(found, is_wanted=True)
+    bench.store_goes_away()
+    await bench.settle()
+    assert bench.leftovers.has_content(JOURNAL)
+    assert await bench.take() is found
+    assert not bench.leftovers._storing
+    bench.store_comes_back()
+
+
+async def test_a_holder_that_another_broker_has_is_kept(bench):
+    """Nothing tells a copy on another machine, made block by block, from its original."""
+    found = bench.find(b"content")
+    record = await bench.say(found, is_wanted=True)
+    bench.members[US] = bench.members[OTHER] = "alive"
+    bench.leftovers._process_id = ProcessId("zone", "on-a-copy")
+    await bench.settle(is_leaving=True)
+    assert await bench.take() is None
+    assert (await bench.said(), bench.stored, bench.aside) == (record, [], [])
+    del bench.members[US]
+    assert await bench.take() is found
 
 
 async def test_who_is_no_holder_any_more_stores_nothing_as_one(bench, monkeypatch):
@@ -619,7 +645,7 @@ async def test_copy_beside_the_original_lets_nothing_go(bench, name):
     assert (await bench.said()).released == Released(15, REGISTERS)
     assert (0, b"first ") in bench.stored
     assert (6, b"and later") in bench.stored
-    assert (bench.aside, len(bench.leftovers)) == ([], 0)
+    assert (bench.aside, len(bench.leftovers)) == ([b"first "], 0), "nothing of a copy is stored"
 
 
 async def test_copy_waits_while_a_replica_goes_on_with_the_original(bench):

@@ -11,6 +11,7 @@ from gazette_platform.broker import epochs
 from gazette_platform.broker.epochs import (
     Await,
     Claim,
+    Doubled,
     EpochRecord,
     GoOn,
     Held,
@@ -71,6 +72,14 @@ def test_without_a_holder_nobody_goes_on(options):
     decision = claimed(record, C, D, **options)
     assert decision == Await((A, B), replace(record, is_wanted=True))
     assert claimed(decision.record, C, D, **options) == Await((A, B), None)
+
+
+@pytest.mark.parametrize("record", [None, record_of(A), record_of(B), record_of()])
+@pytest.mark.parametrize("options", [{}, {"is_reset": True}, {"noted_head": 200}])
+def test_nobody_goes_on_with_two_copies_of_one_spool(record, options):
+    """Once one of them is left out, it would seem to have what the other acknowledges."""
+    copy = A._replace(process=ProcessId("zone", "on-a-copy"))
+    assert claimed(record, A, copy, **options) == Doubled((A, copy))
 
 
 def test_operator_lets_anybody_go_on():

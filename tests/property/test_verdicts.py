@@ -10,7 +10,7 @@ from gazette_platform.broker.verdicts import Evidence, Todo, Verdict, decide, he
 from gazette_platform.protocol import ProcessId
 
 REVISION = 7
-US = ProcessId("zone", "us")
+US, THEM = ProcessId("zone", "us"), ProcessId("zone", "them")
 WAIT, SAVE, LET_GO = (Verdict(todo) for todo in (Todo.WAIT, Todo.SAVE, Todo.LET_GO))
 
 
@@ -78,7 +78,44 @@ WANTED = record_of("a", is_wanted=True)
             {},
             [LET_GO, WAIT],
         ),
-        # Copies.
+        # Two brokers have it.
+        (WANTED, [of("a")], {"others": [US]}, [WAIT]),
+        (WANTED, [of("a")], {"others": [THEM]}, [LET_GO]),
+        (record_of("a"), [of("a", is_whole=False)], {"others": [US]}, [WAIT]),
+        (record_of("a"), [of("a")], {"others": [US], "is_leaving": True}, [WAIT]),
+        (
+            record_of("a"),
+            [of("a", is_whole=False)],
+            {"others": [US], "is_given_up": True},
+            [WAIT],
+        ),
+        # Copied homes.
+        (WANTED, [of("a", is_copied=True)], {}, [WAIT]),
+        (record_of("a"), [of("a", is_copied=True)], {"is_leaving": True}, [WAIT]),
+        (record_of("a"), [of("a", is_copied=True)], {"is_given_up": True}, [SAVE]),
+        (
+            record_of("b", past=(passed("a", end=70),)),
+            [of("a", is_copied=True), of("a")],
+            {},
+            [upto(0), upto(70)],
+        ),
+        (WANTED, [of("a", 90, is_copied=True), of("a")], {}, [WAIT, LET_GO]),
+        (WANTED, [of("a", is_copied=True), of("a", 90)], {}, [WAIT, LET_GO]),
+        (WANTED, [of("a", is_copied=True, is_whole=False), of("a")], {}, [WAIT, LET_GO]),
+        (WANTED, [of("a", is_copied=True), of("a", 90, is_whole=False)], {}, [WAIT, SAVE]),
+        (
+            record_of("a"),
+            [of("a", is_copied=True), of("a", is_whole=False)],
+            {"is_given_up": True},
+            [WAIT, SAVE],
+        ),
+        (
+            record_of("a"),
+            [of("a", is_copied=True), of("a", 90, is_whole=False)],
+            {"is_given_up": True},
+            [SAVE, SAVE],
+        ),
+        # Copies that nothing tells from their originals.
         (WANTED, [of("a", 90), of("a")], {}, [WAIT, LET_GO]),
         (WANTED, [of("a"), of("a")], {}, [LET_GO, WAIT]),
         (WANTED, [of("a", 90), of("a")], {"in_use": ["a"]}, [WAIT, WAIT]),
@@ -106,17 +143,19 @@ def test_evidence_decides(record, found, options, verdicts):
 
 evidences = st.lists(
     st.builds(
-        lambda tenure, end, is_whole, is_end_known: Evidence(
+        lambda tenure, end, is_whole, is_end_known, is_copied: Evidence(
             tenure,
             REVISION + (tenure == "of a journal made anew"),
             end,
             is_whole=is_whole,
             is_end_known=is_whole or is_end_known,
+            is_copied=is_copied,
         ),
         st.sampled_from(["a", "a", "b", "of a journal made anew"]),
         st.integers(0, 3),
         st.booleans(),
         st.booleans(),
+        st.sampled_from([False, False, True]),
     ),
     min_size=1,
     max_size=5,
@@ -143,8 +182,9 @@ def test_nobody_lets_go_below_the_furthest_copy(found, holders):
     for at, (one, verdict) in enumerate(zip(found, verdicts, strict=True)):
         assert (verdict == LET_GO) == (at == number)
         if verdict == LET_GO:
-            copies = [each for each in found if each.tenure == one.tenure]
+            copies = [each for each in found if each.tenure == one.tenure and not each.is_copied]
             assert one.is_whole
+            assert not one.is_copied
             assert one.end == max(each.end for each in copies)
             assert not is_shadow(found, at)
 
@@ -152,10 +192,22 @@ def test_nobody_lets_go_below_the_furthest_copy(found, holders):
 @given(evidences)
 def test_of_all_copies_of_the_only_holder_one_counts(found):
     """Else nobody would store what it has, and an operator would give up what is proven."""
-    copies = [one for one in found if one.tenure == "a"]
+    copies = [one for one in found if one.tenure == "a" and not one.is_copied]
     verdicts = decided(WANTED, *copies)
     acting = [
         one for one, verdict in zip(copies, verdicts, strict=True) if verdict in (SAVE, LET_GO)
     ]
     assert len(acting) == bool(copies)
     assert all(one.end == max(each.end for each in copies) for one in acting)
+
+
+@given(evidences, st.booleans(), st.booleans())
+def test_what_was_copied_changes_nothing_of_what_was_not(found, is_wanted, is_leaving):
+    """A copy that strayed here says nothing about what its original, or others, did since."""
+    record = record_of("a", "b", is_wanted=is_wanted)
+    originals = [one for one in found if not one.is_copied]
+    verdicts = decided(record, *found, is_leaving=is_leaving)
+    kept = [verdict for one, verdict in zip(found, verdicts, strict=True) if not one.is_copied]
+    assert kept == decided(record, *originals, is_leaving=is_leaving)
+    copied = [verdict for one, verdict in zip(found, verdicts, strict=True) if one.is_copied]
+    assert all(verdict in (WAIT, upto(0)) for verdict in copied)

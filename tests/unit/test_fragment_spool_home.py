@@ -20,7 +20,7 @@ from spool_files import put, state_of
 
 from gazette_platform.errors import SetupError
 from gazette_platform.fragment import spool_home
-from gazette_platform.fragment.files import finish_closing, write_all
+from gazette_platform.fragment.files import birth_ns, finish_closing, write_all
 from gazette_platform.fragment.head_records import BLOCK_BYTES, TenureHeader
 from gazette_platform.fragment.recovery import recover
 from gazette_platform.fragment.spool_home import SPOOLS, Owner, SpoolHome, boot_id, free_homes
@@ -134,10 +134,43 @@ def test_a_copied_home_proves_no_end_of_its_process(tmp_path, make, again):
     (copy,) = again()  # the original is locked
     assert copy.folder.name == "copy"
     assert copy.former == OWNER
+    assert copy.is_copied
     assert not copy.former_has_ended
-    found = {one.folder.name: one.former_has_ended for one in again(home, copy)}
-    # The copy says where it is since it was taken.
-    assert found == {home.folder.name: True, "copy": False}
+    copy.own(OTHER)
+    found = {one.folder.name: one for one in again(home, copy)}
+    assert found[home.folder.name].former_has_ended
+    # However often it is taken over, it stays the copy of the one that it was copied from.
+    assert found["copy"].is_copied
+    assert found["copy"].former == OWNER
+
+
+def test_a_home_that_was_moved_on_its_disk_is_no_copy(tmp_path, make, again):
+    """Inode and birth stay, also if the disk gets another number when it is mounted anew."""
+    home = make()
+    end(home)
+    (tmp_path / SPOOLS).rename(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").rename(tmp_path / SPOOLS)
+    (found,) = again()
+    assert not found.is_copied
+    assert found.former_has_ended
+
+
+def test_a_copy_that_got_the_inode_of_its_original_is_still_one(make, again, monkeypatch):
+    """On two new disks folders easily have the same numbers."""
+    home = make()
+    born = birth_ns(home._lock_fd)
+    assert born > 0
+    end(home)
+    monkeypatch.setattr(spool_home, "birth_ns", lambda _: born + 1)
+    (found,) = again()
+    assert found.is_copied
+
+
+def test_birth_is_unknown_where_the_system_does_not_say(monkeypatch, tmp_path):
+    monkeypatch.setattr("gazette_platform.fragment.files.ctypes.CDLL", lambda _: object())
+    assert birth_ns(0) == 0
+    monkeypatch.undo()
+    assert birth_ns(-1) == 0
 
 
 def test_free_home_is_taken_by_one_process_only(tmp_path, child):
@@ -600,6 +633,6 @@ def test_home_is_said_on_disk(tmp_path):
         "boot": boot_id(),
         "lease": 3,
     }, "former versions understand no more"
-    info = home.folder.stat()
-    assert (home.folder / "place").read_text() == f"{info.st_dev}:{info.st_ino}"
+    inode, born = home.folder.stat().st_ino, birth_ns(home._lock_fd)
+    assert (home.folder / "place").read_text() == f"inode {inode} born {born}"
     home.close()

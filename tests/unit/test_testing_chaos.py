@@ -18,9 +18,9 @@ from gazette_platform.testing.history import Append, History, Outcome
 ZONES = {"broker-1": "a", "broker-2": "a", "broker-3": "b", "broker-4": "b", "broker-5": "c"}
 JOURNALS = ("a/one", "a/two", "a/three")
 PLAN_7 = [
-    "    3.0 s  slow-network broker-4 for 6.3 s",
-    "    4.9 s  drain broker-3",
-    "    6.2 s  etcd-restart for 0.9 s",
+    "    3.0 s  aged-holders",
+    "   21.1 s  one-way broker-3 for 8.8 s",
+    "   28.2 s  spool-full broker-4 for 2.4 s",
 ]
 
 

@@ -48,25 +48,26 @@ async def take_homes(
     In etcd those processes are members until their leases end. Where we know that they have ended, we
     revoke the leases, and nobody has to wait. The process of a copied home may be alive.
 
-    Returns: at least one; new spools are begun in the first.
+    Returns: at least one; new spools are begun in the first, which is no copy.
     Raises: SetupError, EtcdError.
     Cancellation: the homes stay ours until this process ends.
     """
     found = await etcd.range(own_member_key(config.etcd_prefix, process_id))
     cluster = f"{found.header.cluster_id:x}{config.etcd_prefix}"
     owner = Owner(cluster, process_id.name, boot_id())
-    homes = free_homes(config.spool_dir, owner)
-    if not homes:
-        homes.append(SpoolHome.make(config.spool_dir, owner))
+    homes = sorted(free_homes(config.spool_dir, owner), key=lambda home: home.is_copied)
+    if not homes or homes[0].is_copied:
+        homes.insert(0, SpoolHome.make(config.spool_dir, owner))
     history = await history_of(etcd, config.etcd_prefix)
     for home in homes:
         home.history = history
     leases = {home.former.lease for home in homes if home.former and home.former_has_ended}
     for home in homes:
-        if home.former and home.former.is_of_this_boot and not home.former_has_ended:
+        if home.former and home.is_copied:
             _log.warning(
-                "%s was copied or moved here: broker %s, which made it, may be alive, and stays a member "
-                "until its lease ends",
+                "%s is a copy of a folder of broker %s, which may have gone on since: what it says of "
+                "journals is kept, and neither served nor stored (if the folder of that broker is lost, "
+                "`gazctl journals reset-head` stores what only the copy has)",
                 home.folder,
                 home.former.process,
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gazette_platform.broker import epochs
 from gazette_platform.broker.epoch_store import delete_record, read_record, write_record
-from gazette_platform.broker.epochs import Await, Claim, GoOn
+from gazette_platform.broker.epochs import Await, Claim, Doubled, GoOn
 from gazette_platform.broker.journal.spec_writes import revision_after
 from gazette_platform.broker.side_keys import epoch_key
 from gazette_platform.errors import GazetteError
@@ -86,7 +86,8 @@ async def claim_journal(
         is_reset: as of `epochs.claim`.
 
     Returns: what became of it, or where to begin first.
-    Raises: EtcdError; HoldersAway: only others hold what was acknowledged.
+    Raises: EtcdError; HoldersAway: only others hold what was acknowledged; NotNow: two brokers of the
+        route have one spool.
     Cancellation: leaves open whether it was written.
     """
     state, prefix = context.space.state, context.config.etcd_prefix
@@ -119,6 +120,11 @@ async def claim_journal(
         if decision.record is not None:
             await write_record(context.etcd, prefix, journal, decision.record, mod_revision)
         raise HoldersAway(journal, decision.holders)
+    if isinstance(decision, Doubled):
+        raise NotNow(
+            f"{journal}: brokers {_names(decision.holders)} go on with copies of one spool (stop the one "
+            "that runs on a copy of another's folder, and move the copy away)"
+        )
     if is_reset and record is not None and holders is not None:
         _tell_given_up(journal, record, holders, end)
     key = epoch_key(prefix, journal)

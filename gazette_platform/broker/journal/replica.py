@@ -281,7 +281,7 @@ class Replica:
 
         Returns: the revision to look at.
         """
-        noting = Noting(self.spool.tenure, self.spool.registers)
+        noting = Noting(self.spool.tenure, self.spool.registers, self.create_revision)
         # A transaction that was given up may be carried out later. No content may follow before another
         # one has changed what it compares.
         self._is_in_doubt = True

@@ -34,6 +34,8 @@ class Noting(NamedTuple):
     """Of the primary."""
     registers: LabelSet
     """As of the offset that is noted."""
+    create_revision: int
+    """Of the spec that the primary serves: the journal may have been made again meanwhile."""
 
 
 class Written(NamedTuple):
@@ -63,7 +65,7 @@ async def write_suspend(
     """
     state, prefix = context.space.state, context.config.etcd_prefix
     item = state.items.get(journal)
-    if item is None:
+    if item is None or (noting is not None and noting.create_revision != item.create_revision):
         return Written(context.space.revision, is_done=False)
     assignments = state.assignments_of(journal)
     key = item_key(prefix, journal)

@@ -98,6 +98,7 @@ class Inflictor:
             FaultKind.SPOOL_TORN: self._kill_all,
             FaultKind.SPOOL_FILE_LOST: self._kill_all,
             FaultKind.SPOOL_COPIED: self._copy_then_kill,
+            FaultKind.SPOOL_STRAYED: self._copy_then_kill,
             FaultKind.PAUSE: self._pause,
             FaultKind.PARTITION: self._partition,
             FaultKind.LAST_REPLICA: self._last_replica,
@@ -241,10 +242,13 @@ class Inflictor:
         await self._start(names)
 
     async def _copy_then_kill(self, fault: Fault, rng: random.Random) -> None:
-        for name in self._cluster.names:
-            spool = self._cluster.brokers[name].spool
-            copy = await asyncio.to_thread(copy_spools, spool, spool, rng)
-            self._say(f"the spools of {name} are copied beside them, to {copy}")
+        names = self._cluster.names
+        shift = rng.randrange(1, len(names)) if fault.kind is FaultKind.SPOOL_STRAYED else 0
+        for at, name in enumerate(names):
+            onto = names[(at + shift) % len(names)]
+            spool, other = (self._cluster.brokers[one].spool for one in (name, onto))
+            copy = await asyncio.to_thread(copy_spools, spool, other, rng)
+            self._say(f"the spools of {name} are copied to {copy} of {onto}")
         await asyncio.sleep(rng.uniform(*_OUTDATED_S))
         await self._part(FaultKind.KILL_ALL, self._kill_all(fault, rng))
 

@@ -38,6 +38,8 @@ class FaultKind(StrEnum):
     """The same, and of spools of as many as replicas may fail single files are gone."""
     SPOOL_COPIED = "spool-copied"
     """A copy is made of the spools of each broker, beside them; appends go on; then as `kill-all`."""
+    SPOOL_STRAYED = "spool-strayed"
+    """The same, and each copy comes to another broker."""
     PAUSE = "pause"
     """SIGSTOP of as many past their lease, then SIGCONT; started again if they end."""
     PARTITION = "partition"
@@ -97,6 +99,7 @@ _KILL_ALL = (
     FaultKind.SPOOL_TORN,
     FaultKind.SPOOL_FILE_LOST,
     FaultKind.SPOOL_COPIED,
+    FaultKind.SPOOL_STRAYED,
 )
 _TAKE_PROCESSES = (
     *_KILL_ALL,
@@ -337,6 +340,7 @@ class _Planner:
             FaultKind.SPOOL_TORN: (0.5, 1.5 * lease_s),
             FaultKind.SPOOL_FILE_LOST: (0.5, 1.5 * lease_s),
             FaultKind.SPOOL_COPIED: (0.5, 1.5 * lease_s),
+            FaultKind.SPOOL_STRAYED: (0.5, 1.5 * lease_s),
             FaultKind.PAUSE: (1.2 * lease_s, 2.0 * lease_s),
             FaultKind.PARTITION: (0.3 * lease_s, 2.0 * lease_s),
             # Appends fail only once the silence is longer than the way of a healthy one.
