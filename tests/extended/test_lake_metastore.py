@@ -210,6 +210,9 @@ class Half:
         listed = self.files.fragments(journal, offset, limit)
         return [f for f in listed if f.begin // 9 % 2 == self.parity]
 
+    def created(self, selector):
+        return self.files.created(selector)
+
 
 class Slow:
     """A metastore whose answers to reads take long: what was read is old when it is used."""

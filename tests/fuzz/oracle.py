@@ -52,7 +52,7 @@ UNKNOWN_ALLOWED: tuple[str, ...] = (
     # Forged headers.
     r"request (Etcd ClusterId|ProcessId) doesn't match our own",
     # What etcd refuses to do, in its own words.
-    r"etcd at [^ ]+: transaction on .*: INVALID_ARGUMENT: etcdserver: (too many operations|duplicate key given)",
+    r"etcd refuses: INVALID_ARGUMENT: etcdserver: (too many operations|duplicate key given)",
     # Names that would list each other's files.
     r"journal [^ ]+ would be a directory of journal ",
     r"fragments of [^ ]+ would lie at [^ ]+, and mix with those of another journal",

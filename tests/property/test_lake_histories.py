@@ -89,6 +89,7 @@ class History(World):
                 self.drop_partition()
 
 
+@pytest.mark.timeout(600)  # a minute on an idle machine
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(history=steps)
 def test_any_history_ends_well(tmp_path_factory, history):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -95,10 +97,11 @@ def test_urls_that_no_parser_likes_are_refused():
 
 # ------------------------------------------------------------------------------------ deep listings
 @pytest.fixture
-def deep_path(tmp_path):
-    yield tmp_path
-    # What pytest clears up with recurses, too.
-    subprocess.run(["rm", "-rf", str(tmp_path)], check=True)
+def deep_path():
+    # Not where pytest clears up, which recurses, too: once such a run was killed, every later one failed.
+    folder = Path(tempfile.mkdtemp(prefix="gazette-deep-"))
+    yield folder
+    subprocess.run(["rm", "-rf", str(folder)], check=True)
 
 
 async def test_folders_1000_deep_do_not_end_a_listing(deep_path, executor):
