@@ -81,5 +81,8 @@ class ReplicaSettings:
     batch_size: int = BATCH_SIZE
     """About how many messages are consumed at a time."""
 
+    lease_s: float = 20.0
+    """Seconds after which shards of this process get other owners if it hangs."""
+
     budget: ReadBudget = field(default_factory=ReadBudget)
     """Of what is read and not consumed; one for all replicas of a process."""
