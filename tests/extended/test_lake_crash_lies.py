@@ -7,17 +7,14 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from lake_stand_ins import ask_files, metastore_in_memory
+from object_servers import need_go
 
 from gazette_platform.lake import LakeSettings
 from tests.lake_crash.plan import THEMES, make_case
 from tests.lake_crash.runner import LakeCrashConfig, run_lake_crash
-from tests.lake_crash.world import has_s3, open_objects, world_over
+from tests.lake_crash.world import open_objects, world_over
 
-pytestmark = [
-    pytest.mark.etcd,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not has_s3(), reason="needs Go, to build an S3 server (https://go.dev/dl/)"),
-]
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(600)]
 
 BROKER = """
 from gazette_platform.cli.gazette import main
@@ -30,6 +27,7 @@ main()
 
 @contextmanager
 def world(folder, *, plant=""):
+    need_go("GAZETTE_VERSITYGW")
     program = (sys.executable, "-c", BROKER.format(plant=plant))
     with ExitStack() as stack:
         objects = stack.enter_context(open_objects(folder / "s3"))
