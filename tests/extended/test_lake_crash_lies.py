@@ -14,7 +14,7 @@ from tests.lake_crash.plan import THEMES, make_case
 from tests.lake_crash.runner import LakeCrashConfig, run_lake_crash
 from tests.lake_crash.world import open_objects, world_over
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.etcd, pytest.mark.s3, pytest.mark.timeout(600)]
 
 BROKER = """
 from gazette_platform.cli.gazette import main
