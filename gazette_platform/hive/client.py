@@ -73,6 +73,25 @@ class MetastoreClient:
 
         Raises: LakeError: the metastore cannot be reached.
         """
+        with self._connection() as (client, socket, transport):
+            yield MetastoreSession(
+                client,
+                self.uri,
+                limit=lambda seconds: socket.setTimeout(min(seconds, self._call_timeout_s) * 1000),
+                hang_up=transport.close,
+                anew=self._soon,
+            )
+
+    @contextmanager
+    def _soon(self) -> Iterator[Any]:
+        """A client over a new connection, which waits for no answer for long."""
+        with self._connection() as (client, socket, _):
+            socket.setTimeout(_LEAST_S * 1000)
+            yield client
+
+    @contextmanager
+    def _connection(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Thrift's client, socket and transport. Raises: LakeError: the metastore cannot be reached."""
         socket = TSocket(self._host, self._port)
         socket.setTimeout(self._connect_timeout_s * 1000)
         transport = TBufferedTransport(socket)
@@ -85,13 +104,7 @@ class MetastoreClient:
             ) from err
         socket.setTimeout(self._call_timeout_s * 1000)
         try:
-            client = hive_client(TBinaryProtocol(transport))
-            yield MetastoreSession(
-                client,
-                self.uri,
-                limit=lambda seconds: socket.setTimeout(min(seconds, self._call_timeout_s) * 1000),
-                hang_up=transport.close,
-            )
+            yield hive_client(TBinaryProtocol(transport)), socket, transport
         finally:
             transport.close()
 
@@ -159,9 +172,11 @@ class MetastoreSession:
         clock: Clock | None = None,
         limit: Callable[[float], None] | None = None,
         hang_up: Callable[[], None] | None = None,
+        anew: Callable[[], AbstractContextManager[Any]] | None = None,
     ) -> None:
         self._client = client
         self._hang_up = hang_up
+        self._anew = anew
         self._uri = uri
         self._clock = clock or SystemClock()
         self._limit = limit
@@ -340,12 +355,29 @@ class MetastoreSession:
         what = f"commit to {database}.{name}"
         with self._calling(what):
             # Engines do not say when they were last alive: no lock of theirs is broken for its age.
-            lock.acquire(wait_s=_TABLE_LOCK_WAIT_S, lease_s=math.inf)
             try:
+                lock.acquire(wait_s=_TABLE_LOCK_WAIT_S, lease_s=math.inf)
                 return self._swap(database, name, expected, location)
+            except TTransportException:
+                if self._hang_up is not None:
+                    self._hang_up()  # the release would take the answer that comes late for its own
+                raise
             finally:
-                with suppress(TException):  # it ends by itself
-                    lock.release()
+                self._give_back(lock)
+
+    def _give_back(self, lock: HeldLock) -> None:
+        """Release a lock that has no lease, over a new connection if this one broke. Never raises.
+
+        Engines would wait for it until the metastore ends it by itself, after minutes.
+        """
+        try:
+            lock.release()
+        except TTransportException:
+            if self._anew is not None:
+                with suppress(LakeError, TException), self._anew() as client:
+                    lock.release_over(client)
+        except TException:
+            pass  # it ends by itself
 
     def _swap(self, database: str, name: str, expected: str, location: str) -> bool:
         try:

@@ -22,6 +22,7 @@ __all__ = [
     "assignment_key",
     "assignments_prefix",
     "item_key",
+    "items_prefix",
     "member_key",
     "members_prefix",
     "parse_key",
@@ -74,9 +75,14 @@ def validate_prefix(prefix: str) -> None:
         )
 
 
+def items_prefix(prefix: str) -> str:
+    """What the keys of all items start with, and no others do."""
+    return f"{prefix}{_ITEMS}"
+
+
 def item_key(prefix: str, item: str) -> str:
     """The key of an item."""
-    return f"{prefix}{_ITEMS}{_part(item)}"
+    return f"{items_prefix(prefix)}{_part(item)}"
 
 
 def members_prefix(prefix: str) -> str:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, Self, final
 
 from gazette_platform.client import ClientConfig
 from gazette_platform.consumer.client import ShardClient
+from gazette_platform.consumer.cluster import (
+    backup_hint_keys,
+    decode_shard_spec,
+    log_identity_key,
+    primary_hint_key,
+)
 from gazette_platform.consumer.process import ConsumerConfig, ConsumerProcess
 from gazette_platform.consumer.protocol import ReplicaCode, ShardChange
+from gazette_platform.errors import GazetteError
 from gazette_platform.etcd import EtcdClient
-from gazette_platform.keyspace import member_key
+from gazette_platform.keyspace import items_prefix, member_key
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.expected_errors import ExpectedErrors
 from gazette_platform.testing.waiting import patient
@@ -57,6 +65,7 @@ class LocalConsumers:
         # With those that left: what they met before, or on the way out, counts as well.
         self._started: list[ConsumerProcess] = []
         self._expected = ExpectedErrors()
+        self._created: list[ShardSpec] = []
 
     async def __aenter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -66,9 +75,23 @@ class LocalConsumers:
         processes, self.processes = self.processes, []
         for process in processes:
             await process.abandon()
+        await self._forget_shards()
         if kind is None:  # else that tells more
             for process in self._started:
                 self._expected.check(process)
+
+    async def _forget_shards(self) -> None:
+        """Delete what etcd keeps of shards beyond their group: a later test may use the names of this one."""
+        with contextlib.suppress(GazetteError):
+            async with EtcdClient([self._etcd]) as etcd:
+                items = (await etcd.range(items_prefix(self._prefix))).kvs
+                for item in items:
+                    name = item.key.removeprefix(items_prefix(self._prefix))
+                    self._created.append(decode_shard_spec(item.value, shard=name))
+                for spec in self._created:
+                    keys = (primary_hint_key(spec), *backup_hint_keys(spec), log_identity_key(spec))
+                    for key in filter(None, keys):
+                        await etcd.delete(key)
 
     def expect(self, *errors: type[BaseException]) -> None:
         """Let processes fail by these, and meet them where nobody foresaw it.
@@ -122,6 +145,7 @@ class LocalConsumers:
         """
         async with self.shard_client() as client:
             await client.apply([ShardChange(spec) for spec in specs])
+        self._created += specs
         for spec in specs:
             await self.wait_primary(spec.id)
 

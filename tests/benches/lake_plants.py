@@ -1,20 +1,25 @@
-"""Faults of a registrar's own, for `Life.plant`: `tests.lake_crash` has to find each of them."""
+"""Faults of a registrar's own, for `Life.plant`, and one of brokers: `tests.lake_crash` has to find each of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from gazette_platform.fragment import index
 from gazette_platform.lake import accounting, listing, progress, registration, shrinking
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.retention import Judgement
 from gazette_platform.sensors import audits, retention, telling
+from gazette_platform.stores import objects
+from gazette_platform.stores.listings import OddAnswer, Page
 
 __all__ = [
+    "believe_listings",
     "count_again",
     "drop_untold",
     "hide_nothing",
     "jump_holes",
     "keep_partitions",
+    "let_fragments_be_old",
     "never_shrink",
     "tell_all_again",
     "tell_nothing_again",
@@ -40,6 +45,24 @@ def tell_all_again() -> None:
         return list(accounts)
 
     telling.untold = planted
+
+
+def believe_listings() -> None:
+    """Takes whatever a store answers for a listing, of nothing if it has no keys. Of brokers."""
+    ask: Any = objects.ObjectStore._page
+
+    async def planted(*args: Any) -> Any:
+        try:
+            return await ask(*args)
+        except OddAnswer:
+            return Page([], "")
+
+    objects.ObjectStore._page = planted  # type: ignore[method-assign]
+
+
+def let_fragments_be_old() -> None:
+    """Asks for no fragment that a listing lacks, as if all were stored some time ago. Of brokers, and no fault."""
+    index.KEPT_S = 0  # type: ignore[misc]
 
 
 def count_again() -> None:

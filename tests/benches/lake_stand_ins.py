@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import JournalSpec, LabelSelector
     from tests.lake_crash.oracle import Numbers
 
-__all__ = ["FolderBrokers", "ask_files", "install", "stand_in_world"]
+__all__ = ["FolderBrokers", "ask_files", "install", "metastore_in_memory", "stand_in_world"]
 
 _SPECS = "specs.pickle"
 _START_S = 20.0
@@ -174,7 +174,7 @@ def stand_in_world(folder: Path) -> Iterator[World]:
     """Servers of a run, without any."""
     fragments = folder / "fragments"
     fragments.mkdir(parents=True)
-    with _serving(MemoryMetastore()) as uri:
+    with metastore_in_memory() as uri:
         settings = LakeSettings(
             metastore=uri,
             broker=str(fragments),
@@ -185,13 +185,13 @@ def stand_in_world(folder: Path) -> Iterator[World]:
 
 
 @contextmanager
-def _serving(metastore: MemoryMetastore) -> Iterator[str]:
+def metastore_in_memory() -> Iterator[str]:
     """Thrift over a metastore in memory; one call at a time."""
     service = required("hive_metastore.ThriftHiveMetastore", extra="lake", by="this test")
     (port,) = choose_ports(["metastore"]).values()
     listening = _Listening("127.0.0.1", port)
     server = TThreadedServer(
-        service.Processor(_OneAtATime(metastore.thrift)),
+        service.Processor(_OneAtATime(MemoryMetastore().thrift)),
         listening,
         TBufferedTransportFactory(),
         TBinaryProtocolFactory(),
@@ -264,12 +264,20 @@ def ask_files(
             for partition in session.partitions(table):
                 part, hour = partition.values
                 hidden = left_out.get((part, hour), frozenset())
-                place = Path(partition.location.removeprefix("file://"))
+                place = _folder_of(world, partition.location)
                 paths = [path for path in sorted(place.iterdir()) if path.name[0] not in HIDDEN]
                 for kind in ("raw", "exact"):
                     shown = [path for path in paths if kind == "raw" or path.name not in hidden]
                     found[name, kind, int(part), hour] = numbers(_records(shown))
     return found
+
+
+def _folder_of(world: World, location: str) -> Path:
+    """Where the files of a location lie; the S3 server keeps objects as files."""
+    _, _, path = location.partition("://")
+    if location.startswith("file:") or world.objects is None:
+        return Path(location.removeprefix("file://"))
+    return world.objects.folder / path.partition("/")[2]
 
 
 def _records(paths: Iterable[Path]) -> list[int]:

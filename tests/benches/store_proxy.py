@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import asynccontextmanager
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import yarl
 from aiohttp import web
 
 from gazette_platform.testing.waiting import pass_time
+from tests.benches.odd_listings import odd_of_s3
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -43,6 +45,8 @@ class Fault(Enum):
     """Bodies of answers come in pieces with pauses between."""
     ODD_LIST = auto()
     """Listings are answered 200, with an error in place of a listing."""
+    LYING_LISTS = auto()
+    """Every second listing of a folder is answered 200, with something that is no listing, each time another."""
     STALE_LIST = auto()
     """Listings are answered as they were when they were asked first."""
 
@@ -53,6 +57,7 @@ class StoreProxy:
     Attributes:
         fault: of the requests that come from now on.
         met: how many requests a fault has hit.
+        lies: how many listings of each folder were answered with something else.
     """
 
     def __init__(self, upstream: str, session: aiohttp.ClientSession) -> None:
@@ -61,6 +66,8 @@ class StoreProxy:
         self.url = ""
         self._upstream = upstream
         self._session = session
+        self.lies: Counter[str] = Counter()
+        self._asked: Counter[str] = Counter()
         self._lists: dict[str, tuple[int, dict[str, str], bytes]] = {}
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
@@ -74,9 +81,9 @@ class StoreProxy:
         if fault is Fault.INTERNAL:
             self.met += 1
             return _error(500, "InternalError")
-        if fault is Fault.ODD_LIST and is_list:
+        if is_list and (odd := self._odd_listing(request, fault)) is not None:
             self.met += 1
-            return _error(200, "InternalError")
+            return odd
         if fault is Fault.RESET:
             return self._reset(request)
         if fault is Fault.TRUNCATED_PUT and request.method == "PUT" and len(body) > 1:
@@ -97,6 +104,21 @@ class StoreProxy:
             if fault is Fault.SLOW_BODY:
                 return await self._answer_slowly(request, status, headers, content, is_cut=False)
         return web.Response(status=status, headers=headers, body=content)
+
+    def _odd_listing(self, request: web.Request, fault: Fault) -> web.Response | None:
+        """Something in place of a listing, if the fault says so, and it is its turn."""
+        if fault is Fault.ODD_LIST:
+            return _error(200, "InternalError")
+        if fault is not Fault.LYING_LISTS:
+            return None
+        folder = request.query.get("prefix", "")
+        self._asked[folder] += 1
+        if self._asked[folder] % 2:
+            return None
+        odd = [*odd_of_s3(request.path.strip("/"), folder).values()]
+        text = odd[self.lies[folder] % len(odd)]
+        self.lies[folder] += 1
+        return web.Response(text=text, content_type="application/xml")
 
     async def _pass_on(
         self, request: web.Request, body: bytes

@@ -551,6 +551,22 @@ async def test_a_transaction_in_which_nothing_is_asked_is_ended(
     assert await store.run(get, shard, "a") is None
 
 
+@pytest.mark.parametrize(
+    ("options", "lease_s", "limit"),
+    [({}, 8.0, "24s"), ({}, 1.0, "10s"), ({"idle_s": 7.0}, 8.0, "7s")],
+)
+async def test_idle_limit_follows_the_lease_unless_given(
+    postgres_url, shard, opened, own_engine, options, lease_s, limit
+):
+    engine = own_engine(postgres_url, **options)
+    create_tables(engine)  # on a connection made before the lease is known
+    store = opened(engine, shard)
+    store.follow_lease(lease_s)
+    await store.restore_checkpoint()
+    show = text("SHOW idle_in_transaction_session_timeout")
+    assert await store.run(lambda connection: connection.scalar(show)) == limit
+
+
 async def test_a_database_that_is_away_is_told(opened, own_engine):
     engine = own_engine("postgresql://nobody@127.0.0.1:1/none", answer_s=2.0)
     store = opened(engine, "shard")

@@ -4,7 +4,7 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -21,7 +21,7 @@ from gazette_platform.hive import (
     MetastoreSession,
 )
 from gazette_platform.hive.locks import this_process
-from gazette_platform.hive.thrift import ttypes
+from gazette_platform.hive.thrift import TTransportException, ttypes
 from gazette_platform.lake import Registrar, StoreRoots, parse_table_spec
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.testing.waiting import block_for, wait_until
@@ -175,6 +175,28 @@ def test_locks_that_were_left_behind_are_broken(session, table):
     with session.accounts_lock("client_test", "t", wait_s=30, lease_s=1000):
         pass
     assert not session._client.show_locks(ttypes.ShowLocksRequest(dbname="client_test")).locks
+
+
+@pytest.mark.parametrize("call", ["lock", "get_table", "unlock"])
+def test_swap_whose_connection_breaks_leaves_no_lock(session, table, metastore, call):
+    """Engines waited for it until the metastore's time-out, which is five minutes."""
+    session.alter_table(replace(table, parameters={"metadata_location": "1"}))
+    swap = {"database": "client_test", "name": "t"}
+    with metastore.connect() as other:
+        client = other._client
+        method = getattr(client, call)
+
+        def cut(*args):
+            method(*args)
+            client._iprot.trans.close()
+            raise TTransportException(message="cut off on purpose")
+
+        setattr(client, call, cut)
+        with suppress(LakeError):
+            other.swap_iceberg_metadata(**swap, expected="1", location="2")
+    assert not session._client.show_locks(ttypes.ShowLocksRequest(dbname="client_test")).locks
+    expected = session.table("client_test", "t").parameters["metadata_location"]
+    assert session.swap_iceberg_metadata(**swap, expected=expected, location="3")
 
 
 def test_lock_of_an_engine_that_was_killed_is_dropped(tmp_path):

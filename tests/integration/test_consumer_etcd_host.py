@@ -9,7 +9,7 @@ from gazette_platform.consumer.cluster import encode_replica_status, primary_hin
 from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus
 from gazette_platform.consumer.recoverylog import FnodeSegments, FsmHints, Segment
 from gazette_platform.consumer.service import EtcdShardHost
-from gazette_platform.errors import DataError, ShardStopped
+from gazette_platform.errors import DataError, JournalReplaced, ShardStopped
 from gazette_platform.etcd import Delete, EtcdClient
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.waiting import eventually, patient, stays
@@ -110,6 +110,7 @@ async def test_nothing_is_told_under_an_assignment_that_is_gone(group, ours):
         replica.fetch_hints(),
         replica.put_hints(hints(1)),
         replica.put_backup_hints(hints(1)),
+        replica.require_log(f"logs/{SHARD}", 7),
     ):
         with pytest.raises(ShardStopped, match=f"{SHARD}: SHARD_STOPPED: its assignment is gone"):
             await call
@@ -183,6 +184,27 @@ async def test_hints_of_the_log_it_runs_on_are_not_kept_as_those_of_another(
         f"it runs on recovery log logs/{SHARD}, and its spec names {spec.recovery_log or 'none'}"
         in (caplog.text)
     )
+
+
+async def test_log_is_the_journal_that_was_noted_first(group, ours):
+    replica = await host(group, ours)
+    log, key = f"logs/{SHARD}", f"{group.prefix}-hints/{SHARD}.log"
+    await replica.require_log(log, 0)  # a broker of an old release does not say it
+    await replica.require_log("logs/former", 5)  # it runs on a log that its spec named before
+    assert await group.etcd.get(key) is None
+    for _ in "12":
+        await replica.require_log(log, 7)
+    kept = await group.etcd.get(key)
+    assert (kept.value, kept.version) == (f'{{"log": "{log}", "created": 7}}'.encode(), 1)
+    with pytest.raises(JournalReplaced, match=f"created at revision 9 .* delete the key {key}"):
+        await replica.require_log(log, 9)
+    await group.put_shard(
+        shard(SHARD, recovery_log_prefix="moved", hint_prefix=f"{group.prefix}-hints")
+    )
+    await replica.require_log(f"moved/{SHARD}", 9)  # another log has no former journal
+    await group.etcd.put(key, b"none of ours")
+    with pytest.raises(DataError, match=f"{key}: expected JSON with `log` and `created`"):
+        await replica.require_log(f"moved/{SHARD}", 9)
 
 
 @pytest.mark.own_brokers

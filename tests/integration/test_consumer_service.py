@@ -292,6 +292,28 @@ async def test_ca4_apply_in_batches_of_a_size_keeps_those_before_one_that_fails(
     assert [each.id for each in await client.list()] == ["shard-0", "shard-1", "shard-3"]
 
 
+async def test_racing_applies_of_two_shards_with_one_log_give_one_shard(group, ours):
+    clients = [group.client(each) for each in (ours, await group.start("other"))]
+    for turn in range(10):
+        names = (f"x/shard-{turn}", f"shard-{turn}")
+        specs = [
+            logged(group, names[0], recovery_log_prefix="log"),
+            logged(group, names[1], recovery_log_prefix="log/x"),
+        ]
+        ended = await asyncio.gather(
+            *(
+                client.apply([ShardChange(spec)])
+                for client, spec in zip(clients, specs, strict=True)
+            ),
+            return_exceptions=True,
+        )
+        refused = [each for each in ended if isinstance(each, CallFailed)]
+        assert len(refused) == 1, ended
+        assert f"its recovery log log/x/shard-{turn} is that of" in str(refused[0])
+        found = [await group.etcd.get(item_key(group.prefix, name)) for name in names]
+        assert sum(each is not None for each in found) == 1
+
+
 async def test_ca3_apply_is_held_against_claims_on_labels_and_id(group):
     ours = await group.start("ours", auth_keys=KEYS)
     await group.put_shard(shard("shard-bbb", labels={"team": "other"}))

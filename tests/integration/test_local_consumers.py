@@ -39,3 +39,27 @@ async def test_waiting_for_a_shard_that_fails_tells_its_error(local_consumers, m
         AssertionError, match=r"shard-1 has failed: .*offset 0 to 9: ValueError: not this one"
     ):
         await local_consumers.wait_through()
+
+
+async def test_store_learns_the_lease_of_its_process_before_it_restores(local_consumers):
+    seen = []
+
+    class Store(MemoryStore):
+        def follow_lease(self, lease_s):
+            seen.append(lease_s)
+
+        async def restore_checkpoint(self):
+            seen.append("restore")
+            return await super().restore_checkpoint()
+
+    class Quiet(Application):
+        def new_store(self, shard, recorder):
+            return Store({})
+
+        def consume(self, txn, envelope):
+            pass
+
+    await local_consumers.client.apply(parse_journal_tree(JOURNAL))
+    await local_consumers.start(Quiet(), etcd_lease_s=9.0)
+    await local_consumers.create_shards(*(each.spec for each in parse_shard_changes(SHARD)))
+    assert seen[:2] == [9.0, "restore"]

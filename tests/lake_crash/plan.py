@@ -50,10 +50,12 @@ THEMES = (
     "cursor lost",
     "each call",
     "prune",
+    "lying listings",
 )
 
 CASES = 2 * len(THEMES)
-"""Of a whole seed: each theme on files and on S3, which is what it takes to kill a tick after each call."""
+"""Of a whole seed: each theme on files and on S3, which is what it takes to kill a tick after each call; lying listings,
+which files do not have, twice on S3."""
 
 _HOURS = ("05", "06", "07", "08")
 # A tick makes some forty calls; a fault beyond the last one leaves it alone.
@@ -197,7 +199,7 @@ class Case:
     number: int
     theme: str
     stores: tuple[str, ...]
-    """Kinds: ``file`` or ``s3``. The first is where all begins."""
+    """Kinds: ``file``, ``s3`` or ``lying``, which is S3 too. The first is where all begins."""
     steps: tuple[Step, ...]
     journals: int = 2
 
@@ -219,8 +221,9 @@ def make_case(seed: int, number: int) -> Case:
     theme = THEMES[number % len(THEMES)]
     turn = number // len(THEMES)
     # Each theme takes turns, too, whether the number of them is odd or even.
-    is_s3 = (THEMES.index(theme) + turn) % 2 == 1
-    first = "s3" if is_s3 else "file"
+    is_lying = theme == "lying listings"
+    is_s3 = is_lying or (THEMES.index(theme) + turn) % 2 == 1
+    first = "lying" if is_lying else "s3" if is_s3 else "file"
     stores = (first,)
     if theme == "cutover":
         # To the other kind in a whole seed, and then within a kind, too.
@@ -412,6 +415,20 @@ class _History:
         self.pruned(half % 2)
         for at in range(_FIRST_OF_A_PRUNE + self.turn % 2, _CALLS_OF_A_PRUNE, 2):
             self.steps.append(Tick(1, Fault("killed after", at)))
+
+    def lying_listings(self) -> None:
+        """The store answers every second listing with something else, also while brokers look for what is late or pruned."""
+        for _ in range(2):
+            journal = self.journal()
+            self.grow(journal)
+            hole = self.steps.pop()
+            self.grow(journal)
+            self.live(self.journal())
+            self.steps += [Seen(), Tick(_TICKS_OF_A_PRUNE)]
+            self.steps.append(hole)
+            self.tick()
+        self.pruned(self.journal())
+        self.steps.append(Tick(2 * _TICKS_OF_A_PRUNE))
 
     def pruned(self, journal: int) -> None:
         """A journal that is pruned, which brokers know."""

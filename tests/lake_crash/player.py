@@ -61,6 +61,8 @@ __all__ = ["Facts", "Player"]
 # Of a machine that is several times slower; all end much sooner.
 _LIFE_TIMEOUT_S = 180.0
 _SEEN_TIMEOUT_S = 60.0
+# Of each look at what brokers list.
+_LIES_SEEN = 2
 _ANY = -1
 _LOG_TAIL = 2000
 _RETENTION_S = 24 * 3600
@@ -144,6 +146,7 @@ class Player:
                 self._do(step)
             self._settle()
             self._collect()
+            self._count_lies()
         except Exception as err:  # noqa: BLE001  a case that fails must not end the others
             text = f"{self._case.name}: {type(err).__name__}: {err}"
             self.facts.problems.append(reason_of(err, text))
@@ -294,6 +297,19 @@ class Player:
             timeout_s=_SEEN_TIMEOUT_S,
             what=f"{self._case.name}: brokers do not list what is stored",
         )
+        if "lying" in self._case.stores:
+            self._see_through_lies(wanted)
+
+    def _see_through_lies(self, wanted: set[tuple[int, int, int]]) -> None:
+        """Require that brokers go on listing what is stored, while listings of the store are answered wrongly."""
+        lies = self._world.lies(self._prefix)
+
+        def is_over() -> bool:
+            found = set(self._listing())
+            assert found == wanted, f"after a lie brokers list {found}, where {wanted} are stored"
+            return self._world.lies(self._prefix) >= lies + _LIES_SEEN
+
+        wait_until(is_over, timeout_s=_SEEN_TIMEOUT_S, what="the store answers no listing wrongly")
 
     # --------------------------------------------------------------------- lives
 
@@ -386,6 +402,11 @@ class Player:
                 return
 
     # ------------------------------------------------------------------- outcome
+
+    def _count_lies(self) -> None:
+        lies = self._world.lies(self._prefix)
+        assert lies or "lying" not in self._case.stores, "no listing was answered with a lie"
+        self.facts.faults += lies
 
     def _collect(self) -> None:
         facts, name = self.facts, self._case.name

@@ -1,4 +1,8 @@
-"""The servers of a run: etcd, a broker, S3, metastore and Trino; and the home of Dagster that lives copy."""
+"""The servers of a run: etcd, a broker, S3, metastore and Trino; and the home of Dagster that lives copy.
+
+Before S3 is a proxy, which answers every second listing with something else: stores of the kind ``lying`` are asked
+through it. Engines read past it.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from typing import TYPE_CHECKING
 from dagster import DagsterInstance
 
 from gazette_platform.client import Client, ClientConfig
+from gazette_platform.client.loop_thread import LoopThread
 from gazette_platform.embedded import tools
 from gazette_platform.errors import LakeError
 from gazette_platform.testing.broker import BrokerServer
@@ -20,19 +25,38 @@ from gazette_platform.testing.etcd import EtcdServer, find_etcd
 from gazette_platform.testing.waiting import patient
 from tests.benches.lake_servers import lake_servers
 from tests.benches.object_servers import s3_server
+from tests.benches.store_proxy import Fault, StoreProxy, store_proxy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from gazette_platform.lake import LakeSettings
 
-__all__ = ["World", "has_s3", "make_home", "open_world"]
+__all__ = ["Objects", "World", "has_s3", "make_home", "open_objects", "open_world", "world_over"]
 
 _BUCKET = "lake"
 _DAGSTER = "telemetry: {enabled: false}\n"
 _PRUNE_TIMEOUT_S = 120.0
 _REMOVED = "removed "
+# What `gazctl` says of a listing that it refuses; an operator runs it again.
+_LIE = "the answer is not a listing"
+_PRUNES_MAX = 5
+
+
+@dataclass(frozen=True)
+class Objects:
+    """An S3 server, and the proxy before it."""
+
+    store: str
+    """URL of the store."""
+    lying: str
+    """The same, through the proxy."""
+    proxy: StoreProxy
+    keys: Mapping[str, str]
+    """Variables with its credentials."""
+    folder: Path
+    """Where the server keeps the objects of its bucket."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +71,19 @@ class World:
     prune: Callable[[str, int, int], list[str]]
     """Prunes a journal of what is within [begin, end) bytes; if the end is 0, of what is older than its
     retention. Returns: paths of the fragments that were removed, within their stores."""
+    objects: Objects | None = None
+
+    def lies(self, journals: str) -> int:
+        """How many listings of folders of these journals were answered with something else."""
+        lies = self.objects.proxy.lies if self.objects is not None else {}
+        return sum(count for folder, count in lies.items() if f"/{journals}/" in folder)
 
     def store(self, kind: str, number: int) -> str:
         """URL of a store, of which each kind has two."""
         if kind == "file":
             return "file:///second/" if number else "file:///"
-        path, _, query = self.settings.store.partition("?")
+        url = self.objects.lying if kind == "lying" and self.objects else self.settings.store
+        path, _, query = url.partition("?")
         return f"{path}second/?{query}" if number else f"{path}?{query}"
 
 
@@ -73,21 +104,57 @@ def open_world(folder: Path, say: Callable[[str], None]) -> Iterator[World]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        store, keys = "", {}
+        objects = None
         if has_s3():
             say("starting an S3 server")
-            server = stack.enter_context(s3_server(folder / "s3"))
-            server.make_bucket(_BUCKET)
-            keys = {
-                "AWS_ACCESS_KEY_ID": server.access_key,
-                "AWS_SECRET_ACCESS_KEY": server.secret_key,
-                "AWS_EC2_METADATA_DISABLED": "true",
-            }
-            store = f"s3://{_BUCKET}/raw/?endpoint={server.endpoint}&region=us-east-1"
+            objects = stack.enter_context(open_objects(folder / "s3"))
+        store, keys = (objects.store, objects.keys) if objects is not None else ("", {})
         stack.enter_context(_environment(keys))
         say("starting metastore and Trino")
         settings = stack.enter_context(lake_servers(folder / "lake", store=store, keys=keys))
         say("starting etcd and a broker")
+        yield stack.enter_context(world_over(folder, settings, objects))
+
+
+@contextmanager
+def open_objects(folder: Path) -> Iterator[Objects]:
+    """Start an S3 server with a bucket, and the proxy before it. Raises: SetupError: it cannot be started."""
+    loop = LoopThread("proxy of S3")
+    with ExitStack() as stack:
+        stack.callback(loop.close)
+        server = stack.enter_context(s3_server(folder))
+        server.make_bucket(_BUCKET)
+        running = store_proxy(server.endpoint)
+        proxy = loop.run(running.__aenter__())
+        stack.callback(lambda: loop.run(running.__aexit__(None, None, None)))
+        proxy.fault = Fault.LYING_LISTS
+        keys = {
+            "AWS_ACCESS_KEY_ID": server.access_key,
+            "AWS_SECRET_ACCESS_KEY": server.secret_key,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        store, lying = (
+            f"s3://{_BUCKET}/raw/?endpoint={endpoint}&region=us-east-1"
+            for endpoint in (server.endpoint, proxy.url)
+        )
+        yield Objects(store, lying, proxy, keys, server.folder / _BUCKET)
+
+
+@contextmanager
+def world_over(
+    folder: Path,
+    settings: LakeSettings,
+    objects: Objects | None,
+    *,
+    program: Sequence[str] = (),
+) -> Iterator[World]:
+    """Start etcd and a broker beside a metastore and stores that run.
+
+    Args:
+        program: of the broker, see `BrokerServer`.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_environment(objects.keys if objects is not None else {}))
         etcd = stack.enter_context(EtcdServer(find_etcd() or tools.etcd()))
         broker = stack.enter_context(
             BrokerServer(
@@ -96,6 +163,7 @@ def open_world(folder: Path, say: Callable[[str], None]) -> Iterator[World]:
                 prefix="/lake-crash",
                 fragments=folder / "lake" / "fragments",
                 lease_s=20.0,  # no broker is to fail here, however busy the machine is
+                program=program,
             )
         )
         client = stack.enter_context(Client(ClientConfig(address=broker.address)))
@@ -106,6 +174,7 @@ def open_world(folder: Path, say: Callable[[str], None]) -> Iterator[World]:
             client,
             make_home(folder / "home"),
             gazctl.prune,
+            objects,
         )
 
 
@@ -129,7 +198,19 @@ class _Gazctl:
         ]
         command += ["--file-root", str(self.file_root), "--broker.address", self.broker]
         command += ["--from-offset", str(begin), "--before-offset", str(end)] if end else []
-        ran = subprocess.run(
+        removed: list[str] = []
+        for _ in range(_PRUNES_MAX):
+            ran = self._run(command)
+            lines = ran.stdout.splitlines()
+            removed += [line.removeprefix(_REMOVED) for line in lines if line.startswith(_REMOVED)]
+            if not ran.returncode:
+                return removed
+            if _LIE not in ran.stderr:
+                break
+        raise LakeError(f"{' '.join(command[2:])} ended with {ran.returncode}: {ran.stderr}")
+
+    def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             command,
             env={**os.environ, "HOME": str(self.home)},
             capture_output=True,
@@ -137,10 +218,6 @@ class _Gazctl:
             timeout=patient(_PRUNE_TIMEOUT_S),
             check=False,
         )
-        if ran.returncode:
-            raise LakeError(f"{' '.join(command[2:])} ended with {ran.returncode}: {ran.stderr}")
-        lines = ran.stdout.splitlines()
-        return [line.removeprefix(_REMOVED) for line in lines if line.startswith(_REMOVED)]
 
 
 @contextmanager

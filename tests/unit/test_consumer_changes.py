@@ -16,7 +16,7 @@ from gazette_platform.consumer.protocol import ReplicaStatus, ShardSource, Shard
 from gazette_platform.consumer.service.changes import ShardChanges
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, EtcdClient, Event, KeyValue, ResponseHeader, WatchBatch
-from gazette_platform.keyspace import KeySpace, assignment_key, item_key
+from gazette_platform.keyspace import KeySpace, assignment_key, item_key, items_prefix
 from gazette_platform.ops.faults import Faults
 from gazette_platform.protocol import LabelSelector, LabelSet, ProcessId
 from gazette_platform.protocol.auth import ALL_CLAIMS, Claims, Forbidden
@@ -218,3 +218,27 @@ async def test_shards_with_one_log_or_hints_are_refused(first, second, what):
     # One takes the place of the other, in one transaction; or is applied again.
     assert (await applied(world, X, second)).status is ShardStatus.OK
     assert (await applied(world, first)).status is ShardStatus.OK
+
+
+async def test_apply_sees_a_shard_with_its_log_created_meanwhile():
+    world = World()
+    world.watched(spec_of("search"))
+    world.succeeds = [False]
+    world.meanwhile = lambda: world.watched_shard(with_log(X, "log", "/h"))
+    with pytest.raises(ValidationError, match=f"its recovery log log/x/yyyy is that of {X} too"):
+        await applied(world, with_log(Y, "log/x", "/g"))
+    assert world.compares == [[Compare.none_since(items_prefix(P), 11)]]
+
+
+@pytest.mark.parametrize(
+    ("revision", "log", "is_guarded"),
+    [(11, "log", False), (-1, "log", True), (10, "log", True), (11, "other", True)],
+)
+async def test_apply_guards_other_shards_only_if_names_may_change(revision, log, is_guarded):
+    world = World()
+    world.watched_shard(with_log(Y, "log", "/h"))
+    request = pb.ApplyRequest()
+    spec = with_log(Y, log, "/h").to_pb()
+    request.changes.add(expect_mod_revision=revision).upsert.CopyFrom(spec)
+    await world.changes.apply(request, ALL_CLAIMS)
+    assert (Compare.none_since(items_prefix(P), 11) in world.compares[0]) == is_guarded

@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 from lake_bench import MemoryMetastore
 
 from gazette_platform.errors import LakeError
-from gazette_platform.hive import MetastoreSession, SharedMetastore
+from gazette_platform.hive import CSV_STORAGE, HiveTable, MetastoreSession, SharedMetastore
 from gazette_platform.hive.locks import LockSeen, broken_locks, this_process
 from gazette_platform.hive.thrift import TTransportException, ttypes
 from gazette_platform.ops.clock import ManualClock
@@ -112,6 +112,65 @@ def test_the_lock_is_given_back_when_its_holder_fails(metastore):
     ):
         raise ZeroDivisionError
     assert is_free(metastore)
+
+
+TABLE = HiveTable(
+    database="d",
+    name="t",
+    location="file:///t",
+    columns=(),
+    partition_columns=(),
+    storage=CSV_STORAGE,
+    parameters={"metadata_location": "1"},
+)
+
+
+class Cut:
+    """A connection to a metastore that breaks at one call, before or after the server has done it."""
+
+    def __init__(self, thrift, call, *, is_done):
+        self._thrift, self._call, self._is_done = thrift, call, is_done
+        self._is_broken = False
+
+    def __getattr__(self, name):
+        def called(*args):
+            if name == self._call and not self._is_broken:
+                self._is_broken = True
+                if self._is_done:
+                    getattr(self._thrift, name)(*args)
+            if self._is_broken:
+                raise TTransportException(message="cut off on purpose")
+            return getattr(self._thrift, name)(*args)
+
+        return called
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize(
+    "call", ["lock", "get_table", "alter_table_with_environment_context", "unlock"]
+)
+def test_broken_swap_releases_the_table_over_a_new_connection(metastore, call, is_done):
+    """Engines waited for it until the metastore's own time-out."""
+    with metastore.connect() as session:
+        session.ensure_database("d")
+        session.create_table(TABLE)
+    cut = Cut(metastore.thrift, call, is_done=is_done)
+    session = MetastoreSession(cut, "thrift://m:1", anew=lambda: nullcontext(metastore.thrift))
+    with nullcontext() if call == "unlock" else pytest.raises(LakeError, match="broke off commit"):
+        session.swap_iceberg_metadata("d", "t", expected="1", location="2")
+    of_table = ttypes.ShowLocksRequest(dbname="d", tablename="t")
+    assert metastore.thrift.show_locks(of_table).locks == []
+
+
+def test_broken_swap_leaves_locks_of_others(metastore):
+    component = ttypes.LockComponent(dbname="d", tablename="t")
+    metastore.thrift.lock(ttypes.LockRequest(component=[component], agentInfo="Trino"))
+    cut = Cut(metastore.thrift, "check_lock", is_done=False)
+    session = MetastoreSession(cut, "thrift://m:1", anew=lambda: nullcontext(metastore.thrift))
+    with pytest.raises(LakeError, match="broke off commit"):
+        session.swap_iceberg_metadata("d", "t", expected="1", location="2")
+    of_table = ttypes.ShowLocksRequest(dbname="d", tablename="t")
+    assert [one.agentInfo for one in metastore.thrift.show_locks(of_table).locks] == ["Trino"]
 
 
 class Counted:

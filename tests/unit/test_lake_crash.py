@@ -50,7 +50,7 @@ CASES = range(4 * len(THEMES))
 def test_all_themes_stores_and_modes_have_their_turn():
     cases = [make_case(7, n) for n in CASES]
     assert Counter(case.theme for case in cases) == dict.fromkeys(THEMES, 4)
-    assert {case.stores[0] for case in cases} == {"file", "s3"}
+    assert {case.stores[0] for case in cases} == {"file", "s3", "lying"}
     assert {case.stores for case in cases if case.theme == "cutover"} == {
         ("file", "s3"),
         ("s3", "file"),

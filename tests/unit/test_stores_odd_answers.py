@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
+import odd_listings
 import pytest
 from aiohttp import web
+from odd_listings import ERROR, HTML, ODD, TIME, odd_of_s3
 
 from gazette_platform.errors import StoreError, StoreUnavailable
 from gazette_platform.stores import open_store
 from gazette_platform.testing.stores import listing
 
 BUCKET = "buck"
-TIME = "2024-01-01T00:00:00.000Z"
-ERROR = "<Error><Code>InternalError</Code><Message>try again</Message></Error>"
-HTML = "<!DOCTYPE html><html><body>log in</body></html>"
 TOKENS = ("continuation-token", "marker", "pageToken")
 BIG = 9 << 20  # bytes that are stored in parts
 
 
-def s3_listing(*keys, more="<IsTruncated>false</IsTruncated>", name=BUCKET, prefix="j/"):
-    contents = "".join(
-        f"<Contents><Key>{key}</Key><LastModified>{TIME}</LastModified><Size>1</Size></Contents>"
-        for key in keys
-    )
-    return (
-        '<?xml version="1.0" encoding="UTF-8"?>'
-        '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-        f"<Name>{name}</Name><Prefix>{prefix}</Prefix>{more}{contents}</ListBucketResult>"
-    )
+s3_listing = partial(odd_listings.s3_listing, name=BUCKET, prefix="j/")
 
 
 def azure_listing(*keys, marker="", prefix="j/", container=BUCKET):
@@ -62,33 +53,17 @@ class Scheme(NamedTuple):
     """Answers that are not listings, or contradict themselves."""
 
 
-SHARED = {
-    "error of S3": ERROR,
-    "page": HTML,
-    "nothing": "",
-    "half": s3_listing("j/a")[:-20],
-    "json": '{"error": {"code": 500, "message": "try again"}}',
-    "list": "[]",
-}
+SHARED = ODD | {"half": s3_listing("j/a")[:-20]}
 SCHEMES = {
     "s3": Scheme(
         s3_listing("j/a", more="<KeyCount>1</KeyCount><IsTruncated>false</IsTruncated>"),
         s3_listing(more="<KeyCount>0</KeyCount><IsTruncated>false</IsTruncated>"),
-        SHARED
+        odd_of_s3(BUCKET, "j/")
         | {
-            "count without keys": s3_listing(
-                more="<KeyCount>3</KeyCount><IsTruncated>false</IsTruncated>"
-            ),
-            "cut, and no token": s3_listing("j/a", more="<IsTruncated>true</IsTruncated>"),
             "the same token for ever": s3_listing(
                 more="<IsTruncated>true</IsTruncated>"
                 "<NextContinuationToken>t</NextContinuationToken>"
             ),
-            "cut or not": s3_listing("j/a", more=""),
-            "of another bucket": s3_listing(name="other"),
-            "of another prefix": s3_listing(prefix="k/"),
-            "keys of another prefix": s3_listing("k/a"),
-            "no size": s3_listing("j/a").replace("<Size>1</Size>", ""),
             "other listing": azure_listing(),
         },
     ),

@@ -23,8 +23,10 @@ from gazette_platform.consumer.cluster.writes import (
     STATUS_RETRY_S,
     GuardedWrite,
     backup_hint_keys,
+    log_identity_key,
     primary_hint_key,
     rotate_backup_hints,
+    write_log_identity,
     write_primary_hints,
     write_status,
 )
@@ -41,8 +43,10 @@ __all__ = [
     "encode_consumer_spec",
     "encode_replica_status",
     "encode_shard_spec",
+    "log_identity_key",
     "primary_hint_key",
     "rotate_backup_hints",
+    "write_log_identity",
     "write_primary_hints",
     "write_status",
 ]

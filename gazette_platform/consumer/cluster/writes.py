@@ -5,6 +5,7 @@ primaries writes them:
 
     <hint_prefix>/<shard>.primary       of the recorder that is at work: from time to time
     <hint_prefix>/<shard>.backup.<n>    of recoveries that succeeded; 0 is the newest
+    <hint_prefix>/<shard>.log           which journal the log is: a key of our own, as hints do not say it
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ __all__ = [
     "STATUS_RETRY_S",
     "GuardedWrite",
     "backup_hint_keys",
+    "log_identity_key",
     "primary_hint_key",
     "rotate_backup_hints",
+    "write_log_identity",
     "write_primary_hints",
     "write_status",
 ]
@@ -66,6 +69,11 @@ def backup_hint_keys(spec: ShardSpec) -> tuple[str, ...]:
     return tuple(f"{spec.hint_prefix}/{spec.id}.backup.{n}" for n in range(spec.hint_backups))
 
 
+def log_identity_key(spec: ShardSpec) -> str:
+    """The key of the create revision of the recovery log; "" for a shard without a log."""
+    return f"{spec.hint_prefix}/{spec.id}.log" if spec.recovery_log_prefix else ""
+
+
 def write_status(assignment: ShardAssignment, status: ReplicaStatus) -> GuardedWrite:
     """Tell a status, folded with the present one: a status never goes back, and FAILED sticks.
 
@@ -85,6 +93,13 @@ def write_primary_hints(spec: ShardSpec, assignment: ShardAssignment, hints: byt
     A change of its status does not matter, so the guard is the revision of its creation.
     """
     return GuardedWrite((_is_assigned(assignment),), (Put(primary_hint_key(spec), hints),))
+
+
+def write_log_identity(
+    spec: ShardSpec, assignment: ShardAssignment, identity: bytes
+) -> GuardedWrite:
+    """Put which journal the recovery log is, while the assignment is the same."""
+    return GuardedWrite((_is_assigned(assignment),), (Put(log_identity_key(spec), identity),))
 
 
 def rotate_backup_hints(

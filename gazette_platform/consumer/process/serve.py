@@ -316,6 +316,7 @@ class ConsumerProcess:
             settings=ReplicaSettings(
                 directory=self._scratch.path,
                 hints_interval_s=self.config.hints_interval_s,
+                lease_s=self._lease.ttl_s,
                 budget=self._budget,
             ),
             counts=self.metrics.sequencers,

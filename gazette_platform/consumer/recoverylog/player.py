@@ -50,13 +50,16 @@ class Player:
         tailing: set once it has come to what was the head of the log when it began.
     """
 
-    def __init__(self, client: AsyncClient, hints: FsmHints, directory: Path) -> None:
+    def __init__(
+        self, client: AsyncClient, hints: FsmHints, directory: Path, *, created: int = 0
+    ) -> None:
         """Make ready to `play`.
 
         Args:
             client: reads and appends.
             hints: what to play.
             directory: for the files alone: what it holds is deleted.
+            created: create revision of the log, in case it is made again while it is followed; 0: not known.
 
         Raises: ValidationError: the hints are not valid.
         """
@@ -65,6 +68,7 @@ class Player:
         self._client = client
         self._hints = hints
         self._directory = directory
+        self._created = created
         self._playback: Playback | None = None
         self._author: int | None = None  # 0: to finish at the head
         self._confirm: Callable[[], Awaitable[None]] | None = None
@@ -150,7 +154,14 @@ class Player:
         reader = self._reader
         if reader is None or (reader.journal, self._is_blocking) != (step.log, step.is_blocking):
             self._end_read()
-            reader = self._client.read(step.log, step.offset, block=step.is_blocking, direct=True)
+            is_tail = step.is_blocking and step.log == self._hints.log
+            reader = self._client.read(
+                step.log,
+                step.offset,
+                block=step.is_blocking,
+                direct=True,
+                created=self._created if is_tail else 0,
+            )
             self._reader, self._is_blocking = reader, step.is_blocking
         elif reader.offset != step.offset:
             reader.seek(step.offset)

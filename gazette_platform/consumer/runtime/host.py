@@ -46,6 +46,17 @@ class ShardHost(Protocol):
         """
         ...
 
+    async def require_log(self, log: str, created: int) -> None:
+        """Check that the recovery log still is the journal that the shard had first, and note it then.
+
+        Args:
+            log: its name.
+            created: create revision of the journal that has this name now; 0: unknown.
+
+        Raises: JournalReplaced. GazetteError: that will never be known.
+        """
+        ...
+
     async def set_status(self, status: ReplicaStatus) -> None:
         """Fold a status into that of the assignment, while there is one; tried until it is done.
 
@@ -80,6 +91,9 @@ class ReplicaSettings:
 
     batch_size: int = BATCH_SIZE
     """About how many messages are consumed at a time."""
+
+    lease_s: float = 20.0
+    """Seconds after which shards of this process get other owners if it hangs."""
 
     budget: ReadBudget = field(default_factory=ReadBudget)
     """Of what is read and not consumed; one for all replicas of a process."""

@@ -146,6 +146,7 @@ class Primary(Generic[StoreT, M]):
                 await discard(Path(self._recorder.directory))
             raise
         self.store = store
+        store.follow_lease(self._settings.lease_s)
         checkpoint = await self._restore(store)
         # Only now: what cannot be opened must not take the place of hints that are good.
         hints = shard.recovered_hints

@@ -105,14 +105,16 @@ class Recovery:
         with step("fetching hints"):
             hints = pick_hints(await self._host.fetch_hints(), self._log)
         with step("fetching log spec"):
-            labels = (await self._client.get(hints.log)).spec.labels
-        found = labels.value_of(_LABEL)
+            journal = await self._client.get(hints.log)
+        found = journal.spec.labels.value_of(_LABEL)
         if found != CONTENT_TYPE:
             raise ValidationError(
                 f"expected label {_LABEL} value {CONTENT_TYPE} (got {found}; journal {hints.log}: is it "
                 "a recovery log?)"
             )
-        return Player(self._client, hints, self._directory)
+        with step("checking the log's identity"):
+            await self._host.require_log(hints.log, journal.create_revision)
+        return Player(self._client, hints, self._directory, created=journal.create_revision)
 
 
 async def discard(directory: Path) -> None:

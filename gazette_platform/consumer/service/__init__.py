@@ -14,6 +14,7 @@ from gazette_platform.consumer.service.hints import (
     StoredHints,
     fetch_hints,
     put_primary_hints,
+    require_log,
     rotate_hints,
 )
 from gazette_platform.consumer.service.peers import ConsumerPeers, Page
@@ -40,5 +41,6 @@ __all__ = [
     "StoredHints",
     "fetch_hints",
     "put_primary_hints",
+    "require_log",
     "rotate_hints",
 ]

@@ -10,7 +10,7 @@ from gazette_platform.consumer.protocol import ReplicaCode, ShardSpec, ShardStat
 from gazette_platform.consumer.recoverylog import FsmHints
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, Delete, Operation, Put
-from gazette_platform.keyspace import item_key
+from gazette_platform.keyspace import item_key, items_prefix
 from gazette_platform.ops.turns import Turns
 from gazette_platform.protocol import LabelSet
 from gazette_platform.protocol.auth import Forbidden
@@ -119,14 +119,14 @@ class ShardChanges:
         """The transaction that a request asks for, after checking that its caller may make it.
 
         Returns: comparisons; operations; and whether some comparisons are ours rather than the
-            caller's. These make sure that a shard still is what the claims were held against.
+            caller's. These make sure that a shard still is what the claims were held against, and that no other
+            shard has taken its log or hints.
         """
-        compares: list[Compare] = []
+        compares = self._check_apart(request, claims)
         operations: list[Operation] = []
         is_limited = bool(claims.selector.include or claims.selector.exclude)
-        is_implied = False
+        is_implied = bool(compares)
         turns = Turns()
-        self._check_apart(request, claims)
         for change in request.changes:
             await turns.take()
             spec = ShardSpec.from_pb(change.upsert) if change.HasField("upsert") else None
@@ -151,24 +151,27 @@ class ShardChanges:
                 operations.append(_hints_put(spec, FsmHints.from_pb(change.primary_hints)))
         return compares, operations, is_implied
 
-    def _check_apart(self, request: pb.ApplyRequest, claims: Claims) -> None:
+    def _check_apart(self, request: pb.ApplyRequest, claims: Claims) -> list[Compare]:
         """Check that no shard would share its log or its hints: two would fence each other, and mix their state.
 
+        Returns: the condition that our view, which was checked, has all shards; none if no shard gets other names.
         Raises: ValidationError.
         """
         upserts = [
-            ShardSpec.from_pb(each.upsert) for each in request.changes if each.HasField("upsert")
+            (ShardSpec.from_pb(each.upsert), each.expect_mod_revision)
+            for each in request.changes
+            if each.HasField("upsert")
         ]
-        if not any(spec.recovery_log_prefix for spec in upserts):
-            return
-        changed = {spec.id for spec in upserts} | {each.delete for each in request.changes}
+        if not any(spec.recovery_log_prefix for spec, _ in upserts):
+            return []
+        changed = {spec.id for spec, _ in upserts} | {each.delete for each in request.changes}
         owners = {
             name: item.spec
             for shard, item in self._space.state.items.items()
             if shard not in changed
             for name in _names_of(item.spec)
         }
-        for spec in upserts:
+        for spec, _ in upserts:
             for name in _names_of(spec):
                 other = owners.setdefault(name, spec)
                 if other.id == spec.id:
@@ -178,6 +181,16 @@ class ShardChanges:
                     f"Shard[{spec.id}]: its {' '.join(name)} is that of {whose} too (choose another ID, "
                     "recovery_log_prefix or hint_prefix)"
                 )
+        if all(self._keeps_names(*each) for each in upserts):
+            return []
+        return [Compare.none_since(items_prefix(self._space.prefix), self._space.revision)]
+
+    def _keeps_names(self, spec: ShardSpec, expected: int) -> bool:
+        """Whether a shard has no log, or replaces the spec of our view with one of the same log and hints."""
+        names, item = _names_of(spec), self._space.state.items.get(spec.id)
+        if not names or item is None:
+            return not names
+        return item.mod_revision == expected and _names_of(item.spec) == names
 
     def _changes_anything(self, request: pb.ApplyRequest) -> bool:
         """Whether a transaction that succeeded has a revision of its own to wait for.

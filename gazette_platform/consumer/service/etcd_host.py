@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, final
 from gazette_platform.consumer.cluster import STATUS_RETRY_S, write_status
 from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus, ShardStatus
 from gazette_platform.consumer.recoverylog import FsmHints
-from gazette_platform.consumer.service.hints import put_primary_hints, rotate_hints
+from gazette_platform.consumer.service.hints import put_primary_hints, require_log, rotate_hints
 from gazette_platform.errors import AssignmentGone, EtcdError, status_error
 from gazette_platform.ops.retry import backoff_s
 from gazette_platform.protocol.auth import ALL_CLAIMS
@@ -130,6 +130,21 @@ class EtcdShardHost:
 
         await self._insist(attempt)
         return tuple(found)
+
+    async def require_log(self, log: str, created: int) -> None:
+        """Refuse a recovery log that was deleted and made again since the shard had it first.
+
+        Raises: AssignmentGone. JournalReplaced. DataError: what is kept cannot be read. EtcdError: not retriable.
+        Cancellation: leaves open whether it was noted.
+        """
+
+        async def attempt() -> bool:
+            assignment, spec = self._present()
+            if spec.recovery_log != log:
+                return True  # it is assigned anew with the log of its spec
+            return await require_log(self._etcd, spec, assignment, created)
+
+        await self._insist(attempt)
 
     async def put_hints(self, hints: FsmHints) -> None:
         """Keep hints of the recorder that is at work, by one attempt: others follow.

@@ -1,23 +1,30 @@
 """Hints of shards in etcd: read all at once, written under guards.
 
 A value may have been written by any consumer, so each is checked before anybody plays it.
+
+Hints keep offsets of the log, and a shard without hints reads it from 0. Which journal these offsets belong to is in a
+key beside (`protocol.identity`): hints are Gazette's, and a shard has none for its first minutes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gazette_platform.consumer.cluster import (
     backup_hint_keys,
+    log_identity_key,
     primary_hint_key,
     rotate_backup_hints,
+    write_log_identity,
     write_primary_hints,
 )
 from gazette_platform.consumer.recoverylog import Fsm, FsmHints
 from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.etcd import Get
+from gazette_platform.protocol import require_same
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +33,7 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.protocol import ShardSpec
     from gazette_platform.etcd import EtcdClient, KeyValue
 
-__all__ = ["StoredHints", "fetch_hints", "put_primary_hints", "rotate_hints"]
+__all__ = ["StoredHints", "fetch_hints", "put_primary_hints", "require_log", "rotate_hints"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +90,52 @@ async def rotate_hints(
     present = await _read(etcd, keys)
     write = rotate_backup_hints(spec, assignment, hints.to_json(), present)
     return (await etcd.txn(write.compares, write.operations)).succeeded
+
+
+async def require_log(
+    etcd: EtcdClient, spec: ShardSpec, assignment: ShardAssignment, created: int
+) -> bool:
+    """Refuse a recovery log that was deleted and made again. Note which journal it is, if that is not known.
+
+    Args:
+        created: create revision of the journal that has the name of the log now; 0: unknown.
+
+    Returns: whether it is known now; False: the assignment is not there any more.
+    Raises: JournalReplaced. EtcdError. DataError: the value is none of ours.
+    Cancellation: leaves open whether it was written.
+    """
+    key = log_identity_key(spec)
+    if not (key and created):
+        return True
+    (found,) = await _read(etcd, (key,))
+    kept = _created_of(found, spec)
+    require_same(
+        spec.recovery_log,
+        kept,
+        created,
+        offset=0,
+        advice="to have the shard begin again, give it another recovery_log_prefix and hint_prefix; if this log holds "
+        f"what the former one held, delete the key {key} of etcd",
+    )
+    if kept:
+        return True
+    identity = json.dumps({"log": spec.recovery_log, "created": created}).encode()
+    write = write_log_identity(spec, assignment, identity)
+    return (await etcd.txn(write.compares, write.operations)).succeeded
+
+
+def _created_of(found: KeyValue | None, spec: ShardSpec) -> int:
+    """The create revision that was kept of the log; 0: none was, or it is of another log."""
+    if found is None:
+        return 0
+    try:
+        document = json.loads(found.value)
+        log, created = document["log"], int(document["created"])
+    except (ValueError, TypeError, KeyError) as err:
+        raise DataError(
+            f"{found.key}: expected JSON with `log` and `created` ({err!r}; delete the key)"
+        ) from err
+    return created if log == spec.recovery_log else 0
 
 
 async def _read(etcd: EtcdClient, keys: Sequence[str]) -> list[KeyValue | None]:

@@ -42,6 +42,13 @@ class ShardStore(ABC):
     Source: Gazette's `consumer.Store`.
     """
 
+    def follow_lease(self, lease_s: float) -> None:  # noqa: B027  to be overridden
+        """Learn how long the lease of the process lasts, before the first restore.
+
+        If the process hangs for that long, another one gets the shard. A remote store should not hold its locks
+        much longer.
+        """
+
     @abstractmethod
     async def restore_checkpoint(self) -> Checkpoint:
         """The checkpoint of the last commit; an empty one if there was none.

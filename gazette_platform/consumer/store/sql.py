@@ -15,7 +15,12 @@ from typing_extensions import override
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.store.base import ShardStore
 from gazette_platform.consumer.store.commits import Commits, all_succeeded
-from gazette_platform.consumer.store.sql_database import CHECKPOINTS, sql_error, sql_may_pass
+from gazette_platform.consumer.store.sql_database import (
+    CHECKPOINTS,
+    let_idle_limit_follow,
+    sql_error,
+    sql_may_pass,
+)
 from gazette_platform.errors import (
     ApplicationFailed,
     DataError,
@@ -207,6 +212,10 @@ class SQLStore(ShardStore):
         return self._current
 
     # ------------------------------------------------------------------ of the shard
+
+    @override
+    def follow_lease(self, lease_s: float) -> None:
+        let_idle_limit_follow(self._engine, lease_s)
 
     @override
     async def restore_checkpoint(self) -> Checkpoint:

@@ -40,6 +40,7 @@ __all__ = [
     "CHECKPOINTS",
     "checkpoints_ddl",
     "create_tables",
+    "let_idle_limit_follow",
     "sql_engine",
     "sql_error",
     "sql_may_pass",
@@ -48,14 +49,22 @@ __all__ = [
 ANSWER_S: Final = 30.0
 """Seconds within which a database answers, unless told otherwise: as long as a busy one needs for a commit."""
 
-IDLE_S: Final = 60.0
-"""Seconds after which PostgreSQL ends a transaction in which nothing is asked, unless told otherwise.
+IDLE_LEASES: Final = 3
+"""Leases after which PostgreSQL ends a transaction in which nothing is asked, unless `sql_engine` got another limit.
 
-A process that hangs, or whose machine is cut off, holds its locks until then, and the next owner of its shard
-waits for them. So it is near to the lease (`ConsumerConfig.etcd_lease_s`), after which a shard gets its next owner.
-A transaction waits between messages, and for appends while brokers are away. One that is ended meanwhile fails
-its shard, which starts again; so keep it well above `max_txn_duration`.
+A process that hangs, or whose machine is cut off, holds its locks until then, and the next owner of its shard waits
+for them. So the limit follows the lease (`ConsumerConfig.etcd_lease_s`), after which a shard gets its next owner. It
+is longer than the lease, because a transaction waits between messages, and for appends while brokers are away. One
+that is ended meanwhile fails its shard, which starts again; so keep the limit well above `max_txn_duration`.
 """
+
+IDLE_S_MIN: Final = 10.0
+"""The shortest limit that follows a lease, in seconds."""
+
+# The limit of an engine that follows the lease: one of its execution options. Until the lease is known, that of the
+# default lease.
+_IDLE_OPTION: Final = "gazette_idle_s"
+_IDLE_S: Final = 60.0
 
 CONNECT_S: Final = 10
 
@@ -89,7 +98,7 @@ def sql_engine(
     url: str | URL,
     *,
     answer_s: float = ANSWER_S,
-    idle_s: float = IDLE_S,
+    idle_s: float | None = None,
     connections_max: int = 64,
 ) -> Engine:
     """An engine that the stores of a process share. Whoever makes it disposes of it.
@@ -99,7 +108,8 @@ def sql_engine(
             names no other driver. Of others calls have no deadline.
         answer_s: seconds to wait for an answer. The connection is closed then, and the call fails. Includes
             that for locks that others hold.
-        idle_s: see `IDLE_S`; of PostgreSQL only. Change it with the lease, or for long transactions.
+        idle_s: seconds after which PostgreSQL ends a transaction in which nothing is asked; None: as the lease of the
+            process says (`IDLE_LEASES`). Set it for long transactions.
         connections_max: at least one for each shard, and two if their transactions overlap; more wait.
 
     Raises: ValidationError: not a URL of a database.
@@ -141,24 +151,36 @@ def _arguments(url: URL, answer_s: float) -> dict[str, Any]:
     return {"timeout": answer_s}
 
 
-def _postgres(url: URL, answer_s: float, idle_s: float, pool: dict[str, Any]) -> Engine:
-    # The server is to give up as well what we have given up: a statement must not go on with its locks.
-    options = {
-        "statement_timeout": round(answer_s * 1000),
-        "idle_in_transaction_session_timeout": round(idle_s * 1000),
-    }
+def let_idle_limit_follow(engine: Engine, lease_s: float) -> None:
+    """Have PostgreSQL end transactions in which nothing is asked, some time after a lease of that length.
+
+    Connections are opened again if the limit of the engine changes. Engines with a limit of their own, and those of
+    other databases, stay as they are.
+    """
+    idle_s = max(IDLE_S_MIN, IDLE_LEASES * lease_s)
+    if engine.get_execution_options().get(_IDLE_OPTION, idle_s) != idle_s:
+        engine.update_execution_options(**{_IDLE_OPTION: idle_s})
+        engine.dispose()
+
+
+def _postgres(url: URL, answer_s: float, idle_s: float | None, pool: dict[str, Any]) -> Engine:
     given = url.query.get("options", ())
     named = [given] if isinstance(given, str) else list(given)
     more = {
         "connect_timeout": str(min(CONNECT_S, max(1, round(answer_s)))),
         "application_name": "gazette-platform",
-        "options": " ".join([*(f"-c {name}={value}" for name, value in options.items()), *named]),
+        # The server is to give up as well what we have given up: a statement must not go on with its locks.
+        "options": " ".join([f"-c statement_timeout={round(answer_s * 1000)}", *named]),
     }
     engine = create_engine(url.update_query_dict(more), **pool)
+    if idle_s is None:
+        engine.update_execution_options(**{_IDLE_OPTION: _IDLE_S})
     connection = bounded_connection(answer_s)
 
     def connect(_dialect: Any, _record: Any, arguments: Any, named: Any) -> Any:
-        return connection.connect(*arguments, **named)
+        limit_s = engine.get_execution_options()[_IDLE_OPTION] if idle_s is None else idle_s
+        idle = f"-c idle_in_transaction_session_timeout={round(limit_s * 1000)}"
+        return connection.connect(*arguments, **(named | {"options": f"{idle} {named['options']}"}))
 
     event.listen(engine, "do_connect", connect)
     return engine
