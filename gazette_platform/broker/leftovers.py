@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, final
 from weakref import WeakValueDictionary
 
@@ -18,6 +19,7 @@ from gazette_platform.broker.epoch_store import (
     delete_record,
     has_foreign_members,
     held_journals,
+    homes_of_others,
     read_record,
     write_record,
 )
@@ -180,13 +182,12 @@ class Leftovers:
             if not found:
                 return None
             record, _ = await read_record(self._etcd, self._prefix, journal)
-            evidence = [_evidence(one) for one in found]
+            evidence = await self._evidence(found)
             number = heir(
                 record,
                 evidence,
                 journal_revision=create_revision,
                 in_use=self._used(journal),
-                others=self._others(),
             )
             is_new = record is None or record.create_revision != create_revision
             if is_new and any(one.is_older_than_etcd for one in evidence):
@@ -222,9 +223,12 @@ class Leftovers:
         in_use = self._in_use.get(journal)
         return () if in_use is None else (in_use,)
 
-    def _others(self) -> set[ProcessId]:
-        """The brokers that are alive, other than this one."""
-        return self._space.state.members.keys() - {self._process_id}
+    async def _evidence(self, found: list[RecoveredTenure]) -> list[Evidence]:
+        """What the disk proves of tenures, and who else has them. Raises: EtcdError."""
+        doubled = await homes_of_others(self._etcd, self._prefix, self._process_id)
+        return [
+            replace(_evidence(one), is_doubled=one.tenure.folder.name in doubled) for one in found
+        ]
 
     @contextlib.asynccontextmanager
     async def _lock_of(self, journal: str) -> AsyncGenerator[None]:
@@ -345,13 +349,12 @@ class Leftovers:
         suspend = item.spec.suspend if item is not None and item.spec.is_fully_suspended else None
         verdicts = decide(
             record,
-            [_evidence(one) for one in found],
+            await self._evidence(found),
             journal_revision=item.create_revision if item is not None else None,
             in_use=self._used(journal),
             suspended_at=suspend.offset if suspend is not None else None,
             is_leaving=is_leaving,
             is_given_up=is_given_up,
-            others=self._others(),
         )
         if item is None and record is not None:
             for revision in {one.tenure.create_revision for one in found}:

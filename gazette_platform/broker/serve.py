@@ -22,6 +22,7 @@ from gazette_platform.broker.crash.former import await_former
 from gazette_platform.broker.crash.former_spools import recover_spools, take_homes
 from gazette_platform.broker.crash.hand_over import say_leaving, wait_handed_over
 from gazette_platform.broker.crash.noted_heads import held_alone, note_heads
+from gazette_platform.broker.epoch_store import say_homes
 from gazette_platform.broker.http.gateway import Gateway
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.resolver import Resolver
@@ -33,7 +34,7 @@ from gazette_platform.broker.side_keys import own_member_key
 from gazette_platform.broker.store_guard import StoreGuard
 from gazette_platform.broker.wire.peers import Peers
 from gazette_platform.errors import EtcdError, LeaseLost
-from gazette_platform.etcd import EtcdClient
+from gazette_platform.etcd import EtcdClient, Put
 from gazette_platform.fragment.persister import Persister
 from gazette_platform.fragment.refresh import FragmentLister
 from gazette_platform.keyspace import BrokerState, KeySpace
@@ -347,8 +348,9 @@ class Broker:
             id=process_id, endpoint=self.endpoint, journal_limit=self.config.journal_limit
         )
         prefix = self.config.etcd_prefix
+        ours = Put(own_member_key(prefix, process_id), say_homes(self._homes))
         self._announcement: Announcement = await announce(
-            etcd, prefix, spec, self._lease, beside=own_member_key(prefix, process_id)
+            etcd, prefix, spec, self._lease, beside=ours
         )
         self._context.membership.hold(self._lease)
         await space.load(self._announcement.revision)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
 import shutil
 
 import grpc
 import pytest
 
+from gazette_platform.broker.config import FsyncMode
 from gazette_platform.broker.epoch_store import read_record
 from gazette_platform.broker.side_keys import own_member_key
 from gazette_platform.client import AsyncClient, Change, ClientConfig
+from gazette_platform.fragment import spool_home
+from gazette_platform.fragment.spool_home import SPOOLS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, read_all
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
@@ -30,6 +35,15 @@ STORE = FragmentSpec(
 
 def spec(replication):
     return JournalSpec(JOURNAL, replication, fragment=STORE)
+
+
+@contextlib.contextmanager
+def opened(path):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 async def crash(broker):
@@ -89,12 +103,23 @@ async def test_a_copy_at_another_broker_lets_nobody_go_on_where_it_ends(cluster,
     assert await read_all(stub, JOURNAL) == b"x" * 1000 + b"y" * 500 + b"z" * 10
 
 
-async def test_a_broker_on_a_copy_holds_nothing_of_what_it_was_copied_from(cluster, tmp_path):
+@pytest.mark.parametrize("is_block_by_block", [False, True], ids=["copy", "block by block"])
+async def test_a_broker_on_a_copy_holds_nothing_of_what_it_was_copied_from(
+    cluster, tmp_path, is_block_by_block
+):
     """Both would be holders by the same name: whoever was left out would seem to have all."""
-    first = await cluster.start(spool_dir=folder(tmp_path, "one"), zone="zone-a", id="broker-a")
+    first = await cluster.start(
+        spool_dir=folder(tmp_path, "one"), zone="zone-a", id="broker-a", fsync=FsyncMode.COMMIT
+    )
     await cluster.apply(cluster.stub(first), spec(1))
     assert (await append(cluster.stub(first), JOURNAL, b"x" * 1000)).status == pb.OK
     shutil.copytree(tmp_path / "one", tmp_path / "two")
+    if is_block_by_block:  # on another machine, inode and birth are the same
+        (home,) = (tmp_path / "two" / SPOOLS).iterdir()
+        with opened(home) as fd:
+            (home / "place").write_text(spool_home._place(fd))
+        said = json.loads((home / "home.json").read_text())
+        (home / "home.json").write_text(json.dumps(said | {"boot": "another"}))
     second = await cluster.start(id="broker-b", zone="zone-b", spool_dir=tmp_path / "two")
     async with AsyncClient(ClientConfig(address=first.endpoint)) as client:
         await client.apply([Change(spec(2), revision=-1)])
@@ -118,3 +143,27 @@ async def test_an_operator_has_a_copy_stored_if_its_original_is_lost(cluster, tm
         assert await client.reset_head(JOURNAL, give_up=True) == 1000
         assert (await client.append(JOURNAL, b"z" * 10)).begin == 1000
     assert await read_all(cluster.stub(second), JOURNAL) == b"x" * 1000 + b"z" * 10
+
+
+async def appended(stub, content, *, within_s=30):
+    """Append once brokers take it: they may have to store what they hold first."""
+    async with asyncio.timeout(patient(within_s)):
+        while True:
+            with contextlib.suppress(grpc.RpcError):
+                return await append(stub, JOURNAL, content)
+            await asyncio.sleep(0.05)
+
+
+async def test_brokers_that_come_back_with_each_others_folders_lose_nothing(cluster, tmp_path):
+    """A holder that lives by name, and has another folder now, holds nothing any more."""
+    places = [folder(tmp_path, "one"), folder(tmp_path, "two")]
+    brokers = [await cluster.start(id=f"broker-{n}", spool_dir=places[n]) for n in (0, 1)]
+    stub = cluster.stub(brokers[0])
+    await cluster.apply(stub, spec(1))
+    assert (await append(stub, JOURNAL, b"x" * 1000)).status == pb.OK
+    for one in brokers:
+        await crash(one)
+    brokers = [await cluster.start(id=f"broker-{n}", spool_dir=places[1 - n]) for n in (0, 1)]
+    stub = cluster.stub(brokers[0])
+    assert (await appended(stub, b"y" * 10)).commit.begin == 1000
+    assert await read_all(stub, JOURNAL) == b"x" * 1000 + b"y" * 10

@@ -26,7 +26,7 @@ from gazette_platform.broker.epochs import EpochRecord, Holder, Past, Released
 from gazette_platform.broker.leftovers import Leftovers
 from gazette_platform.broker.side_keys import history_key, own_member_key
 from gazette_platform.broker.verdicts import Todo, Verdict
-from gazette_platform.etcd import Put
+from gazette_platform.etcd import Delete, Put
 from gazette_platform.fragment import files as files_module
 from gazette_platform.fragment.aside import SET_ASIDE
 from gazette_platform.fragment.files import finish_closing
@@ -98,13 +98,12 @@ class Bench:
         add = persister.add
         persister.add = lambda one: (self.handed.append(one), add(one))
         self._persister, self._executor = persister, executor
-        self.members = {}
         self.leftovers = self._leftovers()
 
     def _leftovers(self):
         return Leftovers(
             etcd=self.etcd,
-            space=SimpleNamespace(state=SimpleNamespace(items=self.items, members=self.members)),
+            space=SimpleNamespace(state=SimpleNamespace(items=self.items)),
             process_id=US,
             prefix=self.prefix,
             persister=self._persister,
@@ -309,16 +308,24 @@ async def test_a_tenure_that_is_taken_while_it_is_stored_is_forgotten(bench):
     bench.store_comes_back()
 
 
-async def test_a_holder_that_another_broker_has_is_kept(bench):
+@pytest.mark.parametrize(
+    "other", [b"", b"another", None], ids=["former version", "another", "none"]
+)
+async def test_a_holder_that_another_broker_has_is_kept(bench, etcd, other):
     """Nothing tells a copy on another machine, made block by block, from its original."""
     found = bench.find(b"content")
-    record = await bench.say(found, is_wanted=True)
-    bench.members[US] = bench.members[OTHER] = "alive"
-    bench.leftovers._process_id = ProcessId("zone", "on-a-copy")
+    record = await bench.say(Holder(found.tenure.id, OTHER), is_wanted=True)
+    ours, theirs = (own_member_key(bench.prefix, each) for each in (US, OTHER))
+    await etcd.put(ours, bench.homes[0].folder.name.encode())
+    await etcd.put(theirs, f"one\n{bench.homes[0].folder.name}".encode())
+    await etcd.put(member_key(bench.prefix, OTHER), b"")
     await bench.settle(is_leaving=True)
     assert await bench.take() is None
     assert (await bench.said(), bench.stored, bench.aside) == (record, [], [])
-    del bench.members[US]
+    if other is None:
+        await etcd.txn((), (Delete(theirs), Delete(member_key(bench.prefix, OTHER))))
+    else:  # a broker of that name that is alive, and has come back without this folder
+        await etcd.put(theirs, other)
     assert await bench.take() is found
 
 
