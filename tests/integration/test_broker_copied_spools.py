@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import shutil
 
 import grpc
 import pytest
+from spool_files import say_made_here
 
 from gazette_platform.broker.config import FsyncMode
 from gazette_platform.broker.epoch_store import read_record
 from gazette_platform.broker.side_keys import own_member_key
 from gazette_platform.client import AsyncClient, Change, ClientConfig
-from gazette_platform.fragment import spool_home
 from gazette_platform.fragment.spool_home import SPOOLS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
@@ -35,15 +34,6 @@ STORE = FragmentSpec(
 
 def spec(replication):
     return JournalSpec(JOURNAL, replication, fragment=STORE)
-
-
-@contextlib.contextmanager
-def opened(path):
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 async def crash(broker):
@@ -116,8 +106,7 @@ async def test_a_broker_on_a_copy_holds_nothing_of_what_it_was_copied_from(
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     if is_block_by_block:  # on another machine, inode and birth are the same
         (home,) = (tmp_path / "two" / SPOOLS).iterdir()
-        with opened(home) as fd:
-            (home / "place").write_text(spool_home._place(fd))
+        say_made_here(home)
         said = json.loads((home / "home.json").read_text())
         (home / "home.json").write_text(json.dumps(said | {"boot": "another"}))
     second = await cluster.start(id="broker-b", zone="zone-b", spool_dir=tmp_path / "two")

@@ -221,6 +221,8 @@ def test_home_of_a_former_version_says_nothing_of_its_place(make, again):
     """Its process has ended, as the lock on the folder is free."""
     home = make()
     (home.folder / "place").unlink()
+    said = (home.folder / "home.json").read_bytes()
+    (home.folder / "home.json").write_bytes(said.strip())
     (taken,) = again(home)
     assert taken.former_has_ended
     taken.own(OTHER)
@@ -633,6 +635,8 @@ def test_home_is_said_on_disk(tmp_path):
         "boot": boot_id(),
         "lease": 3,
     }, "former versions understand no more"
-    inode, born = home.folder.stat().st_ino, birth_ns(home._lock_fd)
-    assert (home.folder / "place").read_text() == f"inode {inode} born {born}"
+    folder, heads = (
+        f"inode {os.fstat(fd).st_ino} born {birth_ns(fd)}" for fd in (home._lock_fd, home._heads_fd)
+    )
+    assert (home.folder / "place").read_text() == f"{folder} heads {heads}"
     home.close()
