@@ -319,7 +319,7 @@ class Leftovers:
             if is_settled:
                 self._remove(journal, one)
                 is_any_settled = True
-                if record is not None and is_long(record):
+                if record is not None and is_long(record) and not one.is_copied:
                     await self._tell_settled(one.tenure)
         return is_any_settled and journal in self._found
 

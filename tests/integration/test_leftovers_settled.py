@@ -594,6 +594,24 @@ async def test_copy_keeps_its_past_holder_in_the_record(bench):
     assert (6, b"and later") in bench.stored
 
 
+async def test_a_copied_home_takes_no_past_holder_out_of_the_record(bench):
+    """The original, on a broker that is away, may be the only one that still has its content."""
+    copy, original = bench.find_with_copy(b"first ", b"and later", name="00copy")
+    bench.leftovers._remove(JOURNAL, original)
+    mine = Past((Holder(copy.tenure.id, US),), 15)
+    later = tuple(Past((Holder(f"later-{n}", OTHER),), 15 + n) for n in range(20))
+    await bench.say(ELSEWHERE, past=(mine, *later))
+    for _ in range(2):
+        await bench.settle()
+    assert (bench.aside, len(bench.leftovers)) == ([b"first "], 0)
+    assert (await bench.said()).past[0] == mine
+    bench.leftovers.add(original)
+    for _ in range(2):
+        await bench.settle()
+    assert bench.stored == [(0, b"first "), (6, b"and later")]
+    assert (await bench.said()).past == later
+
+
 # ---------------------------------------------------------------------------------- many of them
 @pytest.mark.parametrize("is_leaving", [False, True])
 async def test_of_many_journals_those_are_looked_at_that_may_need_it(
