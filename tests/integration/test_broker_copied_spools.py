@@ -120,15 +120,24 @@ async def test_a_broker_on_a_copy_holds_nothing_of_what_it_was_copied_from(
     assert len({one.tenure for one in record.holders}) == 2
 
 
-async def test_an_operator_has_a_copy_stored_if_its_original_is_lost(cluster, tmp_path):
+@pytest.mark.parametrize("name", ["broker-0", "another"])
+@pytest.mark.parametrize(
+    "is_original_back", [False, True], ids=["alone", "original is back, and empty"]
+)
+async def test_an_operator_has_a_copy_stored_if_its_original_is_lost(
+    cluster, tmp_path, name, is_original_back
+):
     first = await cluster.start(spool_dir=folder(tmp_path, "one"))
     await cluster.apply(cluster.stub(first), spec(1))
     assert (await append(cluster.stub(first), JOURNAL, b"x" * 1000)).status == pb.OK
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     await crash(first)
-    second = await cluster.start(id="on-a-copy", spool_dir=tmp_path / "two", append_wait_s=0.5)
-    await eventually(lambda: JOURNAL in second._resolver.replicas)
+    second = await cluster.start(id=name, spool_dir=tmp_path / "two", append_wait_s=0.5)
+    if is_original_back:
+        id_ = "broker-0" if name == "another" else "broker-1"
+        await cluster.start(id=id_, spool_dir=folder(tmp_path, "new"), append_wait_s=0.5)
     async with AsyncClient(ClientConfig(address=second.endpoint)) as client:
+        assert (await client.check_head(JOURNAL)).awaited
         assert await client.reset_head(JOURNAL, give_up=True) == 1000
         assert (await client.append(JOURNAL, b"z" * 10)).begin == 1000
     assert await read_all(cluster.stub(second), JOURNAL) == b"x" * 1000 + b"z" * 10
