@@ -6,31 +6,22 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from gazette_platform.broker.epochs import EpochRecord
-from gazette_platform.broker.side_keys import (
-    epoch_key,
-    epochs_prefix,
-    own_member_key,
-    own_members_prefix,
-)
+from gazette_platform.broker.side_keys import epoch_key, epochs_prefix, own_members_prefix
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, Delete, Put
 from gazette_platform.keyspace import members_prefix
 from gazette_platform.ops.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection
 
     from gazette_platform.etcd import EtcdClient
-    from gazette_platform.fragment.spool_home import SpoolHome
-    from gazette_platform.protocol import ProcessId
 
 __all__ = [
     "delete_record",
     "has_foreign_members",
     "held_journals",
-    "homes_of_others",
     "read_record",
-    "say_homes",
     "write_record",
 ]
 
@@ -96,25 +87,6 @@ async def has_foreign_members(etcd: EtcdClient, prefix: str) -> bool:
     present = await etcd.range(their_prefix, revision=ours.header.revision)
     leases = {kv.key.removeprefix(own_prefix): kv.lease for kv in ours.kvs}
     return any(leases.get(kv.key.removeprefix(their_prefix)) != kv.lease for kv in present.kvs)
-
-
-def say_homes(homes: Iterable[SpoolHome]) -> bytes:
-    """What a member says of the homes of spools that it holds; not of copies, which prove nothing."""
-    return "\n".join(home.folder.name for home in homes if not home.is_copied).encode()
-
-
-async def homes_of_others(etcd: EtcdClient, prefix: str, own: ProcessId) -> set[str]:
-    """Names of the homes that living brokers other than this one say they hold.
-
-    Names are random, and kept by copies of whole disks. Brokers of former versions say nothing.
-
-    Raises: EtcdError. Cancellation: safe.
-    """
-    said = (await etcd.range(own_members_prefix(prefix))).kvs
-    ours = own_member_key(prefix, own)
-    return {
-        name for kv in said if kv.key != ours for name in kv.value.decode(errors="replace").split()
-    }
 
 
 async def held_journals(

@@ -19,11 +19,11 @@ from gazette_platform.broker.epoch_store import (
     delete_record,
     has_foreign_members,
     held_journals,
-    homes_of_others,
     read_record,
     write_record,
 )
 from gazette_platform.broker.epochs import announce, is_long, release, settled
+from gazette_platform.broker.homes_said import OtherHomes
 from gazette_platform.broker.side_keys import history_key
 from gazette_platform.broker.verdicts import Evidence, Todo, continuation, decide, heir, is_furthest
 from gazette_platform.errors import GazetteError, SetupError
@@ -116,7 +116,7 @@ class Leftovers:
     ) -> None:
         self._etcd = etcd
         self._space = space
-        self._process_id = process_id
+        self._others = OtherHomes(etcd, prefix, process_id)
         self._prefix = prefix
         self._persister = persister
         self._spool_dir = spool_dir
@@ -182,7 +182,7 @@ class Leftovers:
             if not found:
                 return None
             record, _ = await read_record(self._etcd, self._prefix, journal)
-            evidence = await self._evidence(found)
+            evidence = await self._evidence(record, found)
             number = heir(
                 record,
                 evidence,
@@ -223,12 +223,12 @@ class Leftovers:
         in_use = self._in_use.get(journal)
         return () if in_use is None else (in_use,)
 
-    async def _evidence(self, found: list[RecoveredTenure]) -> list[Evidence]:
+    async def _evidence(
+        self, record: EpochRecord | None, found: list[RecoveredTenure]
+    ) -> list[Evidence]:
         """What the disk proves of tenures, and who else has them. Raises: EtcdError."""
-        doubled = await homes_of_others(self._etcd, self._prefix, self._process_id)
-        return [
-            replace(_evidence(one), is_doubled=one.tenure.folder.name in doubled) for one in found
-        ]
+        doubled = await self._others.doubled(record, found)
+        return [replace(_evidence(one), is_doubled=one in doubled) for one in found]
 
     @contextlib.asynccontextmanager
     async def _lock_of(self, journal: str) -> AsyncGenerator[None]:
@@ -349,7 +349,7 @@ class Leftovers:
         suspend = item.spec.suspend if item is not None and item.spec.is_fully_suspended else None
         verdicts = decide(
             record,
-            await self._evidence(found),
+            await self._evidence(record, found),
             journal_revision=item.create_revision if item is not None else None,
             in_use=self._used(journal),
             suspended_at=suspend.offset if suspend is not None else None,

@@ -10,8 +10,8 @@ counts; the order of folders, their age, and how they came there do not.
                                                                 a copied home nothing
     a holder, in a copied home                                  SAVE if an operator gives up what is lost,
                                                                 and no other here is whole; else WAIT
-    a holder, and another living broker has a home of the
-    same name                                                   WAIT: one of the two is a copy
+    a holder, of another broker by etcd, and a living broker
+    has a home of the same name                                 WAIT: one of the two is a copy
     a holder, and a replica here goes on with it                WAIT
     a holder, and another copy of it ends further               WAIT until that one is settled
     the only holder in etcd that is not whole, or a copy of

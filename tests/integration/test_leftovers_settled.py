@@ -311,7 +311,7 @@ async def test_a_tenure_that_is_taken_while_it_is_stored_is_forgotten(bench):
 @pytest.mark.parametrize(
     "other", [b"", b"another", None], ids=["former version", "another", "none"]
 )
-async def test_a_holder_that_another_broker_has_is_kept(bench, etcd, other):
+async def test_a_holder_that_another_broker_has_is_kept(bench, etcd, caplog, other):
     """Nothing tells a copy on another machine, made block by block, from its original."""
     found = bench.find(b"content")
     record = await bench.say(Holder(found.tenure.id, OTHER), is_wanted=True)
@@ -322,10 +322,20 @@ async def test_a_holder_that_another_broker_has_is_kept(bench, etcd, other):
     await bench.settle(is_leaving=True)
     assert await bench.take() is None
     assert (await bench.said(), bench.stored, bench.aside) == (record, [], [])
+    assert caplog.text.count("one of the two is a copy") == 1
+    assert "zone#other, which is alive" in caplog.text
     if other is None:
         await etcd.txn((), (Delete(theirs), Delete(member_key(bench.prefix, OTHER))))
     else:  # a broker of that name that is alive, and has come back without this folder
         await etcd.put(theirs, other)
+    assert await bench.take() is found
+
+
+async def test_a_holder_of_ours_goes_on_though_another_broker_has_a_copy(bench, etcd):
+    found = bench.find(b"content")
+    await bench.say(found, is_wanted=True)
+    await etcd.put(own_member_key(bench.prefix, OTHER), bench.homes[0].folder.name.encode())
+    await etcd.put(member_key(bench.prefix, OTHER), b"")
     assert await bench.take() is found
 
 
