@@ -21,6 +21,7 @@ copy, too. It may have been made of links, and while files came and went.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -327,6 +328,14 @@ class SpoolHome:
             raise OSError(f"{self.folder / _HEADS}: a record was written in part")
         self._is_dirty = True
 
+    def check_place(self) -> None:
+        """Make sure that its path leads here: a copy may have been put in its place.
+
+        Raises: FileNotFoundError: it was moved away.
+        """
+        if self._lock_fd >= 0 and not os.path.samestat(os.fstat(self._lock_fd), self.folder.stat()):
+            raise FileNotFoundError(errno.ENOENT, "the folder was moved away", str(self.folder))
+
     def write_new(self, path: Path, data: bytes) -> None:
         """Write a file in full or not at all. Raises: OSError."""
         write_new(path, data, is_synced=self.syncs_names)
@@ -396,7 +405,9 @@ class SpoolHome:
         os.close(self._heads_fd)
         self._heads_fd = -1  # the number may be reused, and nothing may be recorded there
         if not self.tenures:
-            _remove(self.folder)
+            with contextlib.suppress(OSError):
+                self.check_place()
+                _remove(self.folder)
         os.close(self._lock_fd)
         self._lock_fd = -1
 

@@ -165,3 +165,28 @@ def test_a_copy_of_an_empty_fragment_keeps_what_came_since(home, take):
     (copied(home) / "heads").write_bytes(heads)
     recover(take()["copy"])
     assert (home.folder.with_name("copy") / f"{tenure.id}.1.content").read_bytes() == b"content"
+
+
+def put_in_its_place(copy, home):
+    home.folder.rename(home.folder.with_name("away"))
+    copy.rename(home.folder)
+
+
+def test_nothing_is_written_into_a_copy_in_the_place_of_the_folder(home):
+    """Its records are in the one that was moved away, and would speak of files that are elsewhere."""
+    tenure = home.tenure("a/journal", 1)
+    put(tenure, b"content")
+    put_in_its_place(copied(home), home)
+    with pytest.raises(FileNotFoundError, match="was moved away"):
+        tenure.content_file(7)
+    assert list(home.folder.glob("*.2.*")) == []
+
+
+def test_a_copy_in_the_place_of_a_folder_outlives_its_process(home):
+    home.tenure("a/journal", 1).record(0, state_of(7, 7))
+    copy = copied(home)
+    (tenure,) = home.tenures.values()
+    tenure.leave()
+    put_in_its_place(copy, home)
+    home.close()
+    assert (home.folder / "heads").stat().st_size > 0
