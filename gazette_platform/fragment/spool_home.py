@@ -4,7 +4,7 @@ A *home* is a folder that one process holds, by a lock on the folder itself. How
 the lock is free then, and the next process takes over the home with all that is in it.
 
     <spool-dir>/spools/<random>/home.json       whose it is
-                                place           inode and birth of the folder, and of heads: a copy has others
+                                place           where it was made, see `home_place`: a copy is elsewhere
                                 heads           a block for each tenure, see `head_records`
                                 <tenure>.<number>.content    bytes of a fragment, from its begin
                                 <tenure>.<number>.sealed     its last record, once it is closed
@@ -28,7 +28,6 @@ import json
 import logging
 import operator
 import os
-import re
 import secrets
 import stat
 import threading
@@ -38,8 +37,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, final
 
 from gazette_platform.errors import SetupError
 from gazette_platform.fragment import head_records
-from gazette_platform.fragment.files import FULL, birth_ns, finish_closing, read_small, write_all
+from gazette_platform.fragment.files import FULL, finish_closing, read_small, write_all
 from gazette_platform.fragment.head_records import BLOCK_BYTES, SLOT_BYTES, TenureHeader
+from gazette_platform.fragment.home_place import is_elsewhere, is_on_another_device, place_of
 from gazette_platform.fragment.tenure import Tenure
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ _FOLDER_MODE: Final = 0o700
 _FILE_MODE: Final = 0o600
 _ADVICE: Final = " (give --broker.spool-dir a folder of its own, on a local disk)"
 _UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
-_NUMBER: Final = re.compile(r"(inode|born) ([0-9]+)")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -140,6 +139,7 @@ class SpoolHome:
         self.history = ""
         self.former = former
         self.is_copied = False
+        self.former_has_ended = former is not None and former.is_of_this_boot
         self.tenures: dict[str, Tenure] = {}
         self._owner, self.boot_mark = owner, owner.boot_mark
         self._lock_fd = -1
@@ -152,7 +152,6 @@ class SpoolHome:
         self._free: list[int] = []
         if lock_fd >= 0:
             self._open(lock_fd, has_place=has_place)
-        self.former_has_ended = former is not None and former.is_of_this_boot and not self.is_copied
 
     def _open(self, lock_fd: int, *, has_place: bool = False) -> None:
         path = self.folder / _HEADS
@@ -161,8 +160,11 @@ class SpoolHome:
         self._heads_fd = os.open(path, flags, _FILE_MODE)
         try:
             if self.former is not None:
-                place = _place(lock_fd, self._heads_fd if had_heads else None)
-                self.is_copied = _is_elsewhere(_said_place(self.folder), place, has_place=has_place)
+                said = _said_place(self.folder)
+                place = place_of(lock_fd, self._heads_fd if had_heads else None)
+                self.is_copied = is_elsewhere(said, place, has_said=has_place)
+                if self.is_copied or is_on_another_device(said, place):
+                    self.former_has_ended = False
             if (
                 self.is_copied and os.fstat(self._heads_fd).st_nlink > 1
             ):  # the original writes there
@@ -236,7 +238,7 @@ class SpoolHome:
         self._owner, self.boot_mark = owner, owner.boot_mark
         if self._lock_fd < 0 or self.is_copied:
             return  # `_make` will record it
-        place = _place(self._lock_fd, self._heads_fd)
+        place = place_of(self._lock_fd, self._heads_fd)
         if _said_place(self.folder) != place:
             self._say(_PLACE, place.encode())
         said = json.dumps({"version": _VERSION, **asdict(owner)}).encode()
@@ -250,10 +252,11 @@ class SpoolHome:
         except OSError as err:
             if err.errno not in FULL:
                 raise
-            if path.exists():
-                _write_over(path, said)
-            elif name != _PLACE:  # a home may be without, as those of former versions are
+            if name == _PLACE:
+                return  # what is said there holds still, and a home may be without
+            if not path.exists():
                 raise
+            _write_over(path, said)
 
     @property
     def owner(self) -> Owner:
@@ -513,40 +516,6 @@ def _lock(folder: Path) -> int | None:
         raise
     os.close(fd)
     return None
-
-
-def _place(folder_fd: int, heads_fd: int | None) -> str:
-    """What tells a home from a copy of it, and stays as it is when its disk is mounted anew.
-
-    Who restores files may leave the folder as it is, and put others in it.
-    """
-    place = _identity(folder_fd)
-    return place if heads_fd is None else f"{place} {_HEADS} {_identity(heads_fd)}"
-
-
-def _identity(fd: int) -> str:
-    return f"inode {os.fstat(fd).st_ino} born {birth_ns(fd)}"
-
-
-def _is_elsewhere(said: str, place: str, *, has_place: bool) -> bool:
-    """Whether a home is not where it was made, as far as both are known.
-
-    Births are unknown, and 0, where the system does not tell them. That may change with an update.
-
-    Args:
-        said: where it was made; empty: it does not say.
-        place: where it is.
-        has_place: whether it did say once.
-    """
-    if not said:
-        return has_place
-    if ":" in said:  # a former version: its device, which may change, and its inode
-        said = f"inode {said.partition(':')[2]}"
-    known = list(zip(_NUMBER.findall(said), _NUMBER.findall(place), strict=False))
-    return not known or any(
-        before != after and not (kind == "born" and "0" in (before, after))
-        for (kind, before), (_, after) in known
-    )
 
 
 def _said_place(folder: Path) -> str:

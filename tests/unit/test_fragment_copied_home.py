@@ -8,7 +8,7 @@ import shutil
 import pytest
 from spool_files import put, state_of
 
-from gazette_platform.fragment import spool_home
+from gazette_platform.fragment import home_place
 from gazette_platform.fragment.files import birth_ns, write_all
 from gazette_platform.fragment.recovery import recover
 from gazette_platform.fragment.spool_home import Owner, SpoolHome, boot_id, free_homes
@@ -84,7 +84,7 @@ def test_a_home_is_no_copy_if_less_is_known_of_its_place(home, take, monkeypatch
         (home.folder / "place").write_text(said.format(**values))
     end(home)
     if born is not None:
-        monkeypatch.setattr(spool_home, "birth_ns", lambda _: born)
+        monkeypatch.setattr(home_place, "birth_ns", lambda _: born)
     (found,) = take().values()
     assert not found.is_copied
     found.own(OTHER)
@@ -92,6 +92,16 @@ def test_a_home_is_no_copy_if_less_is_known_of_its_place(home, take, monkeypatch
     end(found)
     (found,) = take().values()
     assert not found.is_copied, "birth was unknown"
+
+
+def test_a_snapshot_of_a_disk_proves_no_end_of_a_process(home, take):
+    """It is mounted beside the disk, as another device, with the same inodes and births."""
+    place = (home.folder / "place").read_text()
+    device = home.folder.stat().st_dev
+    (home.folder / "place").write_text(place.replace(f"device {device}", f"device {device + 1}"))
+    end(home)
+    (found,) = take().values()
+    assert (found.is_copied, found.former_has_ended) == (False, False)
 
 
 @pytest.mark.parametrize("said", ["1:2", "inode 1 born 2", "what nobody understands"])

@@ -19,7 +19,7 @@ import pytest
 from spool_files import put, state_of
 
 from gazette_platform.errors import SetupError
-from gazette_platform.fragment import spool_home
+from gazette_platform.fragment import home_place, spool_home
 from gazette_platform.fragment.files import birth_ns, finish_closing, write_all
 from gazette_platform.fragment.head_records import BLOCK_BYTES, TenureHeader
 from gazette_platform.fragment.recovery import recover
@@ -161,7 +161,7 @@ def test_a_copy_that_got_the_inode_of_its_original_is_still_one(make, again, mon
     born = birth_ns(home._lock_fd)
     assert born > 0
     end(home)
-    monkeypatch.setattr(spool_home, "birth_ns", lambda _: born + 1)
+    monkeypatch.setattr(home_place, "birth_ns", lambda _: born + 1)
     (found,) = again()
     assert found.is_copied
 
@@ -638,5 +638,6 @@ def test_home_is_said_on_disk(tmp_path):
     folder, heads = (
         f"inode {os.fstat(fd).st_ino} born {birth_ns(fd)}" for fd in (home._lock_fd, home._heads_fd)
     )
-    assert (home.folder / "place").read_text() == f"{folder} heads {heads}"
+    device = home.folder.stat().st_dev
+    assert (home.folder / "place").read_text() == f"{folder} heads {heads} device {device}"
     home.close()
