@@ -166,3 +166,30 @@ async def test_brokers_that_come_back_with_each_others_folders_lose_nothing(clus
     stub = cluster.stub(brokers[0])
     assert (await appended(stub, b"y" * 10)).commit.begin == 1000
     assert await read_all(stub, JOURNAL) == b"x" * 1000 + b"y" * 10
+
+
+async def test_a_cluster_that_was_restored_from_copies_goes_on_behind_them(cluster, tmp_path):
+    settings = [{"id": f"broker-{n}", "zone": f"zone-{n}", "append_wait_s": 0.5} for n in (0, 1)]
+    brokers = [
+        await cluster.start(**one, spool_dir=folder(tmp_path, one["id"])) for one in settings
+    ]
+    stub = cluster.stub(brokers[0])
+    await cluster.apply(stub, spec(2))
+    assert (await appended(stub, b"x" * 1000)).status == pb.OK
+    shutil.copytree(tmp_path / "broker-1", tmp_path / "copy of broker-1")
+    assert (await appended(stub, b"y" * 100)).commit.begin == 1000
+    shutil.copytree(tmp_path / "broker-0", tmp_path / "copy of broker-0")
+    for one in brokers:
+        await crash(one)
+    brokers = [
+        await cluster.start(**one, spool_dir=tmp_path / f"copy of {one['id']}") for one in settings
+    ]
+    await eventually(lambda: all(JOURNAL in one._resolver.replicas for one in brokers))
+    async with AsyncClient(ClientConfig(address=brokers[1].endpoint)) as client:
+        assert len((await client.check_head(JOURNAL)).awaited) == 2
+        assert await client.reset_head(JOURNAL, give_up=True) == 1100
+        assert (await client.append(JOURNAL, b"z" * 10)).begin == 1100
+    for one in brokers:
+        assert await read_all(cluster.stub(one), JOURNAL) == b"x" * 1000 + b"y" * 100 + b"z" * 10
+        await eventually(lambda one=one: len(one._leftovers) == 0)
+    assert not list(tmp_path.glob("*/set-aside/*.content"))
