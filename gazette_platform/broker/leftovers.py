@@ -23,7 +23,6 @@ from gazette_platform.broker.epoch_store import (
     write_record,
 )
 from gazette_platform.broker.epochs import announce, is_long, release, settled
-from gazette_platform.broker.homes_said import OtherHomes
 from gazette_platform.broker.side_keys import history_key
 from gazette_platform.broker.verdicts import Evidence, Todo, continuation, decide, heir, is_furthest
 from gazette_platform.errors import GazetteError, SetupError
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gazette_platform.broker.epochs import EpochRecord
+    from gazette_platform.broker.homes_said import OtherHomes
     from gazette_platform.broker.verdicts import Verdict
     from gazette_platform.etcd import EtcdClient
     from gazette_platform.fragment.persister import Persister
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from gazette_platform.fragment.tenure import Tenure
     from gazette_platform.keyspace import BrokerState, KeySpace
     from gazette_platform.ops.faults import Faults
-    from gazette_platform.protocol import LabelSet, ProcessId
+    from gazette_platform.protocol import LabelSet
 
 __all__ = ["Leftovers"]
 
@@ -92,7 +92,7 @@ class Leftovers:
     Args:
         etcd: has the epoch records.
         space: has the journals.
-        process_id: of this broker.
+        others: know which homes other brokers have, too.
         prefix: of the brokers' keys in etcd.
         persister: stores what belongs to journals.
         spool_dir: below which content is set aside.
@@ -106,7 +106,7 @@ class Leftovers:
         *,
         etcd: EtcdClient,
         space: KeySpace[BrokerState],
-        process_id: ProcessId,
+        others: OtherHomes,
         prefix: str,
         persister: Persister,
         spool_dir: Path,
@@ -116,7 +116,7 @@ class Leftovers:
     ) -> None:
         self._etcd = etcd
         self._space = space
-        self._others = OtherHomes(etcd, prefix, process_id)
+        self._others = others
         self._prefix = prefix
         self._persister = persister
         self._spool_dir = spool_dir

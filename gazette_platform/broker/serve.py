@@ -22,7 +22,7 @@ from gazette_platform.broker.crash.former import await_former
 from gazette_platform.broker.crash.former_spools import recover_spools, take_homes
 from gazette_platform.broker.crash.hand_over import say_leaving, wait_handed_over
 from gazette_platform.broker.crash.noted_heads import held_alone, note_heads
-from gazette_platform.broker.homes_said import say_homes
+from gazette_platform.broker.homes_said import OtherHomes, say_homes
 from gazette_platform.broker.http.gateway import Gateway
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.resolver import Resolver
@@ -264,9 +264,8 @@ class Broker:
         clock: SystemClock,
         rng: random.Random,
     ) -> BrokerContext:
-        config = self.config
+        config, metrics = self.config, self.metrics
         compressors = self._threads(_COMPRESS_THREADS, "compress")
-        metrics = self.metrics
         stores = StoreRegistry(
             lambda url: MeasuredStore(
                 open_store(url, file_root=config.file_root, file_only=config.file_only),
@@ -304,7 +303,7 @@ class Broker:
         self._leftovers = Leftovers(
             etcd=etcd,
             space=space,
-            process_id=process_id,
+            others=OtherHomes(etcd, config.etcd_prefix, process_id),
             prefix=config.etcd_prefix,
             persister=self._persister,
             spool_dir=config.spool_dir,

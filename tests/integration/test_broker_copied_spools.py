@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import shutil
@@ -19,7 +18,7 @@ from gazette_platform.fragment.spool_home import SPOOLS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, read_all
-from gazette_platform.testing.waiting import eventually, patient
+from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
@@ -84,12 +83,7 @@ async def test_a_copy_at_another_broker_lets_nobody_go_on_where_it_ends(cluster,
     # What the copy says is never stored: the journal goes on with what its broker has.
     third = await cluster.start(id="again", spool_dir=tmp_path / "one")
     stub = cluster.stub(third)
-    appended = []
-    async with asyncio.timeout(30):
-        while not appended:
-            with contextlib.suppress(grpc.RpcError):  # it has to store what it has first
-                appended.append(await append(stub, JOURNAL, b"z" * 10))
-    assert appended[0].commit.begin == 1500
+    assert (await appended(stub, b"z" * 10)).commit.begin == 1500
     assert await read_all(stub, JOURNAL) == b"x" * 1000 + b"y" * 500 + b"z" * 10
 
 
@@ -144,13 +138,14 @@ async def test_an_operator_has_a_copy_stored_if_its_original_is_lost(
     assert await read_all(cluster.stub(second), JOURNAL) == b"x" * 1000 + b"z" * 10
 
 
-async def appended(stub, content, *, within_s=30):
+async def appended(stub, content):
     """Append once brokers take it: they may have to store what they hold first."""
-    async with asyncio.timeout(patient(within_s)):
-        while True:
-            with contextlib.suppress(grpc.RpcError):
-                return await append(stub, JOURNAL, content)
-            await asyncio.sleep(0.05)
+
+    async def answer():
+        with contextlib.suppress(grpc.RpcError):
+            return await append(stub, JOURNAL, content)
+
+    return await eventually(answer, timeout_s=30)
 
 
 async def test_brokers_that_come_back_with_each_others_folders_lose_nothing(cluster, tmp_path):

@@ -23,6 +23,7 @@ from gazette_platform.broker.epoch_store import (
     write_record,
 )
 from gazette_platform.broker.epochs import EpochRecord, Holder, Past, Released
+from gazette_platform.broker.homes_said import OtherHomes
 from gazette_platform.broker.leftovers import Leftovers
 from gazette_platform.broker.side_keys import history_key, own_member_key
 from gazette_platform.broker.verdicts import Todo, Verdict
@@ -104,7 +105,7 @@ class Bench:
         return Leftovers(
             etcd=self.etcd,
             space=SimpleNamespace(state=SimpleNamespace(items=self.items)),
-            process_id=US,
+            others=OtherHomes(self.etcd, self.prefix, US),
             prefix=self.prefix,
             persister=self._persister,
             spool_dir=self.spools,
