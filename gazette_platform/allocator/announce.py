@@ -76,7 +76,7 @@ async def announce(
     spec: MemberSpec,
     lease: Lease,
     *,
-    beside: str = "",
+    beside: Put | None = None,
     retry_s: float = RETRY_S,
 ) -> Announcement:
     """Create our member key under `lease`; wait for as long as another process holds it.
@@ -85,8 +85,8 @@ async def announce(
     ours: the answer to an earlier attempt was lost.
 
     Args:
-        beside: another key of the member, written in the same transaction: earlier it would speak
-            of the other process.
+        beside: another key of the member, written in the same transaction, under the same lease:
+            earlier it would speak of the other process.
         retry_s: seconds between attempts.
 
     Raises: EtcdError: not retriable: etcd refuses, e.g. because the lease is gone.
@@ -95,8 +95,8 @@ async def announce(
     key = member_key(prefix, spec.id)
     value = encode_member_spec(spec)
     writes = [Put(key, value, lease=lease.id)]
-    if beside:
-        writes.append(Put(beside, b"", lease=lease.id))
+    if beside is not None:
+        writes.append(dataclasses.replace(beside, lease=lease.id))
     failures = 0
     while True:
         try:

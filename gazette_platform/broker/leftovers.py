@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, final
 from weakref import WeakValueDictionary
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gazette_platform.broker.epochs import EpochRecord
+    from gazette_platform.broker.homes_said import OtherHomes
     from gazette_platform.broker.verdicts import Verdict
     from gazette_platform.etcd import EtcdClient
     from gazette_platform.fragment.persister import Persister
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from gazette_platform.fragment.tenure import Tenure
     from gazette_platform.keyspace import BrokerState, KeySpace
     from gazette_platform.ops.faults import Faults
-    from gazette_platform.protocol import LabelSet, ProcessId
+    from gazette_platform.protocol import LabelSet
 
 __all__ = ["Leftovers"]
 
@@ -90,7 +92,7 @@ class Leftovers:
     Args:
         etcd: has the epoch records.
         space: has the journals.
-        process_id: of this broker.
+        others: know which homes other brokers have, too.
         prefix: of the brokers' keys in etcd.
         persister: stores what belongs to journals.
         spool_dir: below which content is set aside.
@@ -104,7 +106,7 @@ class Leftovers:
         *,
         etcd: EtcdClient,
         space: KeySpace[BrokerState],
-        process_id: ProcessId,
+        others: OtherHomes,
         prefix: str,
         persister: Persister,
         spool_dir: Path,
@@ -114,7 +116,7 @@ class Leftovers:
     ) -> None:
         self._etcd = etcd
         self._space = space
-        self._process_id = process_id
+        self._others = others
         self._prefix = prefix
         self._persister = persister
         self._spool_dir = spool_dir
@@ -180,13 +182,12 @@ class Leftovers:
             if not found:
                 return None
             record, _ = await read_record(self._etcd, self._prefix, journal)
-            evidence = [_evidence(one) for one in found]
+            evidence = await self._evidence(record, found)
             number = heir(
                 record,
                 evidence,
                 journal_revision=create_revision,
                 in_use=self._used(journal),
-                others=self._others(),
             )
             is_new = record is None or record.create_revision != create_revision
             if is_new and any(one.is_older_than_etcd for one in evidence):
@@ -222,9 +223,12 @@ class Leftovers:
         in_use = self._in_use.get(journal)
         return () if in_use is None else (in_use,)
 
-    def _others(self) -> set[ProcessId]:
-        """The brokers that are alive, other than this one."""
-        return self._space.state.members.keys() - {self._process_id}
+    async def _evidence(
+        self, record: EpochRecord | None, found: list[RecoveredTenure]
+    ) -> list[Evidence]:
+        """What the disk proves of tenures, and who else has them. Raises: EtcdError."""
+        doubled = await self._others.doubled(record, found)
+        return [replace(_evidence(one), is_doubled=one in doubled) for one in found]
 
     @contextlib.asynccontextmanager
     async def _lock_of(self, journal: str) -> AsyncGenerator[None]:
@@ -315,7 +319,7 @@ class Leftovers:
             if is_settled:
                 self._remove(journal, one)
                 is_any_settled = True
-                if record is not None and is_long(record):
+                if record is not None and is_long(record) and not one.is_copied:
                     await self._tell_settled(one.tenure)
         return is_any_settled and journal in self._found
 
@@ -345,13 +349,12 @@ class Leftovers:
         suspend = item.spec.suspend if item is not None and item.spec.is_fully_suspended else None
         verdicts = decide(
             record,
-            [_evidence(one) for one in found],
+            await self._evidence(record, found),
             journal_revision=item.create_revision if item is not None else None,
             in_use=self._used(journal),
             suspended_at=suspend.offset if suspend is not None else None,
             is_leaving=is_leaving,
             is_given_up=is_given_up,
-            others=self._others(),
         )
         if item is None and record is not None:
             for revision in {one.tenure.create_revision for one in found}:

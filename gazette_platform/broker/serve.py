@@ -22,6 +22,7 @@ from gazette_platform.broker.crash.former import await_former
 from gazette_platform.broker.crash.former_spools import recover_spools, take_homes
 from gazette_platform.broker.crash.hand_over import say_leaving, wait_handed_over
 from gazette_platform.broker.crash.noted_heads import held_alone, note_heads
+from gazette_platform.broker.homes_said import OtherHomes, say_homes
 from gazette_platform.broker.http.gateway import Gateway
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.resolver import Resolver
@@ -33,7 +34,7 @@ from gazette_platform.broker.side_keys import own_member_key
 from gazette_platform.broker.store_guard import StoreGuard
 from gazette_platform.broker.wire.peers import Peers
 from gazette_platform.errors import EtcdError, LeaseLost
-from gazette_platform.etcd import EtcdClient
+from gazette_platform.etcd import EtcdClient, Put
 from gazette_platform.fragment.persister import Persister
 from gazette_platform.fragment.refresh import FragmentLister
 from gazette_platform.keyspace import BrokerState, KeySpace
@@ -263,9 +264,8 @@ class Broker:
         clock: SystemClock,
         rng: random.Random,
     ) -> BrokerContext:
-        config = self.config
+        config, metrics = self.config, self.metrics
         compressors = self._threads(_COMPRESS_THREADS, "compress")
-        metrics = self.metrics
         stores = StoreRegistry(
             lambda url: MeasuredStore(
                 open_store(url, file_root=config.file_root, file_only=config.file_only),
@@ -303,7 +303,7 @@ class Broker:
         self._leftovers = Leftovers(
             etcd=etcd,
             space=space,
-            process_id=process_id,
+            others=OtherHomes(etcd, config.etcd_prefix, process_id),
             prefix=config.etcd_prefix,
             persister=self._persister,
             spool_dir=config.spool_dir,
@@ -347,8 +347,9 @@ class Broker:
             id=process_id, endpoint=self.endpoint, journal_limit=self.config.journal_limit
         )
         prefix = self.config.etcd_prefix
+        ours = Put(own_member_key(prefix, process_id), say_homes(self._homes))
         self._announcement: Announcement = await announce(
-            etcd, prefix, spec, self._lease, beside=own_member_key(prefix, process_id)
+            etcd, prefix, spec, self._lease, beside=ours
         )
         self._context.membership.hold(self._lease)
         await space.load(self._announcement.revision)

@@ -6,7 +6,8 @@ about keys that are neither items, members nor assignments. ``<prefix>`` begins 
 ``/.gazette-platform/refused<prefix>/<zone>#<suffix>#<create revision>/<zone>#<suffix>``
     The second broker sees that the first refuses connections; under the second one's lease.
 ``/.gazette-platform/members<prefix>/<zone>#<suffix>``
-    The member is a broker of this project, and not Gazette's; under its lease, as its member key is.
+    The member is a broker of this project, and not Gazette's; under its lease, as its member key is. The
+    value has the names of the homes of spools that it holds, one a line.
 ``/.gazette-platform/storing<prefix>/<zone>#<suffix>#<lease>``
     The broker is leaving, or has failed and is not a member any more, and still stores content of the
     journals that the value names; under a lease of its own, which ends when it has stored them.

@@ -10,7 +10,8 @@ counts; the order of folders, their age, and how they came there do not.
                                                                 a copied home nothing
     a holder, in a copied home                                  SAVE if an operator gives up what is lost,
                                                                 and no other here is whole; else WAIT
-    a holder, and another broker has it that is alive           WAIT: one of the two is a copy
+    a holder, of another broker by etcd, and a living broker
+    has a home of the same name                                 WAIT: one of the two is a copy
     a holder, and a replica here goes on with it                WAIT
     a holder, and another copy of it ends further               WAIT until that one is settled
     the only holder in etcd that is not whole, or a copy of
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from gazette_platform.broker.epochs import EpochRecord, Standing
-    from gazette_platform.protocol import ProcessId
 
 __all__ = [
     "Evidence",
@@ -79,6 +79,8 @@ class Evidence:
     """Whether etcd lost its data since: that a journal has no spec does not mean that it was deleted."""
     is_copied: bool = False
     """Whether it is in a copied home."""
+    is_doubled: bool = False
+    """Whether another broker that is alive has the same home: the copy of a whole disk tells of neither."""
 
 
 class Todo(Enum):
@@ -115,7 +117,6 @@ def decide(
     suspended_at: int | None = None,
     is_leaving: bool = False,
     is_given_up: bool = False,
-    others: Collection[ProcessId] = (),
 ) -> list[Verdict]:
     """What becomes of the tenures that a broker has found of one journal; see the module's table.
 
@@ -127,11 +128,10 @@ def decide(
         suspended_at: where the journal goes on, if it is fully suspended; None: it is not.
         is_leaving: whether this broker may not come back.
         is_given_up: whether an operator has the journal go on without what no holder can prove.
-        others: brokers that are alive, other than this one.
 
     Returns: a verdict for each of `found`.
     """
-    first = heir(record, found, journal_revision=journal_revision, in_use=in_use, others=others)
+    first = heir(record, found, journal_revision=journal_revision, in_use=in_use)
     is_saved = is_given_up and first is None and not in_use
     verdicts = []
     for number, one in enumerate(found):
@@ -141,7 +141,7 @@ def decide(
             verdicts.append(_WAIT)
         elif not stands.is_holder:
             verdicts.append(Verdict(Todo.YIELD, 0 if one.is_copied else stands.valid_to))
-        elif _is_held_by(others, record, one):
+        elif one.is_doubled:
             verdicts.append(_WAIT)
         elif number == first:
             is_suspended = suspended_at is not None and suspended_at >= one.end
@@ -162,7 +162,6 @@ def heir(
     *,
     journal_revision: int | None,
     in_use: Collection[str] = (),
-    others: Collection[ProcessId] = (),
 ) -> int | None:
     """Which of `found` a journal may go on with: the furthest whole holder. Arguments as of `decide`.
 
@@ -174,7 +173,7 @@ def heir(
         if _standing(record, one, journal_revision).is_holder
         and one.is_whole
         and not one.is_copied
-        and not _is_held_by(others, record, one)
+        and not one.is_doubled
         and not is_shadow(found, number, in_use)
     ]
     return max(heirs, key=lambda number: (found[number].end, found[number].tenure), default=None)
@@ -195,6 +194,7 @@ def continuation(found: Sequence[Evidence], *, stored_end: int) -> int | None:
         if one.is_older_than_etcd
         and one.is_whole
         and not one.is_copied
+        and not one.is_doubled
         and one.begin <= stored_end <= one.end
         and not is_shadow(found, number)
     ]
@@ -227,13 +227,6 @@ def _copies(found: Sequence[Evidence], one: Evidence) -> list[Evidence]:
 
 def _extent(one: Evidence) -> tuple[int, bool, bool, bool]:
     return one.end, not one.is_copied, one.is_whole, one.is_end_known
-
-
-def _is_held_by(others: Collection[ProcessId], record: EpochRecord | None, one: Evidence) -> bool:
-    """Whether etcd says that another broker which is alive has this tenure: one of the two is a copy."""
-    return record is not None and any(
-        holder.tenure == one.tenure and holder.process in others for holder in record.holders
-    )
 
 
 def _standing(record: EpochRecord | None, one: Evidence, journal_revision: int | None) -> Standing:

@@ -121,7 +121,8 @@ class RecoveredTenure:
 def recover(home: SpoolHome) -> list[RecoveredTenure]:
     """Read a home that was taken over. For a thread: it reads all content.
 
-    Blocks without a record are given back, and drafts that were never committed are removed.
+    Blocks without a record are given back, and drafts that were never committed are removed: but not of
+    a copy, for which they may have been committed while it was made.
 
     Raises: OSError: the home cannot be read.
     """
@@ -176,6 +177,8 @@ def _recover(
     states, boot = _sealed_states(found, ordinals), home.boot_mark
     if latest is not None:
         _take_head(found, latest, states, boot)
+        if found.is_copied and latest.ordinal and latest.state.end <= latest.state.begin:
+            del states[latest.ordinal]  # its content may have come since
         is_torn = is_torn and _is_of_boot(latest.state, boot)
         if is_torn:
             # The end of a process tears no record: as long as the machine runs, a write within a slot
@@ -185,7 +188,8 @@ def _recover(
             found.is_whole = found.is_end_known = False
     # A file whose record is empty is a draft that was never committed. After a power failure it may also
     # be a file whose record is lost, unless each record was on disk before the next.
-    is_draft = latest is not None and _is_of_boot(latest.state, boot) and not is_torn
+    is_recorded = latest is not None and _is_of_boot(latest.state, boot) and not is_torn
+    is_draft = is_recorded and not found.is_copied
     drafts, orphans = [], []
     named = {torn.path for torn in found.torn}
     for ordinal in sorted({*ordinals, *states}):

@@ -4,7 +4,7 @@ A *home* is a folder that one process holds, by a lock on the folder itself. How
 the lock is free then, and the next process takes over the home with all that is in it.
 
     <spool-dir>/spools/<random>/home.json       whose it is
-                                place           inode and birth of the folder: a copy has others
+                                place           where it was made, see `home_place`: a copy is elsewhere
                                 heads           a block for each tenure, see `head_records`
                                 <tenure>.<number>.content    bytes of a fragment, from its begin
                                 <tenure>.<number>.sealed     its last record, once it is closed
@@ -14,12 +14,14 @@ the lock is free then, and the next process takes over the home with all that is
 A *tenure* is one broker's holding of one journal. It ends when others hold what it held.
 
 A home that was copied says of journals what was true when the copy was made, and its original may have
-gone on. Its files stay as they are, and no tenure begins in it: so whoever finds it next sees a copy, too.
+gone on. It goes on saying whose copy it is, and no tenure begins in it: so whoever finds it next sees a
+copy, too. It may have been made of links, and while files came and went.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -35,8 +37,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, final
 
 from gazette_platform.errors import SetupError
 from gazette_platform.fragment import head_records
-from gazette_platform.fragment.files import FULL, birth_ns, finish_closing, read_small, write_all
+from gazette_platform.fragment.files import FULL, finish_closing, read_small, write_all
 from gazette_platform.fragment.head_records import BLOCK_BYTES, SLOT_BYTES, TenureHeader
+from gazette_platform.fragment.home_place import is_elsewhere, is_on_another_device, place_of
 from gazette_platform.fragment.tenure import Tenure
 
 if TYPE_CHECKING:
@@ -51,6 +54,7 @@ SPOOLS: Final = "spools"
 _HOME: Final = "home.json"
 _HEADS: Final = "heads"
 _PLACE: Final = "place"  # a file of its own: former versions understand no more of the other one
+_HAS_PLACE: Final = b"\n"  # ends home.json, which may be copied first; former versions overlook it
 _VERSION: Final = 1
 _FOLDER_MODE: Final = 0o700
 _FILE_MODE: Final = 0o600
@@ -121,15 +125,21 @@ class SpoolHome:
     """
 
     def __init__(
-        self, folder: Path, owner: Owner, *, former: Owner | None = None, lock_fd: int = -1
+        self,
+        folder: Path,
+        owner: Owner,
+        *,
+        former: Owner | None = None,
+        has_place: bool = False,
+        lock_fd: int = -1,
     ) -> None:
         """Use `make` or `free_homes`. Raises: OSError."""
         self.folder = folder
         self.syncs_names = False
         self.history = ""
         self.former = former
-        self.is_copied = former is not None and _said_place(folder) not in ("", _place(lock_fd))
-        self.former_has_ended = former is not None and former.is_of_this_boot and not self.is_copied
+        self.is_copied = False
+        self.former_has_ended = former is not None and former.is_of_this_boot
         self.tenures: dict[str, Tenure] = {}
         self._owner, self.boot_mark = owner, owner.boot_mark
         self._lock_fd = -1
@@ -141,12 +151,26 @@ class SpoolHome:
         self._blocks = 0
         self._free: list[int] = []
         if lock_fd >= 0:
-            self._open(lock_fd)
+            self._open(lock_fd, has_place=has_place)
 
-    def _open(self, lock_fd: int) -> None:
+    def _open(self, lock_fd: int, *, has_place: bool = False) -> None:
+        path = self.folder / _HEADS
+        had_heads = path.exists()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._heads_fd = os.open(self.folder / _HEADS, flags, _FILE_MODE)
+        self._heads_fd = os.open(path, flags, _FILE_MODE)
         try:
+            if self.former is not None:
+                said = _said_place(self.folder)
+                place = place_of(lock_fd, self._heads_fd if had_heads else None)
+                self.is_copied = is_elsewhere(said, place, has_said=has_place)
+                if self.is_copied or is_on_another_device(said, place):
+                    self.former_has_ended = False
+            if (
+                self.is_copied and os.fstat(self._heads_fd).st_nlink > 1
+            ):  # the original writes there
+                write_new(path, path.read_bytes())
+                os.close(self._heads_fd)
+                self._heads_fd = os.open(path, flags, _FILE_MODE)
             self._find_free()
         except BaseException:
             os.close(self._heads_fd)
@@ -214,9 +238,11 @@ class SpoolHome:
         self._owner, self.boot_mark = owner, owner.boot_mark
         if self._lock_fd < 0 or self.is_copied:
             return  # `_make` will record it
-        self._say(_HOME, json.dumps({"version": _VERSION, **asdict(owner)}).encode())
-        if not _said_place(self.folder):
-            self._say(_PLACE, _place(self._lock_fd).encode())
+        place = place_of(self._lock_fd, self._heads_fd)
+        if _said_place(self.folder) != place:
+            self._say(_PLACE, place.encode())
+        said = json.dumps({"version": _VERSION, **asdict(owner)}).encode()
+        self._say(_HOME, said + _HAS_PLACE if _said_place(self.folder) else said)
         os.fsync(self._lock_fd)
 
     def _say(self, name: str, said: bytes) -> None:
@@ -226,10 +252,11 @@ class SpoolHome:
         except OSError as err:
             if err.errno not in FULL:
                 raise
-            if path.exists():
-                _write_over(path, said)
-            elif name != _PLACE:  # a home may be without, as those of former versions are
+            if name == _PLACE:
+                return  # what is said there holds still, and a home may be without
+            if not path.exists():
                 raise
+            _write_over(path, said)
 
     @property
     def owner(self) -> Owner:
@@ -304,6 +331,14 @@ class SpoolHome:
             raise OSError(f"{self.folder / _HEADS}: a record was written in part")
         self._is_dirty = True
 
+    def check_place(self) -> None:
+        """Make sure that its path leads here: a copy may have been put in its place.
+
+        Raises: FileNotFoundError: it was moved away.
+        """
+        if self._lock_fd >= 0 and not os.path.samestat(os.fstat(self._lock_fd), self.folder.stat()):
+            raise FileNotFoundError(errno.ENOENT, "the folder was moved away", str(self.folder))
+
     def write_new(self, path: Path, data: bytes) -> None:
         """Write a file in full or not at all. Raises: OSError."""
         write_new(path, data, is_synced=self.syncs_names)
@@ -373,7 +408,9 @@ class SpoolHome:
         os.close(self._heads_fd)
         self._heads_fd = -1  # the number may be reused, and nothing may be recorded there
         if not self.tenures:
-            _remove(self.folder)
+            with contextlib.suppress(OSError):
+                self.check_place()
+                _remove(self.folder)
         os.close(self._lock_fd)
         self._lock_fd = -1
 
@@ -417,9 +454,11 @@ def _take(folder: Path, owner: Owner) -> SpoolHome | None:
     try:
         make_private(folder)
         try:
-            said = json.loads(read_small(folder / _HOME))
+            raw = read_small(folder / _HOME)
+            said = json.loads(raw)
         except FileNotFoundError:
-            _remove(folder)  # its process ended while it made the home
+            if not _has_records(folder):
+                _remove(folder)  # its process ended while it made the home
             if folder.exists():
                 what = "%s is left alone: its %s is missing, and nothing else says whose it is (restore that file)"
                 _log.error(what, folder, _HOME)
@@ -433,7 +472,8 @@ def _take(folder: Path, owner: Owner) -> SpoolHome | None:
             _log.warning("%s is left alone: it is of %s (ours: %s)", folder, whose, owner.cluster)
             os.close(lock_fd)
             return None
-        return SpoolHome(folder, owner, former=former, lock_fd=lock_fd)
+        has_place = raw.rstrip(b" ").endswith(_HAS_PLACE)
+        return SpoolHome(folder, owner, former=former, has_place=has_place, lock_fd=lock_fd)
     except BaseException:
         os.close(lock_fd)
         raise
@@ -441,12 +481,20 @@ def _take(folder: Path, owner: Owner) -> SpoolHome | None:
 
 def _remove(folder: Path) -> None:
     """Remove a home, unless there is something in it."""
-    own = {_HOME, f"{_HOME}.new", _PLACE, f"{_PLACE}.new", _HEADS}
+    own = {name for one in (_HOME, _PLACE, _HEADS) for name in (one, f"{one}.new")}
     with contextlib.suppress(OSError):  # then it stays
         if {path.name for path in folder.iterdir()} <= own:
             for name in own:
                 (folder / name).unlink(missing_ok=True)
             folder.rmdir()
+
+
+def _has_records(folder: Path) -> bool:
+    """Whether tenures were begun in a home. Raises: OSError."""
+    try:
+        return (folder / _HEADS).lstat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 def _lock(folder: Path) -> int | None:
@@ -468,11 +516,6 @@ def _lock(folder: Path) -> int | None:
         raise
     os.close(fd)
     return None
-
-
-def _place(folder_fd: int) -> str:
-    """What tells a folder from a copy of it, and stays as it is when its disk is mounted anew."""
-    return f"inode {os.fstat(folder_fd).st_ino} born {birth_ns(folder_fd)}"
 
 
 def _said_place(folder: Path) -> str:

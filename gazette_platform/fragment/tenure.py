@@ -58,6 +58,10 @@ class Home(Protocol):
         """Write the record of this number into a block. Raises: OSError."""
         ...
 
+    def check_place(self) -> None:
+        """Make sure that its path leads to it. Raises: OSError."""
+        ...
+
     def write_new(self, path: Path, data: bytes) -> None:
         """Write a file in full or not at all. Raises: OSError."""
         ...
@@ -235,6 +239,7 @@ class Tenure:
 
         Raises: OSError: none of the files is left.
         """
+        self._home.check_place()
         with self._mutex:
             self._ordinal += 1
             ordinal = self._ordinal

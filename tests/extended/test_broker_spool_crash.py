@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import shutil
 import time
@@ -214,7 +215,10 @@ async def test_older_copy_beside_a_spool_costs_nothing(servers, name):
     async with client_of(other) as client:
         assert (await client.append(JOURNAL, line(150))).begin == 7 * 150
         check(await read_all(client), begins)
-    assert not (holder.spool / "set-aside").exists()
+    aside = holder.spool / "set-aside"
+    await eventually(lambda: any(aside.glob("*.json")))
+    told = [json.loads(path.read_bytes())["why"] for path in aside.glob("*.json")]
+    assert all("copied folder" in why for why in told), "the original is stored"
 
 
 async def is_moved(client, former):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import json
 import shutil
 
 import grpc
 import pytest
+from spool_files import say_made_here
 
+from gazette_platform.broker.config import FsyncMode
 from gazette_platform.broker.epoch_store import read_record
 from gazette_platform.broker.side_keys import own_member_key
 from gazette_platform.client import AsyncClient, Change, ClientConfig
+from gazette_platform.fragment.spool_home import SPOOLS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, read_all
@@ -80,21 +83,26 @@ async def test_a_copy_at_another_broker_lets_nobody_go_on_where_it_ends(cluster,
     # What the copy says is never stored: the journal goes on with what its broker has.
     third = await cluster.start(id="again", spool_dir=tmp_path / "one")
     stub = cluster.stub(third)
-    appended = []
-    async with asyncio.timeout(30):
-        while not appended:
-            with contextlib.suppress(grpc.RpcError):  # it has to store what it has first
-                appended.append(await append(stub, JOURNAL, b"z" * 10))
-    assert appended[0].commit.begin == 1500
+    assert (await appended(stub, b"z" * 10)).commit.begin == 1500
     assert await read_all(stub, JOURNAL) == b"x" * 1000 + b"y" * 500 + b"z" * 10
 
 
-async def test_a_broker_on_a_copy_holds_nothing_of_what_it_was_copied_from(cluster, tmp_path):
+@pytest.mark.parametrize("is_block_by_block", [False, True], ids=["copy", "block by block"])
+async def test_a_broker_on_a_copy_holds_nothing_of_what_it_was_copied_from(
+    cluster, tmp_path, is_block_by_block
+):
     """Both would be holders by the same name: whoever was left out would seem to have all."""
-    first = await cluster.start(spool_dir=folder(tmp_path, "one"), zone="zone-a", id="broker-a")
+    first = await cluster.start(
+        spool_dir=folder(tmp_path, "one"), zone="zone-a", id="broker-a", fsync=FsyncMode.COMMIT
+    )
     await cluster.apply(cluster.stub(first), spec(1))
     assert (await append(cluster.stub(first), JOURNAL, b"x" * 1000)).status == pb.OK
     shutil.copytree(tmp_path / "one", tmp_path / "two")
+    if is_block_by_block:  # on another machine, inode and birth are the same
+        (home,) = (tmp_path / "two" / SPOOLS).iterdir()
+        say_made_here(home)
+        said = json.loads((home / "home.json").read_text())
+        (home / "home.json").write_text(json.dumps(said | {"boot": "another"}))
     second = await cluster.start(id="broker-b", zone="zone-b", spool_dir=tmp_path / "two")
     async with AsyncClient(ClientConfig(address=first.endpoint)) as client:
         await client.apply([Change(spec(2), revision=-1)])
@@ -106,15 +114,77 @@ async def test_a_broker_on_a_copy_holds_nothing_of_what_it_was_copied_from(clust
     assert len({one.tenure for one in record.holders}) == 2
 
 
-async def test_an_operator_has_a_copy_stored_if_its_original_is_lost(cluster, tmp_path):
+@pytest.mark.parametrize("name", ["broker-0", "another"])
+@pytest.mark.parametrize(
+    "is_original_back", [False, True], ids=["alone", "original is back, and empty"]
+)
+async def test_an_operator_has_a_copy_stored_if_its_original_is_lost(
+    cluster, tmp_path, name, is_original_back
+):
     first = await cluster.start(spool_dir=folder(tmp_path, "one"))
     await cluster.apply(cluster.stub(first), spec(1))
     assert (await append(cluster.stub(first), JOURNAL, b"x" * 1000)).status == pb.OK
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     await crash(first)
-    second = await cluster.start(id="on-a-copy", spool_dir=tmp_path / "two", append_wait_s=0.5)
-    await eventually(lambda: JOURNAL in second._resolver.replicas)
+    second = await cluster.start(id=name, spool_dir=tmp_path / "two", append_wait_s=0.5)
+    if is_original_back:
+        id_ = "broker-0" if name == "another" else "broker-1"
+        await cluster.start(id=id_, spool_dir=folder(tmp_path, "new"), append_wait_s=0.5)
     async with AsyncClient(ClientConfig(address=second.endpoint)) as client:
+        state = await client.check_head(JOURNAL)
+        assert len(state.awaited) == 1
         assert await client.reset_head(JOURNAL, give_up=True) == 1000
         assert (await client.append(JOURNAL, b"z" * 10)).begin == 1000
     assert await read_all(cluster.stub(second), JOURNAL) == b"x" * 1000 + b"z" * 10
+
+
+async def appended(stub, content):
+    """Append once brokers take it: they may have to store what they hold first."""
+
+    async def answer():
+        with contextlib.suppress(grpc.RpcError):
+            return await append(stub, JOURNAL, content)
+
+    return await eventually(answer, timeout_s=30)
+
+
+async def test_brokers_that_come_back_with_each_others_folders_lose_nothing(cluster, tmp_path):
+    """A holder that lives by name, and has another folder now, holds nothing any more."""
+    places = [folder(tmp_path, "one"), folder(tmp_path, "two")]
+    brokers = [await cluster.start(id=f"broker-{n}", spool_dir=places[n]) for n in (0, 1)]
+    stub = cluster.stub(brokers[0])
+    await cluster.apply(stub, spec(1))
+    assert (await append(stub, JOURNAL, b"x" * 1000)).status == pb.OK
+    for one in brokers:
+        await crash(one)
+    brokers = [await cluster.start(id=f"broker-{n}", spool_dir=places[1 - n]) for n in (0, 1)]
+    stub = cluster.stub(brokers[0])
+    assert (await appended(stub, b"y" * 10)).commit.begin == 1000
+    assert await read_all(stub, JOURNAL) == b"x" * 1000 + b"y" * 10
+
+
+async def test_a_cluster_that_was_restored_from_copies_goes_on_behind_them(cluster, tmp_path):
+    settings = [{"id": f"broker-{n}", "zone": f"zone-{n}", "append_wait_s": 0.5} for n in (0, 1)]
+    brokers = [
+        await cluster.start(**one, spool_dir=folder(tmp_path, one["id"])) for one in settings
+    ]
+    stub = cluster.stub(brokers[0])
+    await cluster.apply(stub, spec(2))
+    assert (await appended(stub, b"x" * 1000)).status == pb.OK
+    shutil.copytree(tmp_path / "broker-1", tmp_path / "copy of broker-1")
+    assert (await appended(stub, b"y" * 100)).commit.begin == 1000
+    shutil.copytree(tmp_path / "broker-0", tmp_path / "copy of broker-0")
+    for one in brokers:
+        await crash(one)
+    brokers = [
+        await cluster.start(**one, spool_dir=tmp_path / f"copy of {one['id']}") for one in settings
+    ]
+    await eventually(lambda: all(JOURNAL in one._resolver.replicas for one in brokers))
+    async with AsyncClient(ClientConfig(address=brokers[1].endpoint)) as client:
+        assert len((await client.check_head(JOURNAL)).awaited) == 2
+        assert await client.reset_head(JOURNAL, give_up=True) == 1100
+        assert (await client.append(JOURNAL, b"z" * 10)).begin == 1100
+    for one in brokers:
+        assert await read_all(cluster.stub(one), JOURNAL) == b"x" * 1000 + b"y" * 100 + b"z" * 10
+        await eventually(lambda one=one: len(one._leftovers) == 0)
+    assert not list(tmp_path.glob("*/set-aside/*.content"))

@@ -9,7 +9,13 @@ from grpc import StatusCode, aio
 
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSelector
+from gazette_platform.protocol import (
+    CompressionCodec,
+    FragmentSpec,
+    Header,
+    JournalSpec,
+    LabelSelector,
+)
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import admin_pb2 as pb, protocol_pb2
 from gazette_platform.testing.waiting import eventually
@@ -128,3 +134,18 @@ async def test_a_thousand_resets_at_a_time_leave_nothing_behind(brokers):
             response = pb.ResetHeadResponse.FromString(await one)
             assert (response.head, response.was_refused) == (7, False)
     await eventually(lambda: len(asyncio.all_tasks()) <= tasks + 2)
+
+
+async def test_who_may_only_append_has_no_broker_store_what_is_not_proven(brokers):
+    """What a copy of its spools has may not be the journal's: a reset of the head says that it is given up."""
+    other = next(one for one in brokers if OURS not in one._resolver.replicas)
+    context = other._context
+    header = Header(context.process_id, context.space.state.route_of(OURS), context.space.header)
+    request = pb.FlushRequest(journal=OURS, gives_up=True)
+    header.into_pb(request.header)
+    with pytest.raises(aio.AioRpcError) as refused:
+        await ask(other, "Flush", request.SerializeToString(), Capability.APPEND)
+    assert refused.value.code() is StatusCode.UNAUTHENTICATED
+    assert "missing required APPLY" in refused.value.details()
+    answer = await ask(other, "Flush", request.SerializeToString())
+    assert answer.status == protocol_pb2.NOT_JOURNAL_PRIMARY_BROKER

@@ -23,10 +23,11 @@ from gazette_platform.broker.epoch_store import (
     write_record,
 )
 from gazette_platform.broker.epochs import EpochRecord, Holder, Past, Released
+from gazette_platform.broker.homes_said import OtherHomes
 from gazette_platform.broker.leftovers import Leftovers
 from gazette_platform.broker.side_keys import history_key, own_member_key
 from gazette_platform.broker.verdicts import Todo, Verdict
-from gazette_platform.etcd import Put
+from gazette_platform.etcd import Delete, Put
 from gazette_platform.fragment import files as files_module
 from gazette_platform.fragment.aside import SET_ASIDE
 from gazette_platform.fragment.files import finish_closing
@@ -98,14 +99,13 @@ class Bench:
         add = persister.add
         persister.add = lambda one: (self.handed.append(one), add(one))
         self._persister, self._executor = persister, executor
-        self.members = {}
         self.leftovers = self._leftovers()
 
     def _leftovers(self):
         return Leftovers(
             etcd=self.etcd,
-            space=SimpleNamespace(state=SimpleNamespace(items=self.items, members=self.members)),
-            process_id=US,
+            space=SimpleNamespace(state=SimpleNamespace(items=self.items)),
+            others=OtherHomes(self.etcd, self.prefix, US),
             prefix=self.prefix,
             persister=self._persister,
             spool_dir=self.spools,
@@ -309,16 +309,34 @@ async def test_a_tenure_that_is_taken_while_it_is_stored_is_forgotten(bench):
     bench.store_comes_back()
 
 
-async def test_a_holder_that_another_broker_has_is_kept(bench):
+@pytest.mark.parametrize(
+    "other", [b"", b"another", None], ids=["former version", "another", "none"]
+)
+async def test_a_holder_that_another_broker_has_is_kept(bench, etcd, caplog, other):
     """Nothing tells a copy on another machine, made block by block, from its original."""
     found = bench.find(b"content")
-    record = await bench.say(found, is_wanted=True)
-    bench.members[US] = bench.members[OTHER] = "alive"
-    bench.leftovers._process_id = ProcessId("zone", "on-a-copy")
+    record = await bench.say(Holder(found.tenure.id, OTHER), is_wanted=True)
+    ours, theirs = (own_member_key(bench.prefix, each) for each in (US, OTHER))
+    await etcd.put(ours, bench.homes[0].folder.name.encode())
+    await etcd.put(theirs, f"one\n{bench.homes[0].folder.name}".encode())
+    await etcd.put(member_key(bench.prefix, OTHER), b"")
     await bench.settle(is_leaving=True)
     assert await bench.take() is None
     assert (await bench.said(), bench.stored, bench.aside) == (record, [], [])
-    del bench.members[US]
+    assert caplog.text.count("one of the two is a copy") == 1
+    assert "zone#other, which is alive" in caplog.text
+    if other is None:
+        await etcd.txn((), (Delete(theirs), Delete(member_key(bench.prefix, OTHER))))
+    else:  # a broker of that name that is alive, and has come back without this folder
+        await etcd.put(theirs, other)
+    assert await bench.take() is found
+
+
+async def test_a_holder_of_ours_goes_on_though_another_broker_has_a_copy(bench, etcd):
+    found = bench.find(b"content")
+    await bench.say(found, is_wanted=True)
+    await etcd.put(own_member_key(bench.prefix, OTHER), bench.homes[0].folder.name.encode())
+    await etcd.put(member_key(bench.prefix, OTHER), b"")
     assert await bench.take() is found
 
 
@@ -585,6 +603,24 @@ async def test_copy_keeps_its_past_holder_in_the_record(bench):
     assert len(bench.leftovers) == 1
     assert (await bench.said()).past[0] == mine
     assert (6, b"and later") in bench.stored
+
+
+async def test_a_copied_home_takes_no_past_holder_out_of_the_record(bench):
+    """The original, on a broker that is away, may be the only one that still has its content."""
+    copy, original = bench.find_with_copy(b"first ", b"and later", name="00copy")
+    bench.leftovers._remove(JOURNAL, original)
+    mine = Past((Holder(copy.tenure.id, US),), 15)
+    later = tuple(Past((Holder(f"later-{n}", OTHER),), 15 + n) for n in range(20))
+    await bench.say(ELSEWHERE, past=(mine, *later))
+    for _ in range(2):
+        await bench.settle()
+    assert (bench.aside, len(bench.leftovers)) == ([b"first "], 0)
+    assert (await bench.said()).past[0] == mine
+    bench.leftovers.add(original)
+    for _ in range(2):
+        await bench.settle()
+    assert bench.stored == [(0, b"first "), (6, b"and later")]
+    assert (await bench.said()).past == later
 
 
 # ---------------------------------------------------------------------------------- many of them

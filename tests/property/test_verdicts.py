@@ -10,7 +10,7 @@ from gazette_platform.broker.verdicts import Evidence, Todo, Verdict, decide, he
 from gazette_platform.protocol import ProcessId
 
 REVISION = 7
-US, THEM = ProcessId("zone", "us"), ProcessId("zone", "them")
+US = ProcessId("zone", "us")
 WAIT, SAVE, LET_GO = (Verdict(todo) for todo in (Todo.WAIT, Todo.SAVE, Todo.LET_GO))
 
 
@@ -79,16 +79,16 @@ WANTED = record_of("a", is_wanted=True)
             [LET_GO, WAIT],
         ),
         # Two brokers have it.
-        (WANTED, [of("a")], {"others": [US]}, [WAIT]),
-        (WANTED, [of("a")], {"others": [THEM]}, [LET_GO]),
-        (record_of("a"), [of("a", is_whole=False)], {"others": [US]}, [WAIT]),
-        (record_of("a"), [of("a")], {"others": [US], "is_leaving": True}, [WAIT]),
+        (WANTED, [of("a", is_doubled=True)], {}, [WAIT]),
+        (record_of("a"), [of("a", is_whole=False, is_doubled=True)], {}, [WAIT]),
+        (record_of("a"), [of("a", is_doubled=True)], {"is_leaving": True}, [WAIT]),
         (
             record_of("a"),
-            [of("a", is_whole=False)],
-            {"others": [US], "is_given_up": True},
+            [of("a", is_whole=False, is_doubled=True)],
+            {"is_given_up": True},
             [WAIT],
         ),
+        (record_of("b", past=(passed("a", end=70),)), [of("a", is_doubled=True)], {}, [upto(70)]),
         # Copied homes.
         (WANTED, [of("a", is_copied=True)], {}, [WAIT]),
         (record_of("a"), [of("a", is_copied=True)], {"is_leaving": True}, [WAIT]),

@@ -16,7 +16,7 @@ def leftovers_in(spool_dir, faults=None):
     return Leftovers(
         etcd=None,
         space=None,
-        process_id=None,
+        others=None,
         prefix="/p",
         persister=None,
         spool_dir=spool_dir,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from spool_files import put, state_of
+from spool_files import put, say_made_here, state_of
 
 from gazette_platform.fragment.aside import SET_ASIDE, set_aside
 from gazette_platform.fragment.files import SpoolFile, finish_closing, write_all
@@ -727,6 +727,8 @@ def found_in(folder, work):
     """What a process finds in a copy of a folder."""
     copy = Path(tempfile.mkdtemp(dir=work))
     shutil.copytree(folder, copy, dirs_exist_ok=True)
+    for home in (copy / SPOOLS).iterdir():
+        say_made_here(home)
     disk = Disk(copy)
     try:
         return heard(disk.recover_one())
@@ -738,6 +740,8 @@ def found_in(folder, work):
 def is_whole_in(folder, work):
     copy = Path(tempfile.mkdtemp(dir=work))
     shutil.copytree(folder, copy, dirs_exist_ok=True)
+    for home in (copy / SPOOLS).iterdir():
+        say_made_here(home)
     disk = Disk(copy)
     try:
         return disk.recover_one().is_whole

@@ -19,7 +19,7 @@ import pytest
 from spool_files import put, state_of
 
 from gazette_platform.errors import SetupError
-from gazette_platform.fragment import spool_home
+from gazette_platform.fragment import home_place, spool_home
 from gazette_platform.fragment.files import birth_ns, finish_closing, write_all
 from gazette_platform.fragment.head_records import BLOCK_BYTES, TenureHeader
 from gazette_platform.fragment.recovery import recover
@@ -161,7 +161,7 @@ def test_a_copy_that_got_the_inode_of_its_original_is_still_one(make, again, mon
     born = birth_ns(home._lock_fd)
     assert born > 0
     end(home)
-    monkeypatch.setattr(spool_home, "birth_ns", lambda _: born + 1)
+    monkeypatch.setattr(home_place, "birth_ns", lambda _: born + 1)
     (found,) = again()
     assert found.is_copied
 
@@ -221,6 +221,8 @@ def test_home_of_a_former_version_says_nothing_of_its_place(make, again):
     """Its process has ended, as the lock on the folder is free."""
     home = make()
     (home.folder / "place").unlink()
+    said = (home.folder / "home.json").read_bytes()
+    (home.folder / "home.json").write_bytes(said.strip())
     (taken,) = again(home)
     assert taken.former_has_ended
     taken.own(OTHER)
@@ -633,6 +635,9 @@ def test_home_is_said_on_disk(tmp_path):
         "boot": boot_id(),
         "lease": 3,
     }, "former versions understand no more"
-    inode, born = home.folder.stat().st_ino, birth_ns(home._lock_fd)
-    assert (home.folder / "place").read_text() == f"inode {inode} born {born}"
+    folder, heads = (
+        f"inode {os.fstat(fd).st_ino} born {birth_ns(fd)}" for fd in (home._lock_fd, home._heads_fd)
+    )
+    device = home.folder.stat().st_dev
+    assert (home.folder / "place").read_text() == f"{folder} heads {heads} device {device}"
     home.close()

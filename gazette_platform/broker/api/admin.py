@@ -23,7 +23,7 @@ from gazette_platform.protocol import (
     validate_journal_request,
     validate_token,
 )
-from gazette_platform.protocol.auth import ALL_CLAIMS, Forbidden
+from gazette_platform.protocol.auth import ALL_CLAIMS, Capability, Forbidden
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb
 from gazette_platform.serving.interface import Code, NotNow, RpcFailed
 
@@ -65,10 +65,13 @@ class AdminApi:
 
         Returns: the status, and the FlushResponse that says so.
         Raises: RpcFailed: the request is malformed; our replica closed meanwhile, so that the caller
-            has to ask again; or the primary that we forwarded it to failed the call.
+            has to ask again; or the primary that we forwarded it to failed the call. Forbidden: the
+            claims do not allow to give up content.
         Cancellation: the open fragment is closed nevertheless, now or later.
         """
         request = decode(admin_pb.FlushRequest, raw, validate_journal_request)
+        if request.gives_up:
+            claims.require(Capability.APPLY)  # as for the reset of a head, of which this is a part
         is_forwarded = request.HasField("header")
         found = await find(
             self._resolver,

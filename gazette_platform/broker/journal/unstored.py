@@ -103,7 +103,8 @@ async def call_flush(
     Raises: RpcFailed.
     Cancellation: safe.
     """
-    call = PeerCall(context.peers, endpoint, _FLUSH, Capability.APPEND, request.journal)
+    needed = Capability.APPEND | (Capability.APPLY if request.gives_up else 0)
+    call = PeerCall(context.peers, endpoint, _FLUSH, Capability(needed), request.journal)
     try:
         raw = await call.unary(with_header(request, header))
     except PeerFailed as err:

@@ -1,0 +1,87 @@
+"""Each broker says in etcd which homes of spools it holds: of a home that two of them hold one is a copy.
+
+A copy that is made file by file is known by where it lies (see `spool_home`). Nothing tells one that was made
+block by block, of a whole disk, from its original; but names of homes are random, and it keeps them.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.broker.side_keys import own_member_key, own_members_prefix
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from gazette_platform.broker.epochs import EpochRecord
+    from gazette_platform.etcd import EtcdClient
+    from gazette_platform.fragment.recovery import RecoveredTenure
+    from gazette_platform.fragment.spool_home import SpoolHome
+    from gazette_platform.protocol import ProcessId
+
+__all__ = ["OtherHomes", "say_homes"]
+
+_log = logging.getLogger(__name__)
+
+
+def say_homes(homes: Iterable[SpoolHome]) -> bytes:
+    """What a member says of the homes that it holds; not of copies, which prove nothing."""
+    return "\n".join(home.folder.name for home in homes if not home.is_copied).encode()
+
+
+@final
+class OtherHomes:
+    """The homes that living brokers other than this one say they hold. Brokers of former versions say nothing."""
+
+    def __init__(self, etcd: EtcdClient, prefix: str, own: ProcessId) -> None:
+        self._etcd = etcd
+        self._prefix = prefix
+        self._own = own
+        self._told: set[Path] = set()
+
+    async def doubled(
+        self, record: EpochRecord | None, found: Iterable[RecoveredTenure]
+    ) -> set[RecoveredTenure]:
+        """Those of the tenures found here that another broker has, too.
+
+        If etcd says that this broker is the holder, it goes on: it is not the one that came later.
+
+        Args:
+            record: what etcd has of their journal.
+
+        Raises: EtcdError. Cancellation: safe.
+        """
+        others = await self._others()
+        holders = record.holders if record is not None else ()
+        ours = {one.tenure for one in holders if one.process == self._own}
+        doubled = set()
+        for one in found:
+            folder = one.tenure.folder
+            if folder.name in others and not one.is_copied and one.tenure.id not in ours:
+                self._tell(folder, others[folder.name])
+                doubled.add(one)
+        return doubled
+
+    async def _others(self) -> dict[str, str]:
+        """Whose homes are, by their names."""
+        members = own_members_prefix(self._prefix)
+        ours = own_member_key(self._prefix, self._own)
+        return {
+            name: kv.key.removeprefix(members)
+            for kv in (await self._etcd.range(members)).kvs
+            if kv.key != ours
+            for name in kv.value.decode(errors="replace").split()
+        }
+
+    def _tell(self, folder: Path, who: str) -> None:
+        if folder not in self._told:
+            self._told.add(folder)
+            _log.error(
+                "%s: broker %s, which is alive, says that it has this folder, too; one of the two is a copy, "
+                "and what this one says of journals is kept, and neither served nor stored (stop the broker "
+                "that runs on the copy, and move the copy away)",
+                folder,
+                who,
+            )
