@@ -47,10 +47,10 @@ def is_another(kept: int, now: int) -> bool:
         kept: create revision that was kept with the offset; 0: unknown, as in files of former releases.
         now: create revision of the journal; 0: unknown, as brokers of old releases do not say it.
 
-    >>> is_another(7, 9), is_another(7, 7), is_another(0, 9), is_another(DOUBTED, 9)
+    >>> is_another(7, 9), is_another(7, 7), is_another(0, 9), is_another(DOUBTED, 0)
     (True, False, False, True)
     """
-    return bool(kept and now) and kept != now
+    return kept == DOUBTED or (bool(kept and now) and kept != now)
 
 
 def require_same(journal: str, kept: int, now: int, *, offset: int, advice: str) -> None:
