@@ -11,11 +11,11 @@ from spark_journals import create
 from typed_shop import SPEC, Shop, record
 
 from gazette_platform import AsyncClient, Client, ClientConfig
-from gazette_platform.errors import JournalReplaced, ValidationError
+from gazette_platform.errors import GazetteError, JournalReplaced, ValidationError
 from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
 from gazette_platform.lake.typed.planning.ranges import HoleKind, JournalNow
-from gazette_platform.lake.typed.runs import journals
-from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
+from gazette_platform.lake.typed.runs import backfilling, journals
+from gazette_platform.lake.typed.runs.amending import publish_amendment
 from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.message import read_committed, read_journals, read_uncommitted
 from gazette_platform.protocol import DOUBTED
@@ -69,25 +69,39 @@ class TestTypedTables:
         shop.append(0, *self.records(range(1000, 1010), 2))
         report = shop.run(begin_anew={one: 0})
         assert (report.is_whole, report.counts.typed) == (True, 10)
-        state = shop.run(begin_anew={one: 0}).state.journals[one]  # once more changes nothing
+        assert report.begun_anew == {one: 0}
+        again = shop.run(begin_anew={one: 0})  # once more changes nothing
+        assert again.begun_anew == {}
+        state = again.state.journals[one]
         assert (state.offset, state.shared_to) == (client.write_head(one), read)
         assert self.rows(shop) == [*range(100), *range(1000, 1010)]
 
-    def test_journal_that_lost_its_end_stays_refused(self, client, make_again, shop):
-        """A state of a former release does not say which journal its offset belongs to."""
-        one = shop.journals[0]
+    @pytest.fixture
+    def of_former_release(self, shop, monkeypatch):
+        """A table of which the state does not say which journal its offset belongs to."""
         shop.append(0, *self.records(range(100), 1))
         unnoted = JournalNow.__init__
-        try:
-            JournalNow.__init__ = lambda self, **fields: unnoted(self, **fields | {"created": 0})
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                JournalNow, "__init__", lambda self, **told: unnoted(self, **told | {"created": 0})
+            )
             shop.run()
-        finally:
-            JournalNow.__init__ = unnoted
+        return shop
+
+    def test_journal_that_lost_its_end_stays_refused(self, make_again, of_former_release):
+        shop = of_former_release
+        one = shop.journals[0]
         make_again(one)
         shop.append(0, *self.records(range(10), 2))
         assert shop.run().state.journals[one].created == DOUBTED
         shop.append(0, *self.records(range(2000, 2150), 2))
         assert [hole.kind for hole in shop.run().holes] == [HoleKind.MADE_AGAIN]
+
+    def test_state_that_does_not_say_its_journal_does_not_begin_anew(self, of_former_release):
+        one = of_former_release.journals[0]
+        report = of_former_release.run(begin_anew={one: 0})
+        assert report.state.journals[one].created
+        assert (report.begun_anew, report.counts.messages) == ({}, 0)
 
     def test_run_drops_what_it_read_of_a_journal_that_is_made_again_meanwhile(
         self, make_again, shop
@@ -133,7 +147,7 @@ class TestTypedTables:
         shop.run()
         make_again(one)
         shop.append(0, *self.records(range(1000, 1010), 2))
-        backfills = BackfillRunner(typed_catalog(shop.settings), LocalWorkers(), client)
+        backfills = backfilling.BackfillRunner(typed_catalog(shop.settings), LocalWorkers(), client)
         wanted = {one: [(0, 1 << 40)]}
         for options in ({}, {"begin_anew": {one: 0}}):
             shop.run(**options)
@@ -149,6 +163,48 @@ class TestTypedTables:
         report = backfills.run(shop.spec.typed, shop.spec, wanted)
         assert (report.typed, report.typed_before) == (150, 150)
         assert len(self.rows(shop)) == 100 + 10 + 150 + 150
+
+    @pytest.mark.parametrize("moment", ["as it is read", "as it is published"])
+    @pytest.mark.parametrize("begins_anew", [True, False])
+    def test_backfill_gives_up_a_journal_that_is_made_again_meanwhile(
+        self, client, make_again, shop, monkeypatch, begins_anew, moment
+    ):
+        """Else it would take rows of the new journal for those of the former one."""
+        one = shop.journals[0]
+        shop.append(0, *self.records(range(100), 1))
+        shop.run()
+        left = ["make it again"]
+
+        def at(now):
+            if now == moment and left:
+                left.clear()
+                make_again(one)
+                shop.append(0, *self.records(range(1000, 1010), 2))
+                if begins_anew:
+                    shop.run(begin_anew={one: 0})
+
+        class Workers:
+            merger = None
+
+            def carry_out(self, job, orders):
+                done = LocalWorkers().carry_out(job, orders)
+                at("as it is read")
+                return done
+
+        def publish(*args, **options):
+            at("as it is published")
+            return publish_amendment(*args, **options)
+
+        monkeypatch.setattr(backfilling, "publish_amendment", publish)
+        runner = backfilling.BackfillRunner(typed_catalog(shop.settings), Workers(), client)
+        wanted = {one: [(0, 1 << 40)]}
+        if moment == "as it is published" and not begins_anew:
+            # All rows are of the journal that was read.
+            assert runner.run(shop.spec.typed, shop.spec, wanted).typed == 100
+        else:
+            with pytest.raises(GazetteError, match=f"{one} was deleted and made again"):
+                runner.run(shop.spec.typed, shop.spec, wanted)
+        assert self.rows(shop) == [*range(100), *([*range(1000, 1010)] if begins_anew else [])]
 
     def test_table_with_a_key_refuses_to_begin_anew(self, client, make_again, tmp_path, names):
         shop = Shop(client, names.prefix, tmp_path, SPEC + "  key: [n]\n")
