@@ -211,6 +211,7 @@ class ArrowReader(Aclosing):
             end_offset=span.end or 0,
             direct=self._direct,
             on_jump="continue",
+            created=span.created,
         )
         return _Blocks(span, reader, parser)
 

@@ -30,6 +30,9 @@ class JournalSpan:
     """Byte offset of the first message."""
     end: int | None
     """Byte offset to end at; None: wait for more."""
+    created: int = 0
+    """Create revision of the journal (`protocol.identity`), where the read waits or begins at a kept offset. Other reads
+    do without a look at each stream: they are over soon."""
 
     @property
     def is_empty(self) -> bool:
@@ -94,5 +97,14 @@ async def select_spans(
         )
         # Of one that is fully suspended nothing is stored: it ends where it begins.
         end = heads.get(journal.name, begin) if until == "head" else None
-        spans.append(JournalSpan(journal.name, journal.spec.labels, begin, end))
+        is_kept = end is None or journal.name in created
+        spans.append(
+            JournalSpan(
+                journal.name,
+                journal.spec.labels,
+                begin,
+                end,
+                journal.create_revision if is_kept else 0,
+            )
+        )
     return spans

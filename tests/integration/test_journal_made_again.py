@@ -7,17 +7,18 @@ from functools import partial
 
 import pytest
 import spark_journals
-from spark_journals import create
+from spark_journals import bulk, create, json_lines
 from typed_shop import SPEC, Shop, record
 
 from gazette_platform import AsyncClient, Client, ClientConfig
+from gazette_platform.client import reader
 from gazette_platform.errors import GazetteError, JournalReplaced, ValidationError
 from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
 from gazette_platform.lake.typed.planning.ranges import HoleKind, JournalNow
 from gazette_platform.lake.typed.runs import backfilling, journals
 from gazette_platform.lake.typed.runs.amending import publish_amendment
 from gazette_platform.lake.typed.runs.working import LocalWorkers
-from gazette_platform.message import read_committed, read_journals, read_uncommitted
+from gazette_platform.message import ArrowReader, read_committed, read_journals, read_uncommitted
 from gazette_platform.protocol import DOUBTED
 
 pytestmark = pytest.mark.etcd
@@ -256,15 +257,93 @@ class TestReads:
         client.append(name, b"x" * 100)
         created = client.get(name).create_revision
         async with AsyncClient(ClientConfig(address=shared.address)) as reading:
-            reader = reading.read(name, 90, block=True, created=created)
-            assert bytes(await anext(reader)) == b"x" * 10
-            waiting = asyncio.get_running_loop().create_task(anext(reader))
+            read = reading.read(name, 90, block=True, created=created)
+            assert bytes(await anext(read)) == b"x" * 10
+            waiting = asyncio.get_running_loop().create_task(anext(read))
             await asyncio.to_thread(make_again, name)
             await asyncio.to_thread(client.append, name, b"y" * 200)
             with pytest.raises(JournalReplaced):
                 await waiting
-            await reader.aclose()
+            await read.aclose()
             for read in (read_uncommitted, read_committed):
                 messages = await read(reading, name, 90, created=created)
                 with pytest.raises(JournalReplaced):
                     await anext(messages)
+
+    async def test_journal_that_is_made_again_between_the_look_and_the_read(
+        self, client, make_again, shared, names, monkeypatch
+    ):
+        [name] = create(client, names.prefix, "a")
+        client.append(name, b"x" * 100)
+        created = client.get(name).create_revision
+        look, looks = reader.list_journals, []
+
+        async def looked(transport, selector):
+            found = await look(transport, selector)
+            looks.append(selector)
+            if len(looks) == 1:
+                await asyncio.to_thread(make_again, name)
+                await asyncio.to_thread(client.append, name, b"y" * 200)
+            return found
+
+        monkeypatch.setattr(reader, "list_journals", looked)
+        async with AsyncClient(ClientConfig(address=shared.address)) as reading:
+            with pytest.raises(JournalReplaced):
+                await reading.read(name, 90, created=created).read()
+
+    async def test_journal_that_is_made_again_amid_a_direct_read(
+        self, client, make_again, shared, names, monkeypatch
+    ):
+        """Fragments are listed ahead, without any new stream."""
+        [name] = create(client, names.prefix, "a")
+        created = client.get(name).create_revision
+
+        def store(*contents):
+            for content in contents:
+                client.append(name, content)
+                client.flush(f"name={name}")
+
+        await asyncio.to_thread(store, b"x" * 100, b"x" * 100)
+        page, pages = reader.fragment_page, []
+
+        async def paged(*args, **options):
+            pages.append(options)
+            if len(pages) == 1:
+                await asyncio.to_thread(make_again, name)
+                await asyncio.to_thread(store, b"y" * 100, b"y" * 200)
+            return await page(*args, **options)
+
+        monkeypatch.setattr(reader, "fragment_page", paged)
+        config = ClientConfig(address=shared.address, file_root=shared.fragments)
+        found = bytearray()
+
+        async def read_on():
+            async with AsyncClient(config) as reading:
+                async for piece in reading.read(name, 0, direct=True, created=created):
+                    found.extend(piece)
+
+        with pytest.raises(JournalReplaced):
+            await read_on()
+        assert pages
+        assert set(found) <= set(b"x")
+
+    @pytest.mark.parametrize("committed", [False, True])
+    async def test_read_of_many_journals_that_waits_ends_when_one_is_made_again(
+        self, client, make_again, shared, names, committed
+    ):
+        [name] = create(client, names.prefix, "a")
+        client.append(name, json_lines({"n": 1}))
+        async with AsyncClient(ClientConfig(address=shared.address)) as reading:
+            readers = await read_journals(
+                reading, f"name={name}", until="never", committed=committed
+            )
+            [[first]] = [await anext(readers[name])]
+            tables = ArrowReader(reading, f"name={name}", until="never", committed=committed)
+            batch = await anext(tables)
+            assert (first.message, batch.batch.to_pylist()) == ({"n": 1}, [{"n": 1}])
+            await asyncio.to_thread(make_again, name)
+            await asyncio.to_thread(client.append, name, bulk(100, 10))
+            for waiting in (readers[name], tables):
+                with pytest.raises(JournalReplaced):
+                    await anext(waiting)
+                await waiting.aclose()
