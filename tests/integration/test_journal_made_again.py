@@ -20,6 +20,7 @@ from gazette_platform.lake.typed.runs.amending import publish_amendment
 from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.message import ArrowReader, read_committed, read_journals, read_uncommitted
 from gazette_platform.protocol import DOUBTED
+from gazette_platform.spark.typed_frames import typed_frame
 
 pytestmark = pytest.mark.etcd
 
@@ -206,6 +207,26 @@ class TestTypedTables:
             with pytest.raises(GazetteError, match=f"{one} was deleted and made again"):
                 runner.run(shop.spec.typed, shop.spec, wanted)
         assert self.rows(shop) == [*range(100), *([*range(1000, 1010)] if begins_anew else [])]
+
+    def test_view_in_spark_says_what_it_leaves_out(self, client, make_again, shop, caplog):
+        one = shop.journals[0]
+        shop.append(0, *self.records(range(100), 1))
+        shop.run()
+        make_again(one)
+        shop.append(0, *self.records(range(10), 2))
+
+        class Session:
+            """Of Spark, as far as a view without a tail asks for it."""
+
+            def sql(self, query):
+                return query
+
+        frame = typed_frame(Session(), shop.spec, client, shop.settings)
+        assert "VERSION AS OF" in frame
+        [told] = [each.message for each in caplog.records if one in each.message]
+        assert told == (
+            f"typed.orders: the view does not have all of {one}: made again (`gazctl lake check typed.orders` says more)"
+        )
 
     def test_table_with_a_key_refuses_to_begin_anew(self, client, make_again, tmp_path, names):
         shop = Shop(client, names.prefix, tmp_path, SPEC + "  key: [n]\n")
