@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -19,7 +20,7 @@ from gazette_platform.lake.typed.runs import backfilling, journals
 from gazette_platform.lake.typed.runs.amending import publish_amendment
 from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.message import ArrowReader, read_committed, read_journals, read_uncommitted
-from gazette_platform.protocol import DOUBTED
+from gazette_platform.protocol import DOUBTED, SuspendLevel, SuspendSpec
 from gazette_platform.spark.typed_frames import typed_frame
 
 pytestmark = pytest.mark.etcd
@@ -142,6 +143,31 @@ class TestTypedTables:
         report = shop.run()
         assert (report.holes, report.state.journals[one].offset) == ((), read)
         assert asked.count(one) == 2
+
+    def test_spec_of_a_broker_that_lags_is_asked_for_again(self, client, shop, monkeypatch):
+        """It says that the journal is suspended yet, and ends where it was suspended."""
+        one = shop.journals[0]
+        shop.append(0, *self.records(range(10), 1))
+        read = shop.run().state.journals[one].offset
+        listed, lists = type(client.asynchronous).list, []
+
+        async def lagging(self, selector=""):
+            found = await listed(self, selector)
+            lists.append(selector)
+            if len(lists) > 1:
+                return found
+            suspend = SuspendSpec(level=SuspendLevel.FULL, offset=read - 1)
+            return [
+                replace(each, spec=replace(each.spec, suspend=suspend))
+                if each.name == one
+                else each
+                for each in found
+            ]
+
+        monkeypatch.setattr(type(client.asynchronous), "list", lagging)
+        monkeypatch.setattr(journals, "_LAG_S", 0.0)
+        report = shop.run()
+        assert (report.holes, report.state.journals[one].created != DOUBTED) == ((), True)
 
     def test_backfill_keeps_rows_of_the_former_journal(self, client, make_again, shop):
         one = shop.journals[0]
