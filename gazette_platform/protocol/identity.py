@@ -3,13 +3,14 @@
 A journal that is deleted and made again keeps its name, and its offsets begin again: an offset of the former
 journal stands for other bytes in the new one. Whoever keeps an offset therefore keeps the *create revision* of the
 journal beside it: the revision of etcd that created the key of its spec. Every listing carries it, so a check costs
-one call that most readers make anyway, and it never returns to a former value.
+one call that most readers make anyway, and it never returns to a former value while etcd keeps its data.
 
 Rejected: a digest of the content before the offset. It needs a read for each check, the content may be pruned by
 then, and regular records give the same digest in both journals.
 
-If etcd is set up again from a listing, all create revisions change, although stored content may be the same. Only a
-person can know that, so readers refuse, and a person decides.
+If etcd is set up again from a listing, create revisions change, although stored content may be the same. Only a
+person can know that, so readers refuse, and a person decides. They do not change where specs are applied to a new etcd as
+early as they were to the former one, because each counts from 1: that is not noticed here.
 """
 
 from __future__ import annotations
