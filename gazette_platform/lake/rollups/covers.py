@@ -179,7 +179,7 @@ def _parts_from_json(raw: Any) -> dict[str, dict[str, Seen]]:
                 str(journal),
                 tuple((int(begin), int(end)) for begin, end in ranges),
                 str(note),
-                *map(int, created),
+                int(created[0]) if created else 0,
             )
             for name, (journal, ranges, note, *created) in by_name.items()
         }
