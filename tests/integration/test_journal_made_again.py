@@ -19,7 +19,13 @@ from gazette_platform.lake.typed.planning.ranges import HoleKind, JournalNow
 from gazette_platform.lake.typed.runs import backfilling, journals
 from gazette_platform.lake.typed.runs.amending import publish_amendment
 from gazette_platform.lake.typed.runs.working import LocalWorkers
-from gazette_platform.message import ArrowReader, read_committed, read_journals, read_uncommitted
+from gazette_platform.message import (
+    ArrowReader,
+    read_arrow,
+    read_committed,
+    read_journals,
+    read_uncommitted,
+)
 from gazette_platform.protocol import DOUBTED, SuspendLevel, SuspendSpec
 from gazette_platform.spark.typed_frames import typed_frame
 
@@ -394,3 +400,24 @@ class TestReads:
                 with pytest.raises(JournalReplaced):
                     await anext(waiting)
                 await waiting.aclose()
+
+    @pytest.mark.parametrize("committed", [False, True])
+    def test_places_of_a_read_into_arrow_are_of_its_journals(
+        self, client, make_again, names, committed
+    ):
+        kept, other = create(client, names.prefix, "kept", "other")
+        selector = f"name:prefix={names.prefix}/"
+        for name in (kept, other):
+            client.append(name, bulk(0, 10))
+        with read_arrow(client, selector, committed=committed) as reading:
+            assert reading.read_all().num_rows == 20
+            known = {"offsets": reading.places, "committed": committed}
+            if committed:
+                known["checkpoints"] = reading.checkpoints
+        client.append(kept, bulk(10, 5))
+        with read_arrow(client, selector, **known) as reading:
+            assert reading.read_all().num_rows == 5
+        make_again(other)
+        client.append(other, bulk(100, 30))
+        with read_arrow(client, selector, **known) as reading, pytest.raises(JournalReplaced):
+            reading.read_all()
