@@ -13,11 +13,13 @@ from typed_shop import SPEC, Shop, record
 
 from gazette_platform import AsyncClient, Client, ClientConfig
 from gazette_platform.client import reader
-from gazette_platform.errors import GazetteError, JournalReplaced, ValidationError
+from gazette_platform.errors import GazetteError, JournalReplaced, LakeError, ValidationError
+from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
 from gazette_platform.lake.typed.planning.ranges import HoleKind, JournalNow
 from gazette_platform.lake.typed.runs import backfilling, journals
 from gazette_platform.lake.typed.runs.amending import publish_amendment
+from gazette_platform.lake.typed.runs.reprocessing import Quarantined, Reprocessor
 from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.message import (
     ArrowReader,
@@ -239,6 +241,23 @@ class TestTypedTables:
             with pytest.raises(GazetteError, match=f"{one} was deleted and made again"):
                 runner.run(shop.spec.typed, shop.spec, wanted)
         assert self.rows(shop) == [*range(100), *([*range(1000, 1010)] if begins_anew else [])]
+
+    def test_quarantine_of_two_journals_is_told_as_such(self, make_again, shop, names):
+        one, two = shop.journals
+        for at in (0, 1):
+            shop.append(at, record(1, name=5))
+        shared_to = shop.run().state.journals[one].offset
+        make_again(one)
+        shop.append(0, record(2, producer=2, name=6), record(3, producer=2, name=7))
+        assert shop.run(begin_anew={one: 0}).counts.quarantined == 2
+        without = SPEC.replace("  - {{name: name, type: string}}\n", "") + "  retired: [name]\n"
+        spec = parse_table_spec(without.format(root=names.prefix)).typed
+        reprocessor = Reprocessor(typed_catalog(shop.settings))
+        with pytest.raises(LakeError, match=f"`--journal {one} --begin {shared_to}`"):
+            reprocessor.run(spec)
+        for meant in Quarantined(journal=one, begin=shared_to), Quarantined(journal=two):
+            assert reprocessor.run(spec, meant).typed == 1
+        assert self.rows(shop) == [1, 3]
 
     def test_view_in_spark_says_what_it_leaves_out(self, client, make_again, shop, caplog):
         one = shop.journals[0]
