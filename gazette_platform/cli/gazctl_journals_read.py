@@ -282,7 +282,7 @@ class _Merge:
             advice="take the journal out of the file of --offsets, and it is read from its beginning; or make the "
             "savepoint again",
         )
-        self.created[journal] = created
+        self.created[journal] = created or self.created.get(journal, 0)
         reader = self._client.read(
             journal,
             offset,

@@ -228,13 +228,13 @@ def _ran(
             else f"{report.table}: nothing of {journal} had to be given up"
         )
     for journal in begin_anew:
-        before, after = report.before.journals.get(journal), report.state.journals.get(journal)
-        is_another = before is not None and after is not None and before.created != after.created
-        note(
-            f"{report.table}: {journal} is read from offset {begin_anew[journal]} on"
-            if is_another
-            else f"{report.table}: {journal} is the journal that was read, so nothing began anew"
-        )
+        if journal in report.begun_anew:
+            told = f"is read from offset {report.begun_anew[journal]} on"
+        elif journal in report.before.journals:
+            told = "is the journal that was read, so nothing began anew"
+        else:
+            told = "was not read before, so nothing began anew"
+        note(f"{report.table}: {journal} {told}")
     return run_values(report), not (report.holes or report.unreadable)
 
 

@@ -86,8 +86,8 @@ class ReadOptions:
     from_savepoint: str = ""
     """Name of a savepoint to take the first offset from; looked up when the read begins."""
     created: int = 0
-    """Create revision of the journal that the offset belongs to (`protocol.identity`). Each stream of the read begins
-    with a look whether it is the journal still, and `JournalReplaced` ends the read if not; 0: not known."""
+    """Create revision of the journal that the offset belongs to (`protocol.identity`). Before and behind the begin of each
+    stream of the read it is looked whether it is the journal still, and `JournalReplaced` ends the read if not; 0: not known."""
 
     def __post_init__(self) -> None:
         """Raises: ValidationError: options that make no sense."""
@@ -141,6 +141,9 @@ class Reader(Aclosing):
         self._options = options
         self._from_savepoint = options.from_savepoint
         self._created = options.created
+        self._told_at = self._looked_at = (
+            0  # revisions of etcd: of what is read, and of the last look
+        )
         self._is_direct = options.direct
         self._asks_others = False
         self._patience = transport.patience()
@@ -255,8 +258,7 @@ class Reader(Aclosing):
 
     async def _next_served(self) -> memoryview | None:
         """The next piece from a broker; None when a message had no content, or the RPC ended."""
-        if self._call is None:
-            await self._start()
+        await self._begin()
         call, wire = self._call, self._wire
         if call is None or wire is None:
             return None  # ended meanwhile
@@ -297,6 +299,13 @@ class Reader(Aclosing):
         self.offset = offset + len(content)
         return content
 
+    async def _begin(self) -> None:
+        """Have a stream, which is one of the journal that is to be read."""
+        if self._call is None:
+            await self._start()
+        elif self._created and self._told_at > self._looked_at:
+            await self._require_same(self._told_at)
+
     async def _start(self) -> None:
         if self._from_savepoint:
             name = self._from_savepoint
@@ -329,7 +338,7 @@ class Reader(Aclosing):
             begin_mod_time=options.begin_mod_time,
             min_etcd_revision=self._transport.min_revision(options.min_revision),
         )
-        self._metadata = None
+        self._metadata, self._told_at = None, 0
         self._wire = wire
         wire.calls += 1
         self._call = wire.read(
@@ -337,9 +346,18 @@ class Reader(Aclosing):
             metadata=self._transport.auth.metadata(Capability.READ, self.journal),
         )
 
-    async def _require_same(self) -> None:
+    async def _require_same(self, revision: int = 0) -> None:
+        """Look which journal it is.
+
+        Args:
+            revision: of etcd, that brokers knew who told what is looked after: a journal may be made again between a
+                look and what comes behind it, and between that and a look that knows less.
+
+        Raises: JournalReplaced. TransportError: the broker that was asked lags behind.
+        """
         selector = LabelSelector(include=LabelSet.of(name=strip_meta(self.journal)))
-        for found in await list_journals(self._transport, selector):
+        listed = await list_journals(self._transport, selector)
+        for found in listed:
             require_same(
                 self.journal,
                 self._created,
@@ -347,6 +365,9 @@ class Reader(Aclosing):
                 offset=self.offset,
                 advice="begin at an offset of this one, such as 0",
             )
+        self._looked_at = listed.header.etcd.revision
+        if self._looked_at < revision:
+            raise TransportError(f"read of {self.journal}: the broker that was asked lags behind")
 
     def _drop(self) -> None:
         """Forget the RPC, and end it if it has not."""
@@ -361,6 +382,7 @@ class Reader(Aclosing):
         """Take in a metadata message."""
         if response.HasField("header"):
             self._transport.learn(self.journal, response.header)
+            self._told_at = response.header.etcd.revision
         if response.status != pb.OK:
             self._refused(response)
             return
@@ -462,6 +484,8 @@ class Reader(Aclosing):
             page_limit=_PLAN_FRAGMENTS,
             ttl_s=URL_TTL_S,
         )
+        if self._created and page.header.etcd.revision > self._looked_at:
+            await self._require_same(page.header.etcd.revision)
         return page.fragments
 
     async def _next_stored(self) -> bytes | None:

@@ -190,8 +190,19 @@ class Supervisor:
         self._changed()
 
     def _changed(self) -> None:
-        self._state.save(self._layout.state)
+        with self._tolerated():
+            self._state.save(self._layout.state)
         self._observer.changed(self._state)
+
+    @contextmanager
+    def _tolerated(self) -> Iterator[None]:
+        """Let nothing end that has been ready because a file cannot be written: the disk may be full for a while."""
+        try:
+            yield
+        except OSError as error:
+            if self._state.phase in ("installing", "starting"):
+                raise
+            _log.warning("cannot write the state of the platform: %s", error)
 
     def _start_all(self) -> None:
         with ThreadPoolExecutor(_PROBES_MAX, thread_name_prefix="probe") as pool:
@@ -283,14 +294,18 @@ class Supervisor:
         pids = {name: child.id.pid for name, child in self._children.items()}
         found = endpoints_of(self._options, self._state.ports)
         endpoints = replace(found, pids={"supervisor": os.getpid(), **pids})
-        endpoints.save(self._layout.endpoints)
+        with self._tolerated():
+            endpoints.save(self._layout.endpoints)
         return endpoints
 
     def _keep_up(self, component: Component, pool: ThreadPoolExecutor) -> None:
         """Start a component again that has ended, or does not become ready, when it is time."""
         name = component.name
         if name not in self._restart_at:
-            how = self._how_it_failed(component, pool)
+            try:
+                how = self._how_it_failed(component, pool)
+            except Exception as error:  # noqa: BLE001  whatever its probe raises, all others run on
+                how = f"cannot be asked whether it is ready: {error}"
             if how:
                 self._plan_restart(component, how)
         elif time.monotonic() >= self._restart_at[name]:
@@ -331,7 +346,8 @@ class Supervisor:
         self._state.phase = "stopping"
         if self._state.pid:
             self._changed()
-        self._layout.endpoints.unlink(missing_ok=True)
+        with self._tolerated():
+            self._layout.endpoints.unlink(missing_ok=True)
         stopping: dict[str, float] = {}
         while any(name in self._children for name in self._state.components):
             self._ask_unneeded(stopping)

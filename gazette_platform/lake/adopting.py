@@ -83,4 +83,4 @@ def _adopted(parameters: Mapping[str, str], created: Mapping[str, int]) -> dict[
     now = created.get(state.journal, 0)
     if not now or not state.ranges or state.created == now:
         return None
-    return replace(state, created=now).within(parameters)
+    return state.created_again(now).within(parameters)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import LakeError
+from gazette_platform.protocol import is_another
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -29,6 +30,8 @@ _FIGURES = frozenset({"numFiles", "numRows", "totalSize"})
 _CHARACTERS_MAX = 3500
 # Single files; where more are wrong, the spec is.
 _ASIDE_MAX = 24
+# Of journals that were created again one after the other, which is as seldom as etcd loses its data.
+_FORMERLY_MAX = 8
 
 RANGES_MAX: Final = 10_000
 """Of one Hive partition: what would make more is refused. Its parameters come to some 300 KB by then."""
@@ -77,6 +80,8 @@ class PartitionState:
     """Begin and end of each fragment that was set aside, ascending: in no range and no total."""
     created: int = 0
     """Create revision of the journal that the offsets belong to (`protocol.identity`); 0: not known."""
+    formerly: tuple[int, ...] = ()
+    """Create revisions that it had before a person said that it holds what it held, ascending: others keep these."""
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> PartitionState:
@@ -109,6 +114,7 @@ class PartitionState:
                 moving=tuple(map(_text, raw.get("moving", ()))),
                 aside=_spans(raw.get("aside", ())),
                 created=_number(raw.get("created", 0)),
+                formerly=tuple(map(_number, raw.get("formerly", ()))),
             )
         except (ValueError, KeyError, TypeError, RecursionError) as err:
             raise LakeError(
@@ -128,6 +134,7 @@ class PartitionState:
             "stored_bytes": self.stored_bytes,
             **({"aside": self.aside} if self.aside else {}),
             **({"created": self.created} if self.created else {}),
+            **({"formerly": self.formerly} if self.formerly else {}),
         }
         if self.rows is None and self.rows_known is not None:
             state["rows_known"] = self.rows_known
@@ -223,8 +230,14 @@ class PartitionState:
             ),
             uncounted=uncounted,
             created=created or self.created,
+            formerly=() if is_another(self.created, created) else self.formerly,
         )
         return added.with_known(None if known is None else known + (rows or 0))
+
+    def created_again(self, created: int) -> PartitionState:
+        """The state of a journal that holds what it held, and was created again."""
+        known = {*self.formerly, self.created} - {0, created}
+        return replace(self, created=created, formerly=tuple(sorted(known))[-_FORMERLY_MAX:])
 
     def with_known(self, rows: int | None) -> PartitionState:
         """The state with `rows` in all fragments but the uncounted ones; None: not known."""

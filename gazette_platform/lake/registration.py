@@ -214,8 +214,9 @@ class Registrar:
                 self._go_back(session, spec, table, listed, report, is_over)
                 report.errors += _codec_errors(journals)
             for journal, listing in listed.items():
-                if not listing.is_refused:
-                    listing.cursor = replace(listing.cursor, created=created.get(journal, 0))
+                # One that is gone by now, or of which a former release tells, stays what it was.
+                if not listing.is_refused and created.get(journal):
+                    listing.cursor = replace(listing.cursor, created=created[journal])
             is_current = table is not None and table.parameters.get(DIGEST) == spec.digest
             if table is None or not is_current:
                 table = self._make_table(session, spec, journals, listed, table, is_over)

@@ -47,7 +47,11 @@ class HeldBytes(Protocol):
 
 
 def pieces_of(
-    client: Client, held: HeldBytes, *, on_jump: Literal["raise", "continue"] = "raise"
+    client: Client,
+    held: HeldBytes,
+    *,
+    on_jump: Literal["raise", "continue"] = "raise",
+    created: int = 0,
 ) -> Generator[Piece, None, None]:
     """Content, in order, in pieces of any size.
 
@@ -58,12 +62,13 @@ def pieces_of(
         client: of brokers; its config says where ``file`` stores are rooted.
         held: what is read.
         on_jump: what to do about content that is gone, as of `Client.read`.
+        created: create revision of the journal, as of `Client.read`: of what brokers are asked for.
 
     Returns: a generator, to be closed before the client is.
     Raises: OffsetJump: content is gone. DataError: what is stored is damaged. StatusError, TransportError: it
         is not stored, or its store fails, and brokers do not give it either.
     """
-    source = _content(client.asynchronous, held, on_jump)
+    source = _content(client.asynchronous, held, on_jump, created)
     try:
         while (piece := client.run(next_or_none(source))) is not None:
             yield piece
@@ -72,7 +77,7 @@ def pieces_of(
 
 
 async def _content(
-    client: AsyncClient, held: HeldBytes, on_jump: Literal["raise", "continue"]
+    client: AsyncClient, held: HeldBytes, on_jump: Literal["raise", "continue"], created: int
 ) -> AsyncGenerator[Piece, None]:
     at = held.begin
     if held.listing is not None and held.listing.signed_url:
@@ -100,7 +105,7 @@ async def _content(
             await pieces.aclose()
     if at >= held.end:
         return
-    reader = client.read(held.journal, at, end_offset=held.end, on_jump=on_jump)
+    reader = client.read(held.journal, at, end_offset=held.end, on_jump=on_jump, created=created)
     try:
         async for served in reader:
             yield reader.offset - len(served), bytes(served)

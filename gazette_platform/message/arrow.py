@@ -13,6 +13,7 @@ from gazette_platform.message.framing import FRAME_BYTES_MAX
 from gazette_platform.message.selection import JournalSpan, Nothing, Until, select_spans
 from gazette_platform.ops.closing import Aclosing, Closing
 from gazette_platform.ops.extras import required
+from gazette_platform.protocol import join_created
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -129,6 +130,7 @@ class ArrowReader(Aclosing):
         self._columns = columns
         self._direct = direct
         self._spans: list[JournalSpan] | None = None
+        self._created: dict[str, int] = {}
         self._blocks: _Blocks | CommittedBlocks | None = None
         self._ready: list[ArrowBatch] = []
 
@@ -154,6 +156,7 @@ class ArrowReader(Aclosing):
                     path="until",
                 )
             self._spans = spans[::-1]
+            self._created = {span.journal: span.created for span in spans}
         while not self._ready:
             if self._blocks is None:
                 if not self._spans:
@@ -184,6 +187,15 @@ class ArrowReader(Aclosing):
             self._reached(self._blocks)
         return batch
 
+    @property
+    def places(self) -> dict[str, int]:
+        """Offsets to go on at, with the journals that they belong to: keep them, and give them as `offsets`.
+
+        Give `checkpoints`, too, if only committed messages were read.
+        """
+        reached = {name: one.offsets.get(name, 0) for name, one in self.checkpoints.items()}
+        return join_created({**self.offsets, **reached}, self._created)
+
     def _reached(self, blocks: _Blocks | CommittedBlocks) -> None:
         """All that `blocks` has given was returned."""
         if isinstance(blocks, CommittedBlocks):
@@ -211,6 +223,7 @@ class ArrowReader(Aclosing):
             end_offset=span.end or 0,
             direct=self._direct,
             on_jump="continue",
+            created=span.required,
         )
         return _Blocks(span, reader, parser)
 
@@ -247,6 +260,11 @@ class SyncArrowReader(Closing):
     def checkpoints(self) -> dict[str, SequencerCheckpoint]:
         """Likewise, if only committed messages were."""
         return self._reader.checkpoints
+
+    @property
+    def places(self) -> dict[str, int]:
+        """As of `ArrowReader`."""
+        return self._reader.places
 
     def batches(self) -> Iterator[ArrowBatch]:
         """Batches with their journals and offsets."""

@@ -167,6 +167,7 @@ class CommittedBlocks:
             block=span.end is None,
             end_offset=span.end or 0,
             direct=self._direct,
+            created=span.required,
         )
 
     async def aclose(self) -> None:

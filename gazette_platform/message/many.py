@@ -63,6 +63,7 @@ async def read_journals(
             block=span.end is None,
             end_offset=span.end or 0,
             direct=direct,
+            created=span.required,
         )
     return readers
 

@@ -30,6 +30,15 @@ class JournalSpan:
     """Byte offset of the first message."""
     end: int | None
     """Byte offset to end at; None: wait for more."""
+    created: int = 0
+    """Create revision of the journal (`protocol.identity`); 0: not known."""
+    is_long: bool = False
+    """Whether the read waits for more, or begins at an offset that was kept with its journal."""
+
+    @property
+    def required(self) -> int:
+        """`created`, where each stream of the read is to be looked at; else 0, for it is over soon."""
+        return self.created if self.is_long else 0
 
     @property
     def is_empty(self) -> bool:
@@ -94,5 +103,10 @@ async def select_spans(
         )
         # Of one that is fully suspended nothing is stored: it ends where it begins.
         end = heads.get(journal.name, begin) if until == "head" else None
-        spans.append(JournalSpan(journal.name, journal.spec.labels, begin, end))
+        is_long = end is None or journal.name in created
+        spans.append(
+            JournalSpan(
+                journal.name, journal.spec.labels, begin, end, journal.create_revision, is_long
+            )
+        )
     return spans

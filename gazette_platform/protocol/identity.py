@@ -3,13 +3,14 @@
 A journal that is deleted and made again keeps its name, and its offsets begin again: an offset of the former
 journal stands for other bytes in the new one. Whoever keeps an offset therefore keeps the *create revision* of the
 journal beside it: the revision of etcd that created the key of its spec. Every listing carries it, so a check costs
-one call that most readers make anyway, and it never returns to a former value.
+one call that most readers make anyway, and it never returns to a former value while etcd keeps its data.
 
 Rejected: a digest of the content before the offset. It needs a read for each check, the content may be pruned by
 then, and regular records give the same digest in both journals.
 
-If etcd is set up again from a listing, all create revisions change, although stored content may be the same. Only a
-person can know that, so readers refuse, and a person decides.
+If etcd is set up again from a listing, create revisions change, although stored content may be the same. Only a
+person can know that, so readers refuse, and a person decides. They do not change where specs are applied to a new etcd as
+early as they were to the former one, because each counts from 1: that is not noticed here.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ def is_another(kept: int, now: int) -> bool:
         kept: create revision that was kept with the offset; 0: unknown, as in files of former releases.
         now: create revision of the journal; 0: unknown, as brokers of old releases do not say it.
 
-    >>> is_another(7, 9), is_another(7, 7), is_another(0, 9), is_another(DOUBTED, 9)
+    >>> is_another(7, 9), is_another(7, 7), is_another(0, 9), is_another(DOUBTED, 0)
     (True, False, False, True)
     """
-    return bool(kept and now) and kept != now
+    return kept == DOUBTED or (bool(kept and now) and kept != now)
 
 
 def require_same(journal: str, kept: int, now: int, *, offset: int, advice: str) -> None:

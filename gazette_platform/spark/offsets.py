@@ -153,7 +153,7 @@ def require_created(offset: Mapping[str, Any], now: Mapping[str, int]) -> dict[s
             advice="begin with a new checkpoint; the newest file in `offsets` of this one has the `startingOffsets` of "
             "the journals that go on",
         )
-    return {**kept, **now}
+    return {**kept, **{name: created for name, created in now.items() if created}}
 
 
 def _is_foreign(offset: Mapping[str, Any]) -> ValidationError:

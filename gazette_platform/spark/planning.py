@@ -182,7 +182,13 @@ async def ranges_of_batch(client: AsyncClient, options: SourceOptions) -> list[R
                 path="endingSavepoint" if options.ending.savepoint else "endingOffsets",
             )
     return [
-        Range(journal=name, content_type=one.content_type, begin=begins[name], end=ends[name])
+        Range(
+            journal=name,
+            content_type=one.content_type,
+            begin=begins[name],
+            end=ends[name],
+            created=one.created,
+        )
         for name, one in sorted(journals.items())
     ]
 
@@ -220,6 +226,7 @@ async def splits_of(
             begin=first,
             end=one.end,
             producers=one.producers,
+            created=one.created,
         )
         return [whole] if first < one.end else []
 

@@ -68,7 +68,7 @@ def _blocks(
         finally:
             client.run(source.aclose())
         return
-    pieces = pieces_of(client, span, on_jump=options.on_jump)
+    pieces = pieces_of(client, span, on_jump=options.on_jump, created=span.created)
     if span.content_type in TEXTS:
         yield from _lines(span.journal, pieces)
     else:
@@ -191,6 +191,7 @@ async def _committed(
         framing=frames_of(span.content_type, options),
         end_offset=span.end,
         direct=True,
+        created=span.created,
     )
     begins: list[int] = []
     ends: list[int] = []

@@ -33,6 +33,8 @@ class Range:
     end: int
     producers: tuple[ProducerState, ...] = ()
     """Of committed messages, what is known of those before it."""
+    created: int = 0
+    """Create revision of the journal (`protocol.identity`); 0: not known."""
 
 
 @final
@@ -47,6 +49,8 @@ class Span:
     listing: FragmentListing | None = None
     """The persisted fragment that is read; None: brokers are asked."""
     producers: tuple[ProducerState, ...] = ()
+    """As of `Range`."""
+    created: int = 0
     """As of `Range`."""
 
     @override
@@ -108,6 +112,7 @@ def plan_range(wanted: Range, listed: Iterable[FragmentListing]) -> RangePlan:
             begin=max(each.begin, wanted.begin),
             end=each.end,
             listing=each.listing,
+            created=wanted.created,
         )
         for each in plan.segments
         if each.end > wanted.begin

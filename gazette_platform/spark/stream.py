@@ -125,7 +125,7 @@ class StreamReader(DataSourceStreamReader):
             if begins[name] < reached
         ]
         client = self._open()
-        types = client.run(_content_types(client.asynchronous, self._options, ranges, end))
+        journals = client.run(_journals_of(client.asynchronous, self._options, ranges, end))
         splits = client.run(
             splits_of(
                 client.asynchronous,
@@ -133,10 +133,11 @@ class StreamReader(DataSourceStreamReader):
                 [
                     Range(
                         journal=name,
-                        content_type=types[name],
+                        content_type=journals[name].content_type,
                         begin=begin,
                         end=reached,
                         producers=known.get(name, ()),
+                        created=journals[name].created,
                     )
                     for name, begin, reached in ranges
                 ],
@@ -185,22 +186,21 @@ def _check(options: SourceOptions) -> None:
         raise ValidationError("are of batches only: a stream has no end", path="endingOffsets")
 
 
-async def _content_types(
+async def _journals_of(
     client: AsyncClient,
     options: SourceOptions,
     ranges: list[tuple[str, int, int]],
     end: dict[str, Any],
-) -> dict[str, str]:
+) -> Journals:
     journals = await find_journals(client, options)
     require_created(end, {name: one.created for name, one in journals.items()})
-    found = {name: journals[name].content_type for name, _, _ in ranges if name in journals}
-    gone = sorted({name for name, _, _ in ranges} - found.keys())
+    gone = sorted({name for name, _, _ in ranges} - journals.keys())
     if gone:
         raise ValidationError(
             f"{', '.join(gone)}: the batch reads of it, and it is gone, or {options.selector} does not "
             "match it any more (make it match again, or begin with a new checkpoint)"
         )
-    return found
+    return journals
 
 
 async def _between_messages(

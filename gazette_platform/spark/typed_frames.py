@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["typed_frame"]
 
+_log = logging.getLogger(__name__)
+
 
 def typed_frame(
     spark: SparkSession, raw: TableSpec, client: Client, settings: LakeSettings
@@ -35,6 +38,14 @@ def typed_frame(
     assert raw.typed is not None  # it was looked for
     catalog = typed_catalog(settings)
     pinned = pin_tail(catalog.door(raw.typed.name), raw.typed, raw, client)
+    for hole in pinned.holes:
+        _log.warning(
+            "%s: the view does not have all of %s: %s (`gazctl lake check %s` says more)",
+            raw.typed.name,
+            hole.journal,
+            hole.kind,
+            raw.typed.name,
+        )
     try:
         history = _history(spark, f"{catalog.name}.{raw.typed.name}", pinned)
         if history is not None and pinned.is_empty:

@@ -55,6 +55,8 @@ class FakeJournal:
     begin: int = 0
     spec: JournalSpec | None = None
     revision: int = 1
+    created: int = 1
+    """Create revision; 0: it is not said, as by brokers of old releases."""
     registers: LabelSet = field(default_factory=LabelSet)
     fragment: Fragment | None = None
     """A persisted fragment that reads with do_not_proxy are pointed to."""
@@ -294,7 +296,7 @@ class FakeBroker:
                 response.journals.add(
                     spec=spec.to_pb(),
                     mod_revision=journal.revision,
-                    create_revision=1,
+                    create_revision=journal.created,
                     route=self.header().route,
                 )
         return response

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import spark_journals
-from spark_journals import create
+from spark_journals import bulk, create, json_lines
 from typed_shop import SPEC, Shop, record
 
 from gazette_platform import AsyncClient, Client, ClientConfig
-from gazette_platform.errors import JournalReplaced, ValidationError
+from gazette_platform.client import reader
+from gazette_platform.errors import GazetteError, JournalReplaced, LakeError, ValidationError
+from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
 from gazette_platform.lake.typed.planning.ranges import HoleKind, JournalNow
-from gazette_platform.lake.typed.runs import journals
-from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
+from gazette_platform.lake.typed.runs import backfilling, journals
+from gazette_platform.lake.typed.runs.amending import publish_amendment
+from gazette_platform.lake.typed.runs.reprocessing import Quarantined, Reprocessor
 from gazette_platform.lake.typed.runs.working import LocalWorkers
-from gazette_platform.message import read_committed, read_journals, read_uncommitted
-from gazette_platform.protocol import DOUBTED
+from gazette_platform.message import (
+    ArrowReader,
+    read_arrow,
+    read_committed,
+    read_journals,
+    read_uncommitted,
+)
+from gazette_platform.protocol import DOUBTED, SuspendLevel, SuspendSpec
+from gazette_platform.spark.typed_frames import typed_frame
 
 pytestmark = pytest.mark.etcd
 
@@ -69,25 +80,39 @@ class TestTypedTables:
         shop.append(0, *self.records(range(1000, 1010), 2))
         report = shop.run(begin_anew={one: 0})
         assert (report.is_whole, report.counts.typed) == (True, 10)
-        state = shop.run(begin_anew={one: 0}).state.journals[one]  # once more changes nothing
+        assert report.begun_anew == {one: 0}
+        again = shop.run(begin_anew={one: 0})  # once more changes nothing
+        assert again.begun_anew == {}
+        state = again.state.journals[one]
         assert (state.offset, state.shared_to) == (client.write_head(one), read)
         assert self.rows(shop) == [*range(100), *range(1000, 1010)]
 
-    def test_journal_that_lost_its_end_stays_refused(self, client, make_again, shop):
-        """A state of a former release does not say which journal its offset belongs to."""
-        one = shop.journals[0]
+    @pytest.fixture
+    def of_former_release(self, shop, monkeypatch):
+        """A table of which the state does not say which journal its offset belongs to."""
         shop.append(0, *self.records(range(100), 1))
         unnoted = JournalNow.__init__
-        try:
-            JournalNow.__init__ = lambda self, **fields: unnoted(self, **fields | {"created": 0})
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                JournalNow, "__init__", lambda self, **told: unnoted(self, **told | {"created": 0})
+            )
             shop.run()
-        finally:
-            JournalNow.__init__ = unnoted
+        return shop
+
+    def test_journal_that_lost_its_end_stays_refused(self, make_again, of_former_release):
+        shop = of_former_release
+        one = shop.journals[0]
         make_again(one)
         shop.append(0, *self.records(range(10), 2))
         assert shop.run().state.journals[one].created == DOUBTED
         shop.append(0, *self.records(range(2000, 2150), 2))
         assert [hole.kind for hole in shop.run().holes] == [HoleKind.MADE_AGAIN]
+
+    def test_state_that_does_not_say_its_journal_does_not_begin_anew(self, of_former_release):
+        one = of_former_release.journals[0]
+        report = of_former_release.run(begin_anew={one: 0})
+        assert report.state.journals[one].created
+        assert (report.begun_anew, report.counts.messages) == ({}, 0)
 
     def test_run_drops_what_it_read_of_a_journal_that_is_made_again_meanwhile(
         self, make_again, shop
@@ -127,13 +152,38 @@ class TestTypedTables:
         assert (report.holes, report.state.journals[one].offset) == ((), read)
         assert asked.count(one) == 2
 
+    def test_spec_of_a_broker_that_lags_is_asked_for_again(self, client, shop, monkeypatch):
+        """It says that the journal is suspended yet, and ends where it was suspended."""
+        one = shop.journals[0]
+        shop.append(0, *self.records(range(10), 1))
+        read = shop.run().state.journals[one].offset
+        listed, lists = type(client.asynchronous).list, []
+
+        async def lagging(self, selector=""):
+            found = await listed(self, selector)
+            lists.append(selector)
+            if len(lists) > 1:
+                return found
+            suspend = SuspendSpec(level=SuspendLevel.FULL, offset=read - 1)
+            return [
+                replace(each, spec=replace(each.spec, suspend=suspend))
+                if each.name == one
+                else each
+                for each in found
+            ]
+
+        monkeypatch.setattr(type(client.asynchronous), "list", lagging)
+        monkeypatch.setattr(journals, "_LAG_S", 0.0)
+        report = shop.run()
+        assert (report.holes, report.state.journals[one].created != DOUBTED) == ((), True)
+
     def test_backfill_keeps_rows_of_the_former_journal(self, client, make_again, shop):
         one = shop.journals[0]
         shop.append(0, *self.records(range(100), 1))
         shop.run()
         make_again(one)
         shop.append(0, *self.records(range(1000, 1010), 2))
-        backfills = BackfillRunner(typed_catalog(shop.settings), LocalWorkers(), client)
+        backfills = backfilling.BackfillRunner(typed_catalog(shop.settings), LocalWorkers(), client)
         wanted = {one: [(0, 1 << 40)]}
         for options in ({}, {"begin_anew": {one: 0}}):
             shop.run(**options)
@@ -149,6 +199,85 @@ class TestTypedTables:
         report = backfills.run(shop.spec.typed, shop.spec, wanted)
         assert (report.typed, report.typed_before) == (150, 150)
         assert len(self.rows(shop)) == 100 + 10 + 150 + 150
+
+    @pytest.mark.parametrize("moment", ["as it is read", "as it is published"])
+    @pytest.mark.parametrize("begins_anew", [True, False])
+    def test_backfill_gives_up_a_journal_that_is_made_again_meanwhile(
+        self, client, make_again, shop, monkeypatch, begins_anew, moment
+    ):
+        """Else it would take rows of the new journal for those of the former one."""
+        one = shop.journals[0]
+        shop.append(0, *self.records(range(100), 1))
+        shop.run()
+        left = ["make it again"]
+
+        def at(now):
+            if now == moment and left:
+                left.clear()
+                make_again(one)
+                shop.append(0, *self.records(range(1000, 1010), 2))
+                if begins_anew:
+                    shop.run(begin_anew={one: 0})
+
+        class Workers:
+            merger = None
+
+            def carry_out(self, job, orders):
+                done = LocalWorkers().carry_out(job, orders)
+                at("as it is read")
+                return done
+
+        def publish(*args, **options):
+            at("as it is published")
+            return publish_amendment(*args, **options)
+
+        monkeypatch.setattr(backfilling, "publish_amendment", publish)
+        runner = backfilling.BackfillRunner(typed_catalog(shop.settings), Workers(), client)
+        wanted = {one: [(0, 1 << 40)]}
+        if moment == "as it is published" and not begins_anew:
+            # All rows are of the journal that was read.
+            assert runner.run(shop.spec.typed, shop.spec, wanted).typed == 100
+        else:
+            with pytest.raises(GazetteError, match=f"{one} was deleted and made again"):
+                runner.run(shop.spec.typed, shop.spec, wanted)
+        assert self.rows(shop) == [*range(100), *([*range(1000, 1010)] if begins_anew else [])]
+
+    def test_quarantine_of_two_journals_is_told_as_such(self, make_again, shop, names):
+        one, two = shop.journals
+        for at in (0, 1):
+            shop.append(at, record(1, name=5))
+        shared_to = shop.run().state.journals[one].offset
+        make_again(one)
+        shop.append(0, record(2, producer=2, name=6), record(3, producer=2, name=7))
+        assert shop.run(begin_anew={one: 0}).counts.quarantined == 2
+        without = SPEC.replace("  - {{name: name, type: string}}\n", "") + "  retired: [name]\n"
+        spec = parse_table_spec(without.format(root=names.prefix)).typed
+        reprocessor = Reprocessor(typed_catalog(shop.settings))
+        with pytest.raises(LakeError, match=f"`--journal {one} --begin {shared_to}`"):
+            reprocessor.run(spec)
+        for meant in Quarantined(journal=one, begin=shared_to), Quarantined(journal=two):
+            assert reprocessor.run(spec, meant).typed == 1
+        assert self.rows(shop) == [1, 3]
+
+    def test_view_in_spark_says_what_it_leaves_out(self, client, make_again, shop, caplog):
+        one = shop.journals[0]
+        shop.append(0, *self.records(range(100), 1))
+        shop.run()
+        make_again(one)
+        shop.append(0, *self.records(range(10), 2))
+
+        class Session:
+            """Of Spark, as far as a view without a tail asks for it."""
+
+            def sql(self, query):
+                return query
+
+        frame = typed_frame(Session(), shop.spec, client, shop.settings)
+        assert "VERSION AS OF" in frame
+        [told] = [each.message for each in caplog.records if one in each.message]
+        assert told == (
+            f"typed.orders: the view does not have all of {one}: made again (`gazctl lake check typed.orders` says more)"
+        )
 
     def test_table_with_a_key_refuses_to_begin_anew(self, client, make_again, tmp_path, names):
         shop = Shop(client, names.prefix, tmp_path, SPEC + "  key: [n]\n")
@@ -200,15 +329,114 @@ class TestReads:
         client.append(name, b"x" * 100)
         created = client.get(name).create_revision
         async with AsyncClient(ClientConfig(address=shared.address)) as reading:
-            reader = reading.read(name, 90, block=True, created=created)
-            assert bytes(await anext(reader)) == b"x" * 10
-            waiting = asyncio.get_running_loop().create_task(anext(reader))
+            read = reading.read(name, 90, block=True, created=created)
+            assert bytes(await anext(read)) == b"x" * 10
+            waiting = asyncio.get_running_loop().create_task(anext(read))
             await asyncio.to_thread(make_again, name)
             await asyncio.to_thread(client.append, name, b"y" * 200)
             with pytest.raises(JournalReplaced):
                 await waiting
-            await reader.aclose()
+            await read.aclose()
             for read in (read_uncommitted, read_committed):
                 messages = await read(reading, name, 90, created=created)
                 with pytest.raises(JournalReplaced):
                     await anext(messages)
+
+    async def test_journal_that_is_made_again_between_the_look_and_the_read(
+        self, client, make_again, shared, names, monkeypatch
+    ):
+        [name] = create(client, names.prefix, "a")
+        client.append(name, b"x" * 100)
+        created = client.get(name).create_revision
+        look, looks = reader.list_journals, []
+
+        async def looked(transport, selector):
+            found = await look(transport, selector)
+            looks.append(selector)
+            if len(looks) == 1:
+                await asyncio.to_thread(make_again, name)
+                await asyncio.to_thread(client.append, name, b"y" * 200)
+            return found
+
+        monkeypatch.setattr(reader, "list_journals", looked)
+        async with AsyncClient(ClientConfig(address=shared.address)) as reading:
+            with pytest.raises(JournalReplaced):
+                await reading.read(name, 90, created=created).read()
+
+    async def test_journal_that_is_made_again_amid_a_direct_read(
+        self, client, make_again, shared, names, monkeypatch
+    ):
+        """Fragments are listed ahead, without any new stream."""
+        [name] = create(client, names.prefix, "a")
+        created = client.get(name).create_revision
+
+        def store(*contents):
+            for content in contents:
+                client.append(name, content)
+                client.flush(f"name={name}")
+
+        await asyncio.to_thread(store, b"x" * 100, b"x" * 100)
+        page, pages = reader.fragment_page, []
+
+        async def paged(*args, **options):
+            pages.append(options)
+            if len(pages) == 1:
+                await asyncio.to_thread(make_again, name)
+                await asyncio.to_thread(store, b"y" * 100, b"y" * 200)
+            return await page(*args, **options)
+
+        monkeypatch.setattr(reader, "fragment_page", paged)
+        config = ClientConfig(address=shared.address, file_root=shared.fragments)
+        found = bytearray()
+
+        async def read_on():
+            async with AsyncClient(config) as reading:
+                async for piece in reading.read(name, 0, direct=True, created=created):
+                    found.extend(piece)
+
+        with pytest.raises(JournalReplaced):
+            await read_on()
+        assert pages
+        assert set(found) <= set(b"x")
+
+    @pytest.mark.parametrize("committed", [False, True])
+    async def test_read_of_many_journals_that_waits_ends_when_one_is_made_again(
+        self, client, make_again, shared, names, committed
+    ):
+        [name] = create(client, names.prefix, "a")
+        client.append(name, json_lines({"n": 1}))
+        async with AsyncClient(ClientConfig(address=shared.address)) as reading:
+            readers = await read_journals(
+                reading, f"name={name}", until="never", committed=committed
+            )
+            [[first]] = [await anext(readers[name])]
+            tables = ArrowReader(reading, f"name={name}", until="never", committed=committed)
+            batch = await anext(tables)
+            assert (first.message, batch.batch.to_pylist()) == ({"n": 1}, [{"n": 1}])
+            await asyncio.to_thread(make_again, name)
+            await asyncio.to_thread(client.append, name, bulk(100, 10))
+            for waiting in (readers[name], tables):
+                with pytest.raises(JournalReplaced):
+                    await anext(waiting)
+                await waiting.aclose()
+
+    @pytest.mark.parametrize("committed", [False, True])
+    def test_places_of_a_read_into_arrow_are_of_its_journals(
+        self, client, make_again, names, committed
+    ):
+        kept, other = create(client, names.prefix, "kept", "other")
+        selector = f"name:prefix={names.prefix}/"
+        for name in (kept, other):
+            client.append(name, bulk(0, 10))
+        with read_arrow(client, selector, committed=committed) as reading:
+            assert reading.read_all().num_rows == 20
+            known = {"offsets": reading.places, "committed": committed}
+            if committed:
+                known["checkpoints"] = reading.checkpoints
+        client.append(kept, bulk(10, 5))
+        with read_arrow(client, selector, **known) as reading:
+            assert reading.read_all().num_rows == 5
+        make_again(other)
+        client.append(other, bulk(100, 30))
+        with read_arrow(client, selector, **known) as reading, pytest.raises(JournalReplaced):
+            reading.read_all()

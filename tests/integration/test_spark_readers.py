@@ -228,6 +228,23 @@ def test_stream_refuses_a_journal_that_was_made_again(client, shared, stream, pr
     assert client.write_head(name) > positions_of(offsets[-1])[name]
 
 
+@pytest.mark.parametrize("committed", ["false", "true"])
+def test_tasks_refuse_a_journal_that_was_made_again_since_they_were_planned(
+    client, shared, stream, batch, prefix, committed
+):
+    [name] = create(client, prefix, "a")
+    client.append(name, bulk(0, 10))
+    streaming = stream(f"name={name}", committed=committed)
+    of_stream = streaming.partitions(INITIAL, streaming.latestOffset())
+    batching = batch(f"name={name}", committed=committed)
+    of_batch = batching.partitions()
+    make_again(client, shared, name)
+    client.append(name, bulk(2000, 300))
+    for reader, partitions in (streaming, of_stream), (batching, of_batch):
+        with pytest.raises(JournalReplaced):
+            rows_of(reader, partitions)
+
+
 def test_places_of_a_journal_that_was_made_again_are_refused(client, shared, batch, prefix):
     [name] = create(client, prefix, "a")
     client.append(name, bulk(0, 10))

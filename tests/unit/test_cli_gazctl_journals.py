@@ -314,6 +314,19 @@ def test_read_interleaves_whole_spans_and_keeps_offsets(gazctl, broker, tmp_path
     assert orjson.loads((tmp_path / "offsets.json.previous").read_bytes()) == offsets
 
 
+def test_read_keeps_which_journal_offsets_are_of_though_a_broker_does_not_say(
+    gazctl, broker, tmp_path
+):
+    broker.journal("a/one", b"12345")
+    again = ["read", "-l", "name=a/one", "--offsets", "o.json", "--offsets-out", "o.json"]
+    assert gazctl("read", "-l", "name=a/one", "--offsets-out", "o.json").code == 0
+    broker.journals["a/one"].created = 0
+    assert gazctl(*again).code == 0
+    assert orjson.loads((tmp_path / "o.json").read_bytes()) == {"a/one": 5, "a/one#created": 1}
+    broker.journals["a/one"].created = 2
+    assert "a/one was deleted and made again" in gazctl(*again).err
+
+
 def test_read_tail_learns_the_heads(gazctl, broker, tmp_path):
     broker.journal("a/one", b"12345")
     result = gazctl("read", "-l", "name=a/one", "--tail", "--offsets-out", "o.json")

@@ -13,6 +13,7 @@ from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.runtime.inlet import Inlet
 from gazette_platform.consumer.runtime.sources import Sources
 from gazette_platform.errors import GazetteError
+from gazette_platform.message.sequencer import SequencerCheckpoint
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.waiting import turns
 
@@ -96,4 +97,22 @@ async def test_a_source_that_cannot_be_read_ends_the_reading():
     assert inlet.is_closed
     with pytest.raises(GazetteError, match="something was cancelled"):
         inlet.check()
+    await tasks.close()
+
+
+async def test_a_journal_that_was_made_again_is_never_noted_as_the_one_that_was_read():
+    """A transaction that is being committed as the refusal comes would take it for that at the next start."""
+    client, tasks = Client(), TaskGroup("test")
+    client.may_tell.set()
+    shard = Shard("shard-000", "f", spec_of("in/a", "in/b", log=False), assigned(), client, None)
+    failed = asyncio.Event()
+    inlet = Inlet(100, failed.set)
+    sources = Sources(shard, Silent(), None, inlet)
+    known = Checkpoint(SequencerCheckpoint(offsets={"in/b": 1100}), created={"in/b": 5})
+    sources.start(tasks, known)
+    async with asyncio.timeout(30):
+        await failed.wait()
+    with pytest.raises(GazetteError, match="made again: offset 1100"):
+        inlet.check()
+    assert sources.created == {"in/a": 7}
     await tasks.close()

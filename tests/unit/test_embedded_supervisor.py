@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -258,6 +259,61 @@ def test_a_component_that_is_not_ready_again_in_time_is_started_once_more(
     stage.components[0] = replace(stage.components[0], start_timeout_s=0.5)
     stage.run(Recorder(kill))
     assert stage.events.count("start victim") == 4
+
+
+@pytest.mark.parametrize(
+    "error", [SetupError("Dagster cannot load the code: it is not there"), KeyError("data")]
+)
+def test_a_component_that_cannot_say_whether_it_is_ready_ends_nothing_else(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    """As a web server whose code servers were killed, too, and are not back yet."""
+    monkeypatch.setattr(supervising, "_RESTART_DELAYS_S", (0.0,))
+    stage.add("other")
+
+    def ready() -> bool:
+        if stage.events.count("start victim") in (2, 3):
+            raise error
+        return True
+
+    stage.add("victim", ready=ready)
+
+    def kill(endpoints: Endpoints) -> None:
+        os.kill(endpoints.pids["victim"], signal.SIGKILL)
+
+        def is_back() -> bool:
+            state = platform_state(stage.layout).components["victim"]
+            return stage.events.count("start victim") == 4 and state.state == "ready"
+
+        in_background(lambda: wait_until(is_back))
+
+    stage.run(Recorder(kill))
+    assert stage.events.count("start other") == stage.events.count("stop other") == 1
+
+
+def test_a_full_disk_ends_nothing(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    stage.add("other")
+    stage.add("victim", requires=("other",))
+    save = PlatformState.save
+
+    def fill(endpoints: Endpoints) -> None:
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def look() -> None:
+            wait_until(lambda: stage.events.count("start victim") == 2)
+            monkeypatch.setattr(PlatformState, "save", save)
+
+        monkeypatch.setattr(PlatformState, "save", full)
+        os.kill(endpoints.pids["victim"], signal.SIGKILL)
+        in_background(look)
+
+    stage.run(Recorder(fill))
+    assert stage.events[-2:] == ["stop victim", "stop other"]
+    assert stage.events.count("start other") == 1
+    assert any("No space left on device" in one.message for one in caplog.records)
 
 
 def test_a_component_whose_program_is_gone_is_tried_again(

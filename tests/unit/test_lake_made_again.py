@@ -179,6 +179,28 @@ def test_cursor_and_accounts_of_a_former_release_note_their_journal(lake):
     assert RegistrationCursor.parse(text).tables == {"s.events": lake.cursors}
 
 
+def test_cursor_keeps_its_journal_though_a_broker_does_not_say_which_it_is(lake):
+    """Brokers of two releases answer in turns, and accounts are of a former one."""
+
+    def unsaid(_):
+        return {JOURNAL: 0}
+
+    lake.files.created = unsaid
+    lake.append(50)
+    lake.tick()
+    del lake.files.created
+    lake.tick()
+    lake.files.created = unsaid
+    lake.tick()
+    del lake.files.created
+    before = lake.rows()
+    lake.make_again()
+    lake.append(90, "hour=09")
+    (error,) = lake.tick().errors
+    assert "was deleted and made again" in error
+    assert lake.rows() == before
+
+
 def test_it_is_told_while_its_former_files_are_still_there(lake):
     lake.append(50)
     lake.tick()

@@ -17,7 +17,7 @@ def test_same_or_unknown_journal_is_taken(kept, now):
     require_same("a/b", kept, now, offset=7, advice="begin at 0")
 
 
-@pytest.mark.parametrize(("kept", "now"), [(43, 77), (77, 43), (DOUBTED, 43)])
+@pytest.mark.parametrize(("kept", "now"), [(43, 77), (77, 43), (DOUBTED, 43), (DOUBTED, 0)])
 def test_another_journal_is_refused(kept, now):
     with pytest.raises(JournalReplaced) as told:
         require_same("a/b", kept, now, offset=7, advice="begin at 0")

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
 )
 
 from gazette_platform.client import FragmentListing
-from gazette_platform.errors import DataError, ValidationError
+from gazette_platform.errors import DataError, JournalReplaced, ValidationError
 from gazette_platform.message.sequencer import ProducerState
 from gazette_platform.protocol import Fragment
 from gazette_platform.spark import offsets
@@ -29,6 +29,7 @@ from gazette_platform.spark.offsets import (
     positions_of,
     producers_of,
     reach,
+    require_created,
 )
 from gazette_platform.spark.splits import Bounds, Range, Span, pack, plan_range
 
@@ -155,6 +156,13 @@ def test_first_batch_begins_where_its_end_says():
     assert positions_of(end) == {"a": 10, "b": 5}
     with pytest.raises(ValidationError, match="does not say where it began"):
         begins_of(INITIAL, offset_of({"a": 1}))
+
+
+def test_offset_keeps_its_journal_though_a_broker_does_not_say_which_it_is():
+    end = offset_of({"a": 10}, created={"a": 43})
+    assert require_created(end, {"a": 0, "b": 5}) == {"a": 43, "b": 5}
+    with pytest.raises(JournalReplaced):
+        require_created(end, {"a": 44})
 
 
 def test_journal_that_came_later_is_read_from_its_beginning():

@@ -42,7 +42,7 @@ class Sources(Generic[M]):
     again since the checkpoint ends the shard.
 
     Attributes:
-        created: create revision of each source that is read.
+        created: create revision of each source that is read, once it is known to be the one of the checkpoint.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Sources(Generic[M]):
         self._application = application
         self._store = store
         self._inlet = inlet
-        self._framings: dict[str, Unframing[M]] = {}
+        self._framings: dict[str, tuple[Unframing[M], int]] = {}
         self.created: dict[str, int] = {}
         self._is_own = False
 
@@ -76,8 +76,8 @@ class Sources(Generic[M]):
             while waiting:
                 source = waiting.popleft()
                 begin = max(checkpoint.read_through.get(source.journal, 0), source.min_offset)
-                framing = await self._framing_of(source.journal)
-                self._require_same(source.journal, begin, checkpoint)
+                framing, created = await self._framing_of(source.journal)
+                self._require_same(source.journal, created, begin, checkpoint)
                 read = self._read(source.journal, begin, framing)
                 tasks.spawn(read, name=f"read {source.journal}")
                 if begin > source.min_offset:
@@ -86,18 +86,20 @@ class Sources(Generic[M]):
         except BaseException as err:  # noqa: BLE001  looked at by `_fail`
             self._fail(err)
 
-    def _require_same(self, journal: str, begin: int, checkpoint: Checkpoint) -> None:
-        """Raises: JournalReplaced."""
-        now = self.created[journal]
+    def _require_same(self, journal: str, now: int, begin: int, checkpoint: Checkpoint) -> None:
+        """Note which journal a source is, if the checkpoint is of it. Raises: JournalReplaced."""
+        kept = checkpoint.created.get(journal, 0)
         with step("reading a source"):
             require_same(
                 journal,
-                checkpoint.created.get(journal, 0),
+                kept,
                 now,
                 offset=begin,
                 advice=f"to read this one, name the source {strip_meta(journal)};{now} in the shard's spec, which is read "
                 "from its min_offset; or name another journal",
             )
+        # Not before: a transaction that is being committed notes it beside the offset.
+        self.created[journal] = now or kept
 
     async def _look_at_end(self, journal: str, begin: int) -> None:
         """Warn of a source that ends before what was read of it: the read waits for its head to pass that."""
@@ -171,15 +173,16 @@ class Sources(Generic[M]):
             raise raised
         self._inlet.fail(error)
 
-    async def _framing_of(self, journal: str) -> Unframing[M]:
-        framing = self._framings.get(journal)
-        if framing is None:
+    async def _framing_of(self, journal: str) -> tuple[Unframing[M], int]:
+        """How messages of a journal are framed, and its create revision."""
+        known = self._framings.get(journal)
+        if known is None:
             with step("fetching journal spec"):
                 found = await self._shard.client.get(journal)
-            self.created[journal] = found.create_revision
             with step("app.NewMessage"):
-                framing = self._framings[journal] = self._application.framing(found.spec)
-        return framing
+                framing = self._application.framing(found.spec)
+            known = self._framings[journal] = framing, found.create_revision
+        return known
 
     async def replay(self, wanted: ReplayRange) -> MessageBatches[M]:
         """Batches of a range that was read before.
@@ -196,6 +199,12 @@ class Sources(Generic[M]):
             return own
         # Of a transaction of which a part is gone the rest may not be consumed: so a jump is an error.
         reader = self._shard.client.read(
-            wanted.journal, wanted.begin, block=True, end_offset=wanted.end, direct=True
+            wanted.journal,
+            wanted.begin,
+            block=True,
+            end_offset=wanted.end,
+            direct=True,
+            created=self.created.get(wanted.journal, 0),
         )
-        return UncommittedReader(reader, await self._framing_of(wanted.journal))
+        framing, _ = await self._framing_of(wanted.journal)
+        return UncommittedReader(reader, framing)

@@ -37,10 +37,17 @@ class Seen:
     """What else tells two states apart."""
     created: int = 0
     """Create revision of the journal that the offsets belong to (`protocol.identity`); 0: not known."""
+    formerly: tuple[int, ...] = field(default=(), compare=False)
+    """As of `PartitionState`, whose it is alone: covers keep none."""
 
     def is_of_journal(self, other: Seen) -> bool:
         """Whether offsets of both are of one journal."""
-        return self.journal == other.journal and not is_another(self.created, other.created)
+        is_same = (
+            not is_another(self.created, other.created)
+            or self.created in other.formerly
+            or other.created in self.formerly
+        )
+        return self.journal == other.journal and is_same
 
     def holds(self, former: Seen) -> bool:
         """Whether all content of `former` is still there."""
@@ -172,7 +179,7 @@ def _parts_from_json(raw: Any) -> dict[str, dict[str, Seen]]:
                 str(journal),
                 tuple((int(begin), int(end)) for begin, end in ranges),
                 str(note),
-                *map(int, created),
+                int(created[0]) if created else 0,
             )
             for name, (journal, ranges, note, *created) in by_name.items()
         }

@@ -100,7 +100,7 @@ def _raw(session: MetastoreSession, table: HiveTable) -> Source:
 def _seen(state: PartitionState, name: str, excluded: dict[str, str]) -> Seen:
     notes = [f"twice-{state.overlap_bytes}"] if state.overlap_bytes else []
     notes += [f"without-{excluded[key]}" for key in ("*", name) if key in excluded]
-    return Seen(state.journal, state.ranges, " ".join(notes), state.created)
+    return Seen(state.journal, state.ranges, " ".join(notes), state.created, state.formerly)
 
 
 def _iceberg(session: MetastoreSession, tables: IcebergTables, name: str) -> Source:

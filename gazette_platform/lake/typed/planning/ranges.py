@@ -571,7 +571,7 @@ def _shared(journal: JournalNow, known: Sequence[JournalState]) -> int:
     """Up to where rows of a former journal have the same offsets, or all rows are of one; a message begins there."""
     if not known:
         return 0
-    if is_another(known[0].created, journal.created):
+    if _is_another(journal, known[0]):
         return known[0].offset
     shared = known[0].shared_to
     begins = (each.begin for each in _held(journal, journal.head) if each.begin >= shared)

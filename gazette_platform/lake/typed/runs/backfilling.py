@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, final
 
 from gazette_platform.client import FragmentListing
-from gazette_platform.errors import DataError, LakeError, OffsetJump
+from gazette_platform.errors import DataError, LakeError, OffsetJump, TypedFenced
 from gazette_platform.lake.typed.catalog.doors import Loaded
 from gazette_platform.lake.typed.planning.backfill_rounds import BackfillRounds
 from gazette_platform.lake.typed.planning.ranges import (
@@ -35,6 +35,7 @@ from gazette_platform.lake.typed.runs.working import discard
 from gazette_platform.lake.typed.tables.opening import open_both
 from gazette_platform.lake.typed.tables.quarantined import rows_within
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.protocol import is_another
 
 if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
@@ -165,6 +166,9 @@ class BackfillRunner:
         backfill = _Backfill(plan, table.state, journals, ask, job, self._workers, task_bytes)
         try:
             backfill.work()
+            backfill.require_same({
+                one.name: one.create_revision for one in self._client.list(raw.label_selector)
+            })  # fmt: skip
         except BaseException:
             backfill.abandon()
             raise
@@ -240,6 +244,7 @@ class _Backfill:
         task_bytes: int,
     ) -> None:
         self._plan = plan
+        self._state = state
         self._journals = dict(journals)
         self._ask = ask
         self._job = job
@@ -290,6 +295,36 @@ class _Backfill:
             for one in busy:
                 one.go_on()
 
+    def require_same(self, created: Mapping[str, int]) -> None:
+        """Refuse what was read of journals that were made again since.
+
+        Args:
+            created: create revisions, by name.
+
+        Raises: DataError: one was.
+        """
+        names = [
+            one.journal
+            for one in self._plan.ranges
+            if is_another(self._journals[one.journal].created, created.get(one.journal, 0))
+        ]
+        if names:
+            raise DataError(
+                f"{', '.join(dict.fromkeys(names))} was deleted and made again while it was read: nothing was changed"
+            )
+
+    def _require_not_anew(self, state: TypedState) -> None:
+        """Rows of the journal that has the name now would go for those of the former one.
+
+        Raises: TypedFenced: a run has begun anew with a journal meanwhile.
+        """
+        for name in self.records.by_journal:
+            before, now = self._state.journals[name], state.journals[name]
+            if before.shared_to != now.shared_to or is_another(before.created, now.created):
+                raise TypedFenced(
+                    f"{name} was deleted and made again, and a run began anew with it meanwhile: nothing was changed"
+                )
+
     def abandon(self) -> None:
         """Remove all that was written, which nobody will publish."""
         for one in self._rounds:
@@ -300,12 +335,15 @@ class _Backfill:
         self, table: TypedTable, going: Mapping[str, int], staying: Mapping[str, int]
     ) -> Amendment:
         """See `Amending`. Transactions that were open are followed to where runs have come meanwhile."""
+        self._require_not_anew(table.state)
         states = table.state.journals
         late = [
             one for one in self._rounds if one.is_open and one.reached < states[one.journal].offset
         ]
         if late:
-            self._journals |= self._ask([one.journal for one in late])
+            asked = self._ask([one.journal for one in late])
+            self.require_same({name: one.created for name, one in asked.items()})
+            self._journals |= asked
             for one in late:
                 reached = states[one.journal].offset
                 one.follow_to(reached, self._tasks_of(one.wanted, one.reached, reached))

@@ -10,7 +10,7 @@ from gazette_platform.errors import GazetteError, Suspended
 from gazette_platform.lake.aside import is_aside
 from gazette_platform.lake.typed.planning.ranges import JournalNow
 from gazette_platform.ops.side_by_side import side_by_side
-from gazette_platform.protocol import is_another
+from gazette_platform.protocol import LabelSelector, LabelSet, is_another
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,12 +19,11 @@ if TYPE_CHECKING:
     from gazette_platform.client import AsyncClient, FragmentListing, JournalListing
     from gazette_platform.lake.typed.planning.state import JournalState, TypedState
     from gazette_platform.ops.clock import Clock
-    from gazette_platform.protocol import LabelSelector
 
 __all__ = ["JournalsNow", "journal_now", "journals_now", "journals_of"]
 
 _AT_A_TIME: Final = 16
-# Seconds for a replica of a journal to learn of the last appends, and more.
+# Seconds for a replica of a journal to learn of the last appends, for a broker to learn of the last specs, and more.
 _LAG_S: Final = 2.0
 # Of signed URLs: a task that begins later reads through brokers.
 _URL_TTL_S: Final = 3600.0
@@ -60,7 +59,9 @@ async def journals_now(
             found = await journal_now(client, listing, _needed_from(known))
             if known is not None and _seems_shorter(found, known):
                 await asyncio.sleep(_LAG_S)
-                found = await journal_now(client, listing, _needed_from(known))
+                named = LabelSelector(include=LabelSet.of(name=listing.name))
+                for again in await client.list(named):
+                    found = await journal_now(client, again, _needed_from(known))
         except GazetteError as err:
             unreadable[listing.name] = str(err)
             return None

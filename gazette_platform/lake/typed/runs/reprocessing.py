@@ -236,7 +236,7 @@ class _Reprocessing:
         self.records = self.rows
         """Those that changed."""
         self._spec = spec
-        self._name = table.name
+        self._name, self._state = table.name, table.state
         self._parser = BlockParser(spec)
         self._records_max = records_max
         self._spans: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -272,13 +272,23 @@ class _Reprocessing:
                 break
         self._files, self._quarantined = self._good.close(), self._bad.close()
         ranges = RowRanges(self._spans)
-        size = sum(end - begin for spans in ranges.by_journal.values() for begin, end in spans)
-        if size < sum(end - begin for spans in self._spans.values() for begin, end in spans):
-            raise LakeError(
-                f"the quarantine of {self._name} has records twice, or such that overlap, so nothing was changed: a "
-                "backfill of their journals heals it"
-            )
+        for journal, merged in ranges.by_journal.items():
+            if _size(merged) < _size(self._spans[journal]):
+                raise LakeError(self._twice(journal))
         self.records = ranges
+
+    def _twice(self, journal: str) -> str:
+        state = self._state.journals.get(journal)
+        if state is not None and (shared_to := state.shared_to):
+            return (
+                f"the quarantine of {self._name} has records of {journal} at the same offsets, as it was made again: nothing "
+                f"was changed; those behind offset {shared_to} are of one journal (`--journal {journal} --begin {shared_to}`), "
+                "as are those of other journals"
+            )
+        return (
+            f"the quarantine of {self._name} has records of {journal} twice, or such that overlap, so nothing was changed: "
+            "a backfill of it heals that"
+        )
 
     def _parse(self, journal: str, block: Sequence[_Record]) -> None:
         content = b"".join([one.raw for one in block])
@@ -359,6 +369,10 @@ def _told(
         pa.array([block[number].raw for number in reasons], pa.binary()),
     ]
     return pa.Table.from_arrays(arrays, schema=BAD_ROWS_SCHEMA)
+
+
+def _size(spans: Iterable[tuple[int, int]]) -> int:
+    return sum(end - begin for begin, end in spans)
 
 
 def _join(spans: list[tuple[int, int]], records: Iterable[_Record]) -> None:

@@ -99,6 +99,8 @@ class RunReport:
     """Journals that were read once, and are no more."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """Journals that could not be read, and are left to the next run; and why."""
+    begun_anew: Mapping[str, int] = field(default_factory=dict)
+    """Journals that a person had read anew, and from where. Not those that are the ones that were read."""
     complete_at: datetime | None = None
     """What was acknowledged before is in the table; None: something was left. Aware, UTC."""
     seconds: float = 0.0
@@ -235,6 +237,7 @@ class TypedRunner:
             holes=plan.holes,
             vanished=plan.vanished,
             unreadable=unreadable,
+            begun_anew=_begun_anew(table.state, before, begin_anew or {}),
             complete_at=complete_at,
             seconds=self._clock.monotonic() - began,
         )
@@ -319,6 +322,18 @@ def _require_order(spec: TypedSpec, state: TypedState, begin_anew: Mapping[str, 
                 "makes it of what journals hold",
                 path=name,
             )
+
+
+def _begun_anew(
+    state: TypedState, decided: TypedState, begin_anew: Mapping[str, int]
+) -> dict[str, int]:
+    """By journal that was begun anew, the offset."""
+    found = {}
+    for name in begin_anew.keys() & state.journals.keys():
+        before, after = state.journals[name], decided.journals[name]
+        if before.offset != after.offset or is_another(before.created, after.created):
+            found[name] = after.offset
+    return dict(sorted(found.items()))
 
 
 def _oldest_at(done: Sequence[JournalRounds]) -> datetime | None:

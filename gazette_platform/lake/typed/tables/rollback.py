@@ -25,12 +25,14 @@ from gazette_platform.lake.typed.catalog.publishing import (
 from gazette_platform.lake.typed.catalog.side_files import STATE, read_side_file
 from gazette_platform.lake.typed.planning.ranges import missing_between
 from gazette_platform.lake.typed.planning.state import TypedState
+from gazette_platform.protocol import is_another
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gazette_platform.lake.typed.catalog.doors import Door, Loaded
     from gazette_platform.lake.typed.planning.ranges import JournalNow
+    from gazette_platform.lake.typed.planning.state import JournalState
 
 __all__ = ["Reread", "Rollback", "accept_rollback", "look_at_rollback", "reread"]
 
@@ -54,7 +56,7 @@ class Rollback:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reread:
-    """What of a journal would be read again."""
+    """What of a journal would be read again. Of a journal that was made again nothing can be."""
 
     journal: str
     begin: int
@@ -118,14 +120,23 @@ def reread(rollback: Rollback, journals: Iterable[JournalNow]) -> list[Reread]:
     now = {each.name: each for each in journals}
     found = []
     for name, one in sorted(rollback.before.journals.items()):
-        former = rollback.after.journals.get(name)
-        begin, end = former.offset if former else 0, one.offset
-        if begin >= end:
-            continue
-        holes = missing_between(now[name], begin, end) if name in now else ((begin, end),)
-        lost = sum(high - low for low, high in holes)
-        found.append(Reread(journal=name, begin=begin, end=end, lost_bytes=lost))
+        for begin, end, is_former in _between(rollback.after.journals.get(name), one):
+            if begin >= end:
+                continue
+            is_gone = is_former or name not in now or is_another(one.created, now[name].created)
+            holes = ((begin, end),) if is_gone else missing_between(now[name], begin, end)
+            lost = sum(high - low for low, high in holes)
+            found.append(Reread(journal=name, begin=begin, end=end, lost_bytes=lost))
     return found
+
+
+def _between(former: JournalState | None, one: JournalState) -> list[tuple[int, int, bool]]:
+    """What was read of a journal between two states: begin, end, and whether of a former one of its name."""
+    if former is None:
+        return [(0, one.offset, False)]
+    if not is_another(former.created, one.created):
+        return [(former.offset, one.offset, False)]
+    return [(former.offset, one.shared_to, True), (0, one.offset, False)]
 
 
 def _state_at(loaded: Loaded, snapshot_id: int, name: str) -> TypedState:
