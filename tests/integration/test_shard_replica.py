@@ -28,12 +28,15 @@ from shard_bench import (
 )
 
 from gazette_platform.client import AsyncClient, Change, ClientConfig
-from gazette_platform.consumer.application import DeferToNextTransaction
+from gazette_platform.consumer.application import DeferToNextTransaction, Shard
 from gazette_platform.consumer.protocol import Checkpoint, ShardSource
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE, FsmHints
+from gazette_platform.consumer.runtime.inlet import Inlet
+from gazette_platform.consumer.runtime.sources import Sources
 from gazette_platform.errors import (
     EtcdError,
     Fenced,
+    JournalReplaced,
     ShardStopped,
     TransactionFailed,
     ValidationError,
@@ -43,6 +46,7 @@ from gazette_platform.message import (
     Mapped,
     MessageClock,
     Publisher,
+    ReplayRange,
     Sequencer,
     SequencerCheckpoint,
     read_uncommitted,
@@ -482,6 +486,20 @@ async def test_a_source_that_is_made_again_while_it_is_read_ends_the_shard(bench
     assert head > end
     await has_failed(replica, f"{IN} was deleted and made again")
     assert application.seen == [1, 2, 3]
+
+
+async def test_a_transaction_is_not_read_again_from_a_source_that_was_made_again(bench):
+    """The shard waited for ever, or had bytes of the other journal, in place of its messages."""
+    [end] = (await bench.publish(1, 2, 3)).values()
+    shard = Shard("shard-000", "f", spec_of(log=False), assigned(), bench.client, None)
+    sources = Sources(shard, Numbered(), None, Inlet(100, lambda: None))
+    first = await sources.replay(ReplayRange(IN, 0, end))
+    assert [each.message["id"] async for batch in first for each in batch] == [1, 2, 3]
+    await made_again(bench.client, IN)
+    again = await sources.replay(ReplayRange(IN, 0, end))
+    with pytest.raises(JournalReplaced):
+        async with asyncio.timeout(patient(5)):
+            await anext(again)
 
 
 async def test_a_source_that_ends_before_it_was_read_to_is_told_of(bench, caplog):
