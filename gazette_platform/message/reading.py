@@ -107,7 +107,12 @@ async def read_committed(
     def replay(wanted: ReplayRange) -> UncommittedReader[M]:
         # A transaction of which a part is gone cannot be delivered: so a jump is an error.
         again = client.read(
-            wanted.journal, wanted.begin, block=True, end_offset=wanted.end, direct=direct
+            wanted.journal,
+            wanted.begin,
+            block=True,
+            end_offset=wanted.end,
+            direct=direct,
+            created=created,
         )
         return UncommittedReader(again, used)
 

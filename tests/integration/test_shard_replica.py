@@ -43,12 +43,14 @@ from gazette_platform.errors import (
 )
 from gazette_platform.message import (
     Flags,
+    JsonFraming,
     Mapped,
     MessageClock,
     Publisher,
     ReplayRange,
     Sequencer,
     SequencerCheckpoint,
+    read_committed,
     read_uncommitted,
 )
 from gazette_platform.ops.clock import SystemClock
@@ -495,11 +497,14 @@ async def test_a_transaction_is_not_read_again_from_a_source_that_was_made_again
     sources = Sources(shard, Numbered(), None, Inlet(100, lambda: None))
     first = await sources.replay(ReplayRange(IN, 0, end))
     assert [each.message["id"] async for batch in first for each in batch] == [1, 2, 3]
+    created = sources.created[IN]
+    committed = await read_committed(bench.client, IN, created=created, framing=JsonFraming())
     await made_again(bench.client, IN)
-    again = await sources.replay(ReplayRange(IN, 0, end))
-    with pytest.raises(JournalReplaced):
-        async with asyncio.timeout(patient(5)):
-            await anext(again)
+    wanted = ReplayRange(IN, 0, end)
+    for again in (await sources.replay(wanted), committed._replay(wanted)):
+        with pytest.raises(JournalReplaced):
+            async with asyncio.timeout(patient(5)):
+                await anext(again)
 
 
 async def test_a_source_that_ends_before_it_was_read_to_is_told_of(bench, caplog):
