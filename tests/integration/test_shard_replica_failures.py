@@ -34,7 +34,9 @@ from gazette_platform.errors import (
     StoreUnavailable,
     ValidationError,
 )
-from gazette_platform.testing.waiting import eventually, patient
+from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.testing.waiting import eventually, patient, turns
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
@@ -403,6 +405,37 @@ async def test_stopping_ends_within_its_deadline_whatever_hangs(bench, caplog):
     assert replica.shard.stopping.is_set()
     await replica.stop()
     assert replica.host.status.code.name == "PRIMARY"
+
+
+async def test_a_read_that_waits_for_a_commit_does_not_hold_up_the_stop(bench):
+    """It waited for a commit that never came, for good; and the store was not given back for ten seconds."""
+
+    class Rows(Application):
+        is_changed = False
+
+        def new_store(self, shard, recorder):
+            return SQLiteStore(recorder, schema="CREATE TABLE IF NOT EXISTS seen (id INT)")
+
+        def consume(self, txn, envelope):
+            txn.store.db.execute("INSERT INTO seen VALUES (1)")
+            self.is_changed = True
+
+    application = Rows()
+    spec = replace(spec_of(), min_txn_duration_ns=3600 * SECOND_NS)
+    replica = bench.replica(application, spec)
+    await bench.publish(1)
+    await eventually(lambda: application.is_changed)
+    store = await through(replica, {})
+    tasks = TaskGroup("test")
+    with replica.use():
+        reading = tasks.spawn(store.read(lambda db: db.execute("SELECT * FROM seen").fetchall()))
+        await turns()
+        stopping = tasks.spawn(replica.stop(timeout_s=60))
+        async with asyncio.timeout(patient(5)):
+            assert await reading == []
+    await stopping
+    with pytest.raises(GazetteError, match="given back"):
+        await store.read(lambda db: db)
 
 
 async def test_a_store_that_is_not_destroyed_in_time_is_given_up(bench, caplog):

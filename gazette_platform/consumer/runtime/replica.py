@@ -287,6 +287,8 @@ class ShardReplica(Generic[StoreT, M]):
         self._standing.ended()
         try:
             async with asyncio.timeout_at(deadline):
+                if self._users:
+                    await self._primary.roll_back()  # they may wait for a commit that will not come
                 await self._unused.wait()
         except TimeoutError:
             _log.warning("shard %s: %d still use its store; it is destroyed", self.id, self._users)
