@@ -25,7 +25,12 @@ from gazette_platform.consumer.application import Application, DeferToNextTransa
 from gazette_platform.consumer.cluster import encode_replica_status
 from gazette_platform.consumer.protocol import ReplicaCode
 from gazette_platform.consumer.recoverylog import FsmHints
-from gazette_platform.consumer.store import JSONFileStore, RocksDBStore, SQLiteStore
+from gazette_platform.consumer.store import (
+    JSONFileStore,
+    RocksDBStore,
+    SQLiteStore,
+    sql_engine,
+)
 from gazette_platform.errors import (
     AssignmentGone,
     EtcdError,
@@ -70,6 +75,20 @@ async def test_failure_of_store_may_pass(bench, error, may_pass):
     await bench.publish(1)
     await replica.host.reached("FAILED")
     assert replica.may_pass is may_pass
+
+
+async def test_database_that_is_away_as_a_store_is_opened_may_pass(bench):
+    """Such a shard stayed FAILED, whose application makes its tables as it opens its store."""
+
+    class Making(Numbered):
+        def new_store(self, shard, recorder):
+            with sql_engine("postgresql://127.0.0.1:1/none").begin():
+                raise AssertionError("nobody listens there")
+
+    replica = bench.replica(Making(), spec_of(log=False))
+    status = await replica.host.reached("FAILED")
+    assert "app.NewStore: OperationalError" in status.errors[0]
+    assert replica.may_pass
 
 
 @pytest.mark.parametrize(
