@@ -27,8 +27,11 @@ from gazette_platform.consumer.protocol import ReplicaCode
 from gazette_platform.consumer.recoverylog import FsmHints
 from gazette_platform.consumer.store import (
     JSONFileStore,
+    MemoryStore,
     RocksDBStore,
     SQLiteStore,
+    SQLStore,
+    create_tables,
     sql_engine,
 )
 from gazette_platform.errors import (
@@ -75,6 +78,33 @@ async def test_failure_of_store_may_pass(bench, error, may_pass):
     await bench.publish(1)
     await replica.host.reached("FAILED")
     assert replica.may_pass is may_pass
+
+
+@pytest.mark.parametrize("kind", ["memory", "sql"])
+async def test_store_without_a_log_is_refused_where_the_log_has_state(bench, tmp_path, kind):
+    """It began with empty state, and everything was published again."""
+    engine = sql_engine(f"sqlite:///{tmp_path / 'state.db'}")
+    create_tables(engine)
+
+    class Elsewhere(Numbered):
+        def new_store(self, shard, recorder):
+            return MemoryStore({}) if kind == "memory" else SQLStore(engine, shard.fqn)
+
+        async def consume(self, txn, envelope):
+            await txn.publisher.publish(self.to, {"id": envelope.message["id"], "number": 0})
+
+    for _ in range(2):  # a log without files does no harm
+        replica = bench.replica(Elsewhere(), spec_of())
+        await replica.host.reached("PRIMARY")
+        await replica.stop()
+    replica = bench.replica(Numbered(), spec_of())
+    await through(replica, await bench.publish(1))
+    await replica.stop()
+    replica = bench.replica(Elsewhere(), spec_of())
+    status = await replica.host.reached("FAILED")
+    assert "has files" in status.errors[0]
+    assert len(await bench.output()) == 1
+    engine.dispose()
 
 
 async def test_database_that_is_away_as_a_store_is_opened_may_pass(bench):

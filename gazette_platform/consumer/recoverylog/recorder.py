@@ -102,6 +102,12 @@ class Recorder:
         """Absolute path that is recorded."""
         return self._recording.directory
 
+    @property
+    def has_files(self) -> bool:
+        """Whether the directory has files, as it is recorded."""
+        with self._lock:
+            return bool(self._recording.fsm.links)
+
     def span_bytes(self, path: str) -> int:
         """How much of the log is needed for a file: from where it was made to what is committed.
 

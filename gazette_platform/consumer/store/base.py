@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gazette_platform.errors import ApplicationFailed, StoreUnavailable
 
@@ -53,7 +53,12 @@ class ShardStore(ABC):
     `start_commit` waits for it.
 
     Source: Gazette's `consumer.Store`.
+
+    Attributes:
+        keeps_files: whether its state is in the files that a recorder records. If not, a log with files is refused.
     """
+
+    keeps_files: ClassVar[bool] = True
 
     @abstractmethod
     async def restore_checkpoint(self) -> Checkpoint:
