@@ -1,4 +1,7 @@
-"""Replicas of shards at a real broker that fail, or are stopped whatever hangs."""
+"""Replicas of shards at a real broker that fail, or are stopped whatever hangs.
+
+Long because each way to fail is played at the same bench.
+"""
 
 from __future__ import annotations
 
