@@ -13,9 +13,16 @@ from gazette_platform.consumer.recoverylog import CONTENT_TYPE, FsmHints, Player
 from gazette_platform.consumer.store.json_file import JSONFileStore
 from gazette_platform.consumer.store.rocksdb import RocksDBStore
 from gazette_platform.consumer.store.sqlite import SQLiteStore
-from gazette_platform.errors import DataError, Fenced, GazetteError, StoreError
+from gazette_platform.errors import (
+    ApplicationFailed,
+    DataError,
+    Fenced,
+    GazetteError,
+    StoreError,
+)
 from gazette_platform.message.sequencer import SequencerCheckpoint
 from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.waiting import eventually, patient, stays, turns
 
@@ -234,6 +241,20 @@ async def test_read_sees_nothing_of_a_commit_that_failed(kind, client, tmp_path)
         with pytest.raises(StoreError, match="its last commit has failed"):
             await state.read()
     await state.store.destroy()
+
+
+async def test_read_that_waits_ends_with_its_store(client, tmp_path):
+    tables, _, _ = await taken_over(Tables, client, tmp_path / "one", 1)
+    tables.set({"a": 1})
+    tasks = TaskGroup("test")
+    reading = tasks.spawn(tables.read())
+    await turns()
+    assert not reading.done()
+    await tables.store.destroy()
+    async with asyncio.timeout(patient(5)):
+        with pytest.raises(ApplicationFailed, match="given back"):
+            await reading
+    await tasks.close()
 
 
 async def test_read_of_sqlite_writes_nothing(client, tmp_path):

@@ -28,23 +28,29 @@ from shard_bench import (
 )
 
 from gazette_platform.client import AsyncClient, Change, ClientConfig
-from gazette_platform.consumer.application import DeferToNextTransaction
+from gazette_platform.consumer.application import DeferToNextTransaction, Shard
 from gazette_platform.consumer.protocol import Checkpoint, ShardSource
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE, FsmHints
+from gazette_platform.consumer.runtime.inlet import Inlet
+from gazette_platform.consumer.runtime.sources import Sources
 from gazette_platform.errors import (
     EtcdError,
     Fenced,
+    JournalReplaced,
     ShardStopped,
     TransactionFailed,
     ValidationError,
 )
 from gazette_platform.message import (
     Flags,
+    JsonFraming,
     Mapped,
     MessageClock,
     Publisher,
+    ReplayRange,
     Sequencer,
     SequencerCheckpoint,
+    read_committed,
     read_uncommitted,
 )
 from gazette_platform.ops.clock import SystemClock
@@ -482,6 +488,23 @@ async def test_a_source_that_is_made_again_while_it_is_read_ends_the_shard(bench
     assert head > end
     await has_failed(replica, f"{IN} was deleted and made again")
     assert application.seen == [1, 2, 3]
+
+
+async def test_a_transaction_is_not_read_again_from_a_source_that_was_made_again(bench):
+    """The shard waited for ever, or had bytes of the other journal, in place of its messages."""
+    [end] = (await bench.publish(1, 2, 3)).values()
+    shard = Shard("shard-000", "f", spec_of(log=False), assigned(), bench.client, None)
+    sources = Sources(shard, Numbered(), None, Inlet(100, lambda: None))
+    first = await sources.replay(ReplayRange(IN, 0, end))
+    assert [each.message["id"] async for batch in first for each in batch] == [1, 2, 3]
+    created = sources.created[IN]
+    committed = await read_committed(bench.client, IN, created=created, framing=JsonFraming())
+    await made_again(bench.client, IN)
+    wanted = ReplayRange(IN, 0, end)
+    for again in (await sources.replay(wanted), committed._replay(wanted)):
+        with pytest.raises(JournalReplaced):
+            async with asyncio.timeout(patient(5)):
+                await anext(again)
 
 
 async def test_a_source_that_ends_before_it_was_read_to_is_told_of(bench, caplog):

@@ -1,4 +1,7 @@
-"""Replicas of shards at a real broker that fail, or are stopped whatever hangs."""
+"""Replicas of shards at a real broker that fail, or are stopped whatever hangs.
+
+Long because each way to fail is played at the same bench.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,15 @@ from gazette_platform.consumer.application import Application, DeferToNextTransa
 from gazette_platform.consumer.cluster import encode_replica_status
 from gazette_platform.consumer.protocol import ReplicaCode
 from gazette_platform.consumer.recoverylog import FsmHints
-from gazette_platform.consumer.store import JSONFileStore, RocksDBStore, SQLiteStore
+from gazette_platform.consumer.store import (
+    JSONFileStore,
+    MemoryStore,
+    RocksDBStore,
+    SQLiteStore,
+    SQLStore,
+    create_tables,
+    sql_engine,
+)
 from gazette_platform.errors import (
     AssignmentGone,
     EtcdError,
@@ -34,7 +45,9 @@ from gazette_platform.errors import (
     StoreUnavailable,
     ValidationError,
 )
-from gazette_platform.testing.waiting import eventually, patient
+from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.testing.waiting import eventually, patient, turns
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
@@ -68,6 +81,47 @@ async def test_failure_of_store_may_pass(bench, error, may_pass):
     await bench.publish(1)
     await replica.host.reached("FAILED")
     assert replica.may_pass is may_pass
+
+
+@pytest.mark.parametrize("kind", ["memory", "sql"])
+async def test_store_without_a_log_is_refused_where_the_log_has_state(bench, tmp_path, kind):
+    """It began with empty state, and everything was published again."""
+    engine = sql_engine(f"sqlite:///{tmp_path / 'state.db'}")
+    create_tables(engine)
+
+    class Elsewhere(Numbered):
+        def new_store(self, shard, recorder):
+            return MemoryStore({}) if kind == "memory" else SQLStore(engine, shard.fqn)
+
+        async def consume(self, txn, envelope):
+            await txn.publisher.publish(self.to, {"id": envelope.message["id"], "number": 0})
+
+    for _ in range(2):  # a log without files does no harm
+        replica = bench.replica(Elsewhere(), spec_of())
+        await replica.host.reached("PRIMARY")
+        await replica.stop()
+    replica = bench.replica(Numbered(), spec_of())
+    await through(replica, await bench.publish(1))
+    await replica.stop()
+    replica = bench.replica(Elsewhere(), spec_of())
+    status = await replica.host.reached("FAILED")
+    assert "has files" in status.errors[0]
+    assert len(await bench.output()) == 1
+    engine.dispose()
+
+
+async def test_database_that_is_away_as_a_store_is_opened_may_pass(bench):
+    """Such a shard stayed FAILED, whose application makes its tables as it opens its store."""
+
+    class Making(Numbered):
+        def new_store(self, shard, recorder):
+            with sql_engine("postgresql://127.0.0.1:1/none").begin():
+                raise AssertionError("nobody listens there")
+
+    replica = bench.replica(Making(), spec_of(log=False))
+    status = await replica.host.reached("FAILED")
+    assert "app.NewStore: OperationalError" in status.errors[0]
+    assert replica.may_pass
 
 
 @pytest.mark.parametrize(
@@ -403,6 +457,37 @@ async def test_stopping_ends_within_its_deadline_whatever_hangs(bench, caplog):
     assert replica.shard.stopping.is_set()
     await replica.stop()
     assert replica.host.status.code.name == "PRIMARY"
+
+
+async def test_a_read_that_waits_for_a_commit_does_not_hold_up_the_stop(bench):
+    """It waited for a commit that never came, for good; and the store was not given back for ten seconds."""
+
+    class Rows(Application):
+        is_changed = False
+
+        def new_store(self, shard, recorder):
+            return SQLiteStore(recorder, schema="CREATE TABLE IF NOT EXISTS seen (id INT)")
+
+        def consume(self, txn, envelope):
+            txn.store.db.execute("INSERT INTO seen VALUES (1)")
+            self.is_changed = True
+
+    application = Rows()
+    spec = replace(spec_of(), min_txn_duration_ns=3600 * SECOND_NS)
+    replica = bench.replica(application, spec)
+    await bench.publish(1)
+    await eventually(lambda: application.is_changed)
+    store = await through(replica, {})
+    tasks = TaskGroup("test")
+    with replica.use():
+        reading = tasks.spawn(store.read(lambda db: db.execute("SELECT * FROM seen").fetchall()))
+        await turns()
+        stopping = tasks.spawn(replica.stop(timeout_s=60))
+        async with asyncio.timeout(patient(5)):
+            assert await reading == []
+    await stopping
+    with pytest.raises(GazetteError, match="given back"):
+        await store.read(lambda db: db)
 
 
 async def test_a_store_that_is_not_destroyed_in_time_is_given_up(bench, caplog):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 from typing import Any
@@ -393,3 +394,31 @@ async def test_open_transactions_are_bounded_by_bytes():
     application = Consuming(*([each] for each in span), replayed=[span])
     await a_run(application).run()
     assert [*itertools.chain(*application.transactions)] == list(range(1, 202))
+
+
+async def test_a_run_that_is_cancelled_as_it_ends_gives_its_bytes_back():
+    """What it had read counted for its process for good, of which other shards had the less."""
+    is_closing = asyncio.Event()
+
+    class Sticky(Consuming):
+        async def _give(self, batches):
+            try:
+                for each in batches:
+                    yield [*each]
+                await asyncio.get_running_loop().create_future()
+            finally:
+                is_closing.set()
+                await turns(5)
+
+        def consume(self, txn, envelope):
+            raise KeyError("word")
+
+    run = a_run(Sticky([message(1), message(2)], [message(3)]))
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(run.run())
+        await is_closing.wait()
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError, StepFailed):
+            await running
+    await turns(10)
+    assert run._inlet._budget.used == 0

@@ -255,6 +255,28 @@ async def test_cl2_a_transaction_that_outgrows_the_cache_is_of_the_next_commit_a
     await store.destroy()
 
 
+async def test_read_stays_with_what_is_committed_as_a_transaction_outgrows_the_cache(
+    tmp_path, small
+):
+    """The log that it had been read from began anew below it: the database was malformed."""
+    (tmp_path / "one").mkdir()
+    store, _ = await begun(KeptRecorder(tmp_path / "one"), cache_bytes=40_000)
+    store.db.executemany(COUNT, [(f"{number:0900}",) for number in range(1000)])
+    await store.start_commit(at(1), ())
+
+    def first(db):
+        return db.execute("SELECT n FROM counts LIMIT 1").fetchall()
+
+    def everything(db):
+        return db.execute("SELECT count(*), sum(n) FROM counts").fetchall()
+
+    assert await store.read(first) == [(1,)]
+    for _ in range(3):
+        store.db.execute("UPDATE counts SET n = n + 1")
+        assert await store.read(everything) == [(1000, 1000)]
+    await store.destroy()
+
+
 @pytest.mark.parametrize(
     "sql",
     [

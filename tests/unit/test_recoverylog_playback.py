@@ -374,11 +374,17 @@ def test_what_does_not_fit_is_told_unless_it_is_to_be_expected():
     begin = len(log.content)
     twice = log.content
     log.append(twice)  # a retry: expected
-    log.files.create("/dir/lost")
-    log.create("/dir/b")
+    late = Log(author=2, fsm=Fsm(FsmHints(LOG)))
+    for path in ("/dir/x", "/dir/y", "/dir/z"):
+        late.create(path)
+    log.append(late.content)
     playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
     effects, _ = played(playback, log)
-    assert effects == [CreateFile(1), Ignored(LOG, begin * 2, 3, Verdict.WRONG_SEQ_NO)]
+    assert effects == [
+        CreateFile(1),
+        Ignored(LOG, begin * 3, 2, Verdict.CHECKSUM_MISMATCH),
+        Ignored(LOG, len(log.content) - 26, 3, Verdict.WRONG_SEQ_NO),
+    ]
 
 
 def hinted_log():
@@ -541,3 +547,43 @@ def test_gp10_two_logs_are_read_in_order():
     writes = [each for each in told(effects) if isinstance(each, tuple)]
     assert b"".join(each[2] for each in writes) == b"hello there"
     assert playback.fsm.next_checksum == new.files.fsm.next_checksum
+
+
+@pytest.mark.parametrize("is_begin", [False, True])
+def test_operations_that_are_missing_without_a_hole_are_possible_data_loss(is_begin):
+    """As of a log that was made again under its recorder, or that has lost its end while that went on."""
+    log = Log()
+    if not is_begin:
+        log.create("/dir/a")
+    log.files.create("/dir/lost")
+    log.create("/dir/b")
+    playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    playback.finish_at_write_head()
+    with pytest.raises(DataError, match=r"made again, or has lost its end, .* possible data loss"):
+        played(playback, log)
+
+
+def test_operations_of_who_came_too_late_are_not_missed_and_nor_is_what_others_went_on_without():
+    log = Log()
+    log.create("/dir/a")
+    late = Log(author=2, fsm=Fsm(FsmHints(LOG)))
+    for path in ("/dir/x", "/dir/y", "/dir/z"):
+        late.create(path)
+    log.append(late.content)  # of an author who came too late
+    successor = Log(author=3, fsm=_played_fsm(log))
+    log.files.create("/dir/lost")
+    log.create("/dir/b")  # lost its place; a former version has gone on before it
+    successor.create("/dir/c")
+    log.append(successor.content)
+    playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    playback.finish_at_write_head()
+    played(playback, log)
+    playback.at_head()
+    assert playback.is_done
+    assert set(playback.fsm.links) == {"/a", "/c"}
+
+
+def _played_fsm(log):
+    playback = Playback(FsmHints(LOG), {LOG: len(log.content)})
+    played(playback, log)
+    return playback.fsm

@@ -181,9 +181,11 @@ class Playback:
         self._content_left = 0
         self._content_fnode = 0  # 0: nowhere
         self._content_at = 0
-        # A hole behind all hints, whether operations behind it show that some were in it.
+        # A hole behind all hints; author of the last operation that was in sequence, if any was; and where one is that
+        # follows others than those of before.
         self._hole: tuple[int, int] | None = None
-        self._is_torn = False
+        self._last_author: int | None = None
+        self._torn_at: int | None = None
         self._own: Verdict | None = None  # of an operation of its own, whose content is being read
         self._effects: list[Effect] = []
         self._seek()
@@ -381,9 +383,9 @@ class Playback:
             op, body, log=self.log, first_offset=begin, last_offset=begin + size + length
         )
         if verdict.advances:
-            self._hole, self._is_torn = None, False
-        elif verdict is Verdict.WRONG_SEQ_NO and not is_old and self._hole is not None:
-            self._is_torn = True
+            self._hole, self._torn_at, self._last_author = None, None, op.author
+        elif verdict is Verdict.WRONG_SEQ_NO and not is_old and self._misses(op.author):
+            self._torn_at = begin if self._torn_at is None else self._torn_at
         if self._state is _State.AWAIT and op.author == self._author:
             self._own = verdict
         self._content_left, self._content_fnode = length, 0
@@ -398,6 +400,14 @@ class Playback:
             self._effects.append(Ignored(self.log, begin, op.seq_no, verdict))
         if not length:
             self._op_ended()
+
+    def _misses(self, author: int) -> bool:
+        """Whether an operation that is not the next one shows that others before it are missing.
+
+        One of another author, who came too late, does not. But no author leaves out a number, nor does a log begin
+        with another one than the first.
+        """
+        return self._hole is not None or self._last_author in (None, author)
 
     def _take_content(self, size: int) -> None:
         if self._content_fnode:
@@ -456,12 +466,14 @@ class Playback:
                 f"({self.fsm.hinted_segment}, next {self.fsm.next_seq_no}): possible data loss (recover "
                 "from a backup of the hints)"
             )
-        if self._is_torn and self._hole is not None:
-            begin, end = self._hole
+        if self._torn_at is not None:
+            why = "it was made again, or has lost its end"
+            if self._hole is not None:
+                why = f"from {self._hole[0]} on there is nothing up to {self._hole[1]}"
             raise DataError(
-                f"{self.log}: from {begin} on there is nothing up to {end}, and operations behind that follow "
-                f"others than those of before (the next would be {self.fsm.next_seq_no}): possible data loss "
-                "(recover from hints that begin behind it; to begin without any state use another log)"
+                f"{self.log}: {why}, and operations from {self._torn_at} on follow others than those of before (the "
+                f"next would be {self.fsm.next_seq_no}): possible data loss (recover from hints that begin behind it; "
+                "to begin without any state use another log)"
             )
 
     def _short(self, why: str) -> DataError:

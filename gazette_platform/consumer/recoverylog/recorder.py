@@ -10,7 +10,7 @@ from gazette_platform.client import AppendOptions, AppendTicket
 from gazette_platform.consumer.recoverylog.recording import Recording
 from gazette_platform.consumer.recoverylog.segments import AUTHOR_MAX
 from gazette_platform.consumer.recoverylog.takeover import take_over
-from gazette_platform.errors import Fenced, GazetteError, RegisterMismatch
+from gazette_platform.errors import DataError, Fenced, GazetteError, RegisterMismatch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -51,6 +51,7 @@ class Recorder:
         self._gate: tuple[Dependency, ...] = ()
         self._last: AppendTicket | None = None
         self._error: GazetteError | None = None
+        self._end = recording.write_head  # of the last operations that are known to be appended
 
     @classmethod
     async def start(
@@ -100,6 +101,12 @@ class Recorder:
     def directory(self) -> str:
         """Absolute path that is recorded."""
         return self._recording.directory
+
+    @property
+    def has_files(self) -> bool:
+        """Whether the directory has files, as it is recorded."""
+        with self._lock:
+            return bool(self._recording.fsm.links)
 
     def span_bytes(self, path: str) -> int:
         """How much of the log is needed for a file: from where it was made to what is committed.
@@ -188,6 +195,7 @@ class Recorder:
 
         Raises:
             Fenced: somebody else has taken the log over. What was recorded may be lost.
+            DataError: the log goes back behind what was recorded before.
             GazetteError: an append failed, or what it was to come `after`.
 
         Cancellation: safe; appends go on.
@@ -203,9 +211,13 @@ class Recorder:
             if last is not None:
                 await last
             if after or not is_pending:
-                await self._client.append(
+                known = self._end
+                result = await self._client.append(
                     self.log, b"", check_registers=self._options.check_registers
                 )
+                self._check_goes_on(known, result.end)
+            if self._error is not None:
+                raise self._error.with_traceback(None)
         except GazetteError as err:
             if (fenced := self._fence_in(err)) is not None:
                 raise fenced from err
@@ -239,13 +251,24 @@ class Recorder:
 
         def on_end() -> None:
             try:
-                _, end = ticket.span()
+                begin, end = ticket.span()
             except GazetteError:
                 return  # barriers tell
+            self._check_goes_on(self._end, begin)
+            self._end = end
             with self._lock:
                 self._recording.committed(end)
 
         ticket.add_done_callback(on_end)
+
+    def _check_goes_on(self, known: int, begin: int) -> None:
+        """End here if an append is before what was appended earlier."""
+        if begin < known and self._error is None:
+            self._error = DataError(
+                f"{self.log}: an append is at offset {begin}, and a former one has ended at {known}: the log was made "
+                "again, or has lost its end, and does not have all of the state any more (bring its content back, or "
+                "let the shard begin again with another log)"
+            )
 
     def _fence_in(self, error: GazetteError) -> Fenced | None:
         """That somebody else has the log, if this is why an append failed."""

@@ -140,7 +140,7 @@ class Primary(Generic[StoreT, M]):
         try:
             with step("app.NewStore"):
                 store = await done(self._application.new_store(shard, self._recorder))
-                _check_store(store)
+                _check_store(store, self._recorder)
         except BaseException:
             if self._recorder is not None:
                 await discard(Path(self._recorder.directory))
@@ -211,10 +211,16 @@ class Primary(Generic[StoreT, M]):
                 )
 
 
-def _check_store(store: object) -> None:
-    """Raises: ApplicationFailed: it is none, as of an application whose types nobody checked."""
+def _check_store(store: object, recorder: Recorder | None) -> None:
+    """Raises: ApplicationFailed: it is none, as of an application whose types nobody checked, or not of that log."""
     if not isinstance(store, ShardStore):
         raise ApplicationFailed(
             f"new_store returned {store!r:.80}, and no store: return a SQLiteStore, or another subclass of "
             "ShardStore"
+        )
+    if recorder is not None and recorder.has_files and not store.keeps_files:
+        raise ApplicationFailed(
+            f"{recorder.log} has files of a store, and a {type(store).__name__} keeps none in a log: the shard would begin "
+            "with empty state, and publish everything again. Open the store that wrote them; or take the recovery_log_prefix "
+            "and hint_prefix out of the shard's spec to have it begin again"
         )

@@ -24,6 +24,7 @@ from gazette_platform.consumer.shard import (
     tasks_to_start,
 )
 from gazette_platform.consumer.store import ShardStore
+from gazette_platform.consumer.store.base import opening_may_pass
 from gazette_platform.errors import (
     AssignmentGone,
     Fenced,
@@ -178,7 +179,8 @@ class ShardReplica(Generic[StoreT, M]):
         error, store = self.error, self._primary.store
         if error is None:
             return False
-        return isinstance(error, Fenced) or (store or ShardStore).may_pass(error)
+        may_pass = opening_may_pass if store is None else store.may_pass
+        return isinstance(error, Fenced) or may_pass(error)
 
     @property
     def progress(self) -> Progress:
@@ -287,6 +289,8 @@ class ShardReplica(Generic[StoreT, M]):
         self._standing.ended()
         try:
             async with asyncio.timeout_at(deadline):
+                if self._users:
+                    await self._primary.roll_back()  # they may wait for a commit that will not come
                 await self._unused.wait()
         except TimeoutError:
             _log.warning("shard %s: %d still use its store; it is destroyed", self.id, self._users)

@@ -143,10 +143,12 @@ class Run(Generic[StoreT, M]):
                 self._barrier.check()
             raise
         finally:
-            if self._replay is not None:
-                await self._replay.aclose()
-            await tasks.close()
-            self._inlet.drop()
+            try:
+                if self._replay is not None:
+                    await self._replay.aclose()
+                await tasks.close()
+            finally:
+                self._inlet.drop()
 
     def abandon(self) -> None:
         """Let no append wait any longer for a commit whose end nobody tells."""

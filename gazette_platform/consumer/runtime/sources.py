@@ -187,7 +187,7 @@ class Sources(Generic[M]):
     async def replay(self, wanted: ReplayRange) -> MessageBatches[M]:
         """Batches of a range that was read before.
 
-        Raises: JournalNotFound, or what the application raises.
+        Raises: JournalNotFound, or what the application raises. Its batches raise JournalReplaced.
         """
         if self._is_own:
             own = self._application.replay(self._shard, self._store, wanted)
@@ -198,13 +198,13 @@ class Sources(Generic[M]):
                 )
             return own
         # Of a transaction of which a part is gone the rest may not be consumed: so a jump is an error.
+        framing, created = await self._framing_of(wanted.journal)
         reader = self._shard.client.read(
             wanted.journal,
             wanted.begin,
             block=True,
             end_offset=wanted.end,
             direct=True,
-            created=self.created.get(wanted.journal, 0),
+            created=self.created.get(wanted.journal) or created,
         )
-        framing, _ = await self._framing_of(wanted.journal)
         return UncommittedReader(reader, framing)

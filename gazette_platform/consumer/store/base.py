@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gazette_platform.errors import ApplicationFailed, StoreUnavailable
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.protocol import Checkpoint
     from gazette_platform.consumer.recoverylog import Recorder
 
-__all__ = ["ShardStore", "check_recorder"]
+__all__ = ["ShardStore", "check_recorder", "opening_may_pass"]
 
 
 def check_recorder(recorder: Recorder | None, store: str) -> None:
@@ -25,6 +26,18 @@ def check_recorder(recorder: Recorder | None, store: str) -> None:
             f"a {store} keeps its files in a recovery log, and this shard has none: give its spec a "
             "recovery_log_prefix and a hint_prefix, or keep state in a SQLStore"
         )
+
+
+def opening_may_pass(error: Exception) -> bool:
+    """As `ShardStore.may_pass`, of a failure before there was a store: an application may ask its database as it opens it."""
+    if "sqlalchemy" in sys.modules:  # or it is no error of a database
+        from gazette_platform.consumer.store.sql_database import (  # noqa: PLC0415  an extra
+            sql_may_pass,
+        )
+
+        if sql_may_pass(error):
+            return True
+    return ShardStore.may_pass(error)
 
 
 class ShardStore(ABC):
@@ -40,7 +53,12 @@ class ShardStore(ABC):
     `start_commit` waits for it.
 
     Source: Gazette's `consumer.Store`.
+
+    Attributes:
+        keeps_files: whether its state is in the files that a recorder records. If not, a log with files is refused.
     """
+
+    keeps_files: ClassVar[bool] = True
 
     def follow_lease(self, lease_s: float) -> None:  # noqa: B027  to be overridden
         """Learn how long the lease of the process lasts, before the first restore.

@@ -51,7 +51,7 @@ class Commits:
         """Name a store, for logs."""
         self._name = name
         self._tasks = TaskGroup(f"store {name}")
-        self._is_busy = False
+        self._is_busy = self._is_closed = False
         self._error: BaseException | None = None
         self._waiting: list[Callable[[], None]] = []
 
@@ -66,7 +66,7 @@ class Commits:
 
         Args:
             call: does not wait.
-            is_ready: asked now, and when a commit has ended or `tell` is called, until it is true.
+            is_ready: asked now, and when a commit has ended or `tell` is called, until it is true, or `close` is called.
 
         Raises: StoreError: the last commit has failed. Exception: what `call` raises.
         Cancellation: safe.
@@ -76,7 +76,10 @@ class Commits:
         def attempt() -> None:
             if result.done():
                 return
-            if self._is_busy or (self._error is None and not is_ready()):
+            waits = self._is_busy or (
+                self._error is None and not self._is_closed and not is_ready()
+            )
+            if waits:
                 self._waiting.append(attempt)
                 return
             if self._error is not None:
@@ -144,5 +147,7 @@ class Commits:
         return future
 
     async def close(self) -> None:
-        """End the commit that is under way, if any, and take no more. Its future fails."""
+        """End the commit that is under way, if any, and take no more. Its future fails. What waits is made."""
         await self._tasks.close()
+        self._is_closed = True
+        self.tell()

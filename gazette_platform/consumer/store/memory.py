@@ -67,6 +67,8 @@ class MemoryStore(ShardStore, Generic[_T]):
         state: what the application changes. It may be replaced. Another object after each restore.
     """
 
+    keeps_files = False
+
     def __init__(self, state: _T, *, shard: str = "", kept: Memories | None = None) -> None:
         """Make a store.
 

@@ -101,6 +101,8 @@ class SQLStore(ShardStore):
         cache: for the application; the store leaves it alone.
     """
 
+    keeps_files = False
+
     def __init__(self, engine: Engine, shard_fqn: str, *, overlaps: bool = False) -> None:
         """Make a store; nothing is asked yet.
 

@@ -122,6 +122,7 @@ class SQLiteStore(ShardStore):
         self._vfs: RecordedVFS | None = None
         self._db: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
+        self._read_of = 0  # which write-ahead log the reader has read: `Tape.begun_anew`
         self._is_ours = False
         self._commits = Commits(recorder.log)
         # Whether this store has committed, and changes that were made before the open transaction.
@@ -160,8 +161,11 @@ class SQLiteStore(ShardStore):
     def _ask(self, call: Callable[[apsw.Connection], _T]) -> _T:
         db = self.db
         if self._has_committed:
+            if self._read_of != self._tape.begun_anew:
+                self._close_reader()
             if self._reader is None:
                 self._reader = _open_committed(self._path)
+                self._read_of = self._tape.begun_anew
             return call(self._reader)
         # What is committed may not have the schema yet, which is committed with the first transaction.
         db.execute("PRAGMA query_only = 1").fetchall()
@@ -331,7 +335,8 @@ def _open_committed(path: str) -> apsw.Connection:
     """Open what is committed, as of now, beside the connection that has the database locked.
 
     It takes no locks, and finds by the write-ahead log's checksums what is committed. So it is good for as long
-    as nothing is written to the database: from the end of a commit to the begin of the next one.
+    as nothing is written to the database, from the end of a commit to the begin of the next one, and the log
+    does not begin anew: a transaction that outgrows the cache has it do so if all of it is in the database.
     """
     reader = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY, vfs="unix-none")
     reader.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)

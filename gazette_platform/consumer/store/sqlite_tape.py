@@ -73,11 +73,13 @@ class Tape:
 
     Attributes:
         recorded_bytes: of content that was recorded so far.
+        begun_anew: how often a file was written from its front again.
     """
 
     def __init__(self, recorder: Recorder, database: str) -> None:
         """Record files beside `database`, an absolute path in the recorder's directory."""
         self.recorded_bytes = 0
+        self.begun_anew = 0
         self._recorder: Recorder | None = recorder
         self._database = database
         self._files: dict[str, TapedFile] = {}
@@ -194,6 +196,7 @@ class Tape:
     def _begin_anew(self, file: TapedFile) -> None:
         """Have a new and empty file in place of one that is written from the front again."""
         self._flush_held()
+        self.begun_anew += 1
         if file.recorded_bytes and self._recorder is not None:
             file.fnode = self._recorder.create(file.path)
         file.recorded_bytes = 0
