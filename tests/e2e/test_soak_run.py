@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.benches.postgres_server import find_postgres
 from tests.soak.plan import Kind
 from tests.soak.runner import SoakConfig, run_soak
 
@@ -27,6 +28,7 @@ async def test_a_minute_of_faults_loses_and_doubles_nothing(sturdy_etcd_binary, 
     result, told = await soak(
         SoakConfig(
             etcd_binary=sturdy_etcd_binary,
+            postgres=find_postgres(),
             seed=7,
             duration_s=60,
             lease_s=4.0,
@@ -34,9 +36,13 @@ async def test_a_minute_of_faults_loses_and_doubles_nothing(sturdy_etcd_binary, 
         )
     )
     assert result.is_ok, told
+    postgres = "" if find_postgres() else "left_out=1 "
     assert re.fullmatch(
-        r"soak: ok seed=7 streams=\d+ faults=\d+ wrong=0 late_s_max=\d+\.\d", result.summary
+        rf"soak: ok seed=7 {postgres}streams=\d+ faults=\d+ wrong=0 late_s_max=\d+\.\d",
+        result.summary,
     )
+    assert result.faults[Kind.JUMP_CLOCK], told
+    assert bool(result.faults[Kind.RESTART_POSTGRES]) is not bool(postgres), told
     assert result.faults.total() >= 4, told
     assert result.streams >= 100, told
 
@@ -47,6 +53,12 @@ async def test_a_minute_of_faults_loses_and_doubles_nothing(sturdy_etcd_binary, 
     [
         ("double_counting", (Kind.RESET,), "sums are wrong"),
         ("doubled_sums", (Kind.RESET,), "sums are there more than once"),
+        ("doubled_tallies", (Kind.RESET,), "its shard does not count exactly once"),
+        (
+            "trusted_clocks",
+            (Kind.JUMP_CLOCK, Kind.LOSE_ANSWERS),
+            "messages were lost, or were delivered twice",
+        ),
         ("torn_commits", (Kind.KILL_CONSUMERS,), "messages were lost, or were delivered twice"),
     ],
 )
@@ -54,11 +66,12 @@ async def test_what_is_planted_is_found(sturdy_etcd_binary, tmp_path, plant, kin
     result, told = await soak(
         SoakConfig(
             etcd_binary=sturdy_etcd_binary,
+            postgres=find_postgres(),
             seed=7,
             duration_s=20,
             lease_s=4.0,
             kinds=kinds,
-            program=(sys.executable, str(FAULTY / f"{plant}.py")),
+            programs=[(sys.executable, str(FAULTY / f"{plant}.py"))],
             folder=tmp_path / "soak",
         )
     )

@@ -2,7 +2,8 @@
 
 Faults come in *episodes*, and each begins when all is well again: a fault of one broker, of consumers, of etcd, of
 PostgreSQL or of a producer, or one of a broker and one of consumers together. Each kind comes once before any comes
-again, in an order that is drawn anew each time; but a clock jumps first of all, so that the others come behind it.
+again, in an order that is drawn anew each time; but first of all a clock jumps, so that the others come behind it, and
+PostgreSQL is restarted, so that short runs have that, too.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _OF_NO_MEMBER = frozenset(
 )
 _OF_LEASES = frozenset({Kind.PAUSE_BROKER, Kind.PAUSE_CONSUMER, Kind.CUT_BROKER, Kind.CUT_CONSUMER})
 
-_FIRST = Kind.JUMP_CLOCK
+_FIRST = (Kind.JUMP_CLOCK, Kind.RESTART_POSTGRES)
 
 WARM_UP_S = 3.0
 _CALM_S = (1.0, 4.0)
@@ -96,7 +97,7 @@ def make_plan(
         members: how many brokers there are, and how many consumers.
     """
     dice = random.Random(f"soak/{seed}")
-    order = sorted(dice.sample(kinds, len(kinds)), key=_FIRST.__ne__)
+    order = sorted(dice.sample(kinds, len(kinds)), key=_rank)
     while True:
         for kind in order:
             low, high = _lasts(kind, lease_s)
@@ -107,6 +108,10 @@ def make_plan(
                 round(dice.uniform(low, high), 1),
             )
         order = dice.sample(kinds, len(kinds))
+
+
+def _rank(kind: Kind) -> int:
+    return _FIRST.index(kind) if kind in _FIRST else len(_FIRST)
 
 
 def _lasts(kind: Kind, lease_s: float) -> tuple[float, float]:
