@@ -113,7 +113,7 @@ lake-crash: $(STAMP) ## Kill registration of raw tables at each of its calls, an
 typed-crash: $(STAMP) ## Kill runs of typed tables at each of their calls, and see that each message is there once (SEED, CASES=3 or CASE=3,8-11)
 	$(PY) -m tests.typed_crash --seed $(SEED) $(if $(CASES),--cases $(CASES)) $(if $(CASE),--case $(CASE))
 
-soak: $(STAMP) ## Sum streams by consumers while brokers, consumers and etcd are killed, stopped and cut off, and check each sum (SEED, MINUTES)
+soak: $(STAMP) ## Sum streams by consumers while brokers, consumers, etcd and PostgreSQL are killed, stopped and cut off, and check each sum (SEED, MINUTES)
 	$(PY) -m tests.soak --seed $(SEED) --minutes $(MINUTES)
 
 screenshots: $(STAMP) ## Take the pictures in docs/images anew, of a demo in a headless browser

@@ -73,7 +73,7 @@ NEEDS = (
     Need(
         names=("initdb",),
         variables=("GAZETTE_POSTGRES",),
-        why="tests of SQL and REST catalogs, and of consumer state in PostgreSQL",
+        why="tests of SQL and REST catalogs, and of consumer state in PostgreSQL (soak)",
         package="postgresql",
         place="usr/lib/postgresql/*/bin/initdb",
     ),

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from gazette_platform.client import ListSnapshot
+    from gazette_platform.ops.clock import Clock
 
 __all__ = ["ChunkLate", "Chunker", "Published", "SumLate", "SumWrong", "run_chunker"]
 
@@ -77,6 +78,7 @@ class Chunker:
         expect: is told of a stream once its chunks are published, before it is known what comes of it.
         append_s: seconds to wait for brokers that append no chunks.
         fatal_s: seconds until a sum is late.
+        clock: which UUIDs tell; None: the machine's.
 
     Attributes:
         close_s: seconds that the exit waits for appends that are under way.
@@ -93,6 +95,7 @@ class Chunker:
         expect: Callable[[Sum], None] = lambda total: None,  # noqa: ARG005
         append_s: float = APPEND_S,
         fatal_s: float = FATAL_S,
+        clock: Clock | None = None,
     ) -> None:
         self._client = client
         self._chunks = chunks
@@ -102,7 +105,7 @@ class Chunker:
         self._expect = expect
         self._append_s = self.close_s = append_s
         self._fatal_s = fatal_s
-        self._clock = SystemClock()
+        self._clock = clock or SystemClock()
         self.begin = 0
         """Where sums of these streams begin, in their journal."""
 

@@ -1,41 +1,30 @@
-"""Servers of Iceberg catalogs for tests: a PostgreSQL, and an Iceberg REST server over a database of it."""
+"""A server of an Iceberg REST catalog for tests, over a database."""
 
 from __future__ import annotations
 
 import os
-import pwd
-import secrets
-import shutil
-import subprocess
+import signal
 import sys
-import tempfile
-import time
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import pytest
 import rest_catalog_main
 from object_servers import _listens
+from postgres_server import end, spawn, wait_until_ready
 
 from gazette_platform.embedded import tools
 from gazette_platform.embedded.maven import MavenArtifact, fetch_maven
 from gazette_platform.embedded.ports import HOST, choose_ports
 from gazette_platform.embedded.progress import show_step
-from gazette_platform.errors import SetupError
-from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
+    from pathlib import Path
 
-    import psycopg
+    from postgres_server import Postgres
 
-__all__ = ["Postgres", "RestServer", "postgres", "rest_server"]
-
-_USER = "iceberg"
-_TIMEOUT_S = 60.0
-_LOG_LINES = 40
+__all__ = ["RestServer", "rest_server"]
 
 
 def _iceberg(artifact: str, size_bytes: int, sha256: str, classifier: str = "") -> MavenArtifact:
@@ -70,90 +59,12 @@ _ARTIFACTS = (
 
 
 @dataclass(frozen=True)
-class Postgres:
-    """A running PostgreSQL."""
-
-    port: int
-    password: str = field(repr=False)
-    pid: int
-
-    def uri(self, database: str, port: int = 0) -> str:
-        """As GAZETTE_ICEBERG_CATALOG has it, without a name."""
-        return f"postgresql://{_USER}@{HOST}:{port or self.port}/{database}"
-
-    def connected(self, database: str) -> psycopg.Connection[Any]:
-        """A connection of one's own."""
-        import psycopg
-
-        return psycopg.connect(
-            host=HOST, port=self.port, user=_USER, password=self.password, dbname=database,
-            connect_timeout=10,
-        )  # fmt: skip
-
-    def sql(self, statement: str, database: str = "postgres") -> list[tuple[Any, ...]]:
-        """Run a statement. Returns: its rows."""
-        with self.connected(database) as connection:
-            connection.autocommit = True
-            cursor = connection.execute(statement)
-            return cursor.fetchall() if cursor.description else []
-
-
-@dataclass(frozen=True)
 class RestServer:
     """A running REST catalog."""
 
     uri: str
     port: int
     pid: int
-
-
-def _binaries() -> Path:
-    """The folder of PostgreSQL's programs; Debian has them outside of PATH."""
-    named = os.environ.get("GAZETTE_POSTGRES", "")
-    if named:
-        return Path(named)
-    on_path = shutil.which("initdb")
-    if on_path:
-        return Path(on_path).resolve().parent
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not found:
-        pytest.skip("needs PostgreSQL (apt-get install postgresql, or GAZETTE_POSTGRES)")
-    return found[-1].parent
-
-
-@contextmanager
-def postgres() -> Iterator[Postgres]:
-    """A PostgreSQL on loopback, empty, that asks for a password. As it does not run as root, another user does then.
-
-    Raises: SetupError: it did not start; with the end of its log.
-    """
-    binaries = _binaries()
-    # Not below pytest's folder, which is its user's alone.
-    folder = Path(tempfile.mkdtemp(prefix="gazette-postgres-"))
-    who = _other_user() if os.geteuid() == 0 else None
-    password = secrets.token_urlsafe(16)
-    port = choose_ports(["postgres"])["postgres"]
-    try:
-        (folder / "password").write_text(password)
-        if who is not None:
-            os.chown(folder, who.pw_uid, who.pw_gid)
-            os.chown(folder / "password", who.pw_uid, who.pw_gid)
-        made = _started(
-            [str(binaries / "initdb"), "-D", f"{folder}/data", "-U", _USER, "--auth=scram-sha-256", "-E", "UTF8",
-             f"--pwfile={folder}/password", "--locale=C", "--no-sync"], folder, who, folder / "initdb.log",
-        )  # fmt: skip
-        if made.wait(patient(_TIMEOUT_S)) != 0:
-            raise SetupError("initdb failed:\n" + _tail(folder / "initdb.log"))
-        settings = {"listen_addresses": HOST, "port": port, "unix_socket_directories": "", "fsync": "off"}  # fmt: skip
-        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        log = folder / "postgres.log"
-        command = [str(binaries / "postgres"), "-D", f"{folder}/data", *options]
-        with _ending(_started(command, folder, who, log)) as server:
-            running = Postgres(port, password, server.pid)
-            _until(lambda: running.sql("SELECT 1"), server, log)
-            yield running
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -168,63 +79,21 @@ def rest_server(database: Postgres, folder: Path) -> Iterator[RestServer]:
     jars = ":".join(map(str, [*_jars(), tools.postgres_driver()]))
     jdbc = f"jdbc:postgresql://{HOST}:{database.port}/served"
     warehouse = (folder / "served").as_uri()
-    command = [sys.executable, rest_catalog_main.__file__, str(port), jars, jdbc, _USER, warehouse]
-    process = _started(command, folder, None, log, database.password)
-    with _ending(process) as server:
-        _until(lambda: _listens(port), server, log)
-        yield RestServer(f"http://{HOST}:{port}", port, server.pid)
-
-
-def _other_user() -> pwd.struct_passwd:
-    # Debian's package has one of its own.
-    with suppress(KeyError):
-        return pwd.getpwnam("postgres")
-    return pwd.getpwnam("nobody")
-
-
-def _started(
-    command: Sequence[str], folder: Path, who: Any, log: Path, said: str = ""
-) -> subprocess.Popen[bytes]:
-    as_other = {} if who is None else {"user": who.pw_uid, "group": who.pw_gid, "extra_groups": []}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, cwd=folder,
-            start_new_session=True, **as_other,
-        )  # fmt: skip
-    assert process.stdin is not None
-    with process.stdin as stdin:
-        stdin.write(f"{said}\n".encode())
-    return process
-
-
-@contextmanager
-def _ending(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    command = [
+        sys.executable,
+        rest_catalog_main.__file__,
+        str(port),
+        jars,
+        jdbc,
+        database.user,
+        warehouse,
+    ]
+    process = spawn(command, folder, None, log, database.password)
     try:
-        yield process
+        wait_until_ready(lambda: _listens(port), process, log)
+        yield RestServer(f"http://{HOST}:{port}", port, process.pid)
     finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _until(is_ready: Any, process: subprocess.Popen[bytes], log: Path) -> None:
-    import psycopg
-
-    deadline = time.monotonic() + patient(_TIMEOUT_S)
-    while True:
-        with suppress(psycopg.OperationalError):
-            if is_ready():
-                return
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise SetupError(f"{process.args!r} does not serve:\n" + _tail(log))
-        time.sleep(0.05)
-
-
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text("utf-8", "replace").splitlines()[-_LOG_LINES:])
+        end(process, signal.SIGTERM)
 
 
 def _jars() -> list[Path]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import tempfile
-import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from catalog_servers import _ending, _other_user, _started, _tail
+from postgres_server import end, log_tail, other_user, spawn, wait_until_ready
 
 from gazette_platform.embedded.ports import HOST, choose_ports
 from gazette_platform.errors import SetupError
@@ -63,7 +63,7 @@ def mariadb() -> Iterator[MariaDB]:
     installed = _installed()
     share = installed / "share/mysql"
     folder = Path(tempfile.mkdtemp(prefix="gazette-mariadb-"))
-    who = _other_user() if os.geteuid() == 0 else None
+    who = other_user() if os.geteuid() == 0 else None
     password = secrets.token_hex(16)
     port = choose_ports(["mariadb"])["mariadb"]
     if who is not None:
@@ -90,21 +90,20 @@ def mariadb() -> Iterator[MariaDB]:
         (folder / "data").mkdir()
         if who is not None:
             os.chown(folder / "data", who.pw_uid, who.pw_gid)
-        made = _started(
+        made = spawn(
             [*common, "--bootstrap"], folder, who, folder / "bootstrap.log", "\n".join(first)
         )
         if made.wait(patient(_TIMEOUT_S)) != 0:
-            raise SetupError("mariadbd --bootstrap failed:\n" + _tail(folder / "bootstrap.log"))
+            raise SetupError("mariadbd --bootstrap failed:\n" + log_tail(folder / "bootstrap.log"))
         where = [f"--port={port}", f"--bind-address={HOST}", f"--socket={folder}/socket"]
         log = folder / "mariadb.log"
-        with _ending(_started([*common, *where], folder, who, log)) as server:
-            running = MariaDB(port, password, server.pid)
-            deadline = time.monotonic() + patient(_TIMEOUT_S)
-            while not _answers(running):
-                if server.poll() is not None or time.monotonic() > deadline:
-                    raise SetupError(f"{server.args!r} does not serve:\n" + _tail(log))
-                time.sleep(0.05)
+        server = spawn([*common, *where], folder, who, log)
+        running = MariaDB(port, password, server.pid)
+        try:
+            wait_until_ready(lambda: _answers(running), server, log)
             yield running
+        finally:
+            end(server, signal.SIGTERM)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -11,10 +11,11 @@ import shutil
 import uuid
 
 import pytest
-from catalog_servers import postgres as postgres_server, rest_server
+from catalog_servers import rest_server
 from lake_servers import lake_servers, spark_session
 from mariadb_server import mariadb as mariadb_server
 from object_servers import s3_server
+from postgres_server import Postgres, find_postgres
 from token_gate import token_gate
 from typed_places import places_of
 
@@ -117,7 +118,10 @@ def trino(lake_settings):
 @pytest.fixture(scope="session")
 def postgres():
     """A live PostgreSQL."""
-    with postgres_server() as server:
+    binaries = find_postgres()
+    if binaries is None:
+        pytest.skip("needs PostgreSQL (apt-get install postgresql, or GAZETTE_POSTGRES)")
+    with Postgres(binaries) as server:
         yield server
 
 

@@ -106,7 +106,7 @@ def engine_of(url):
 def postgres_url(postgres):
     name = f"shards_{uuid.uuid4().hex[:8]}"
     postgres.sql(f"CREATE DATABASE {name}")
-    url = postgres.uri(name).replace("@", f":{postgres.password}@")
+    url = postgres.url(name)
     engine_of(url).dispose()
     return url
 
@@ -614,7 +614,7 @@ async def test_a_thread_does_not_wait_for_the_former_commit_for_ever(
 async def test_tables_are_made_by_many_at_once(postgres, own_engine):
     name = f"shards_{uuid.uuid4().hex[:8]}"
     postgres.sql(f"CREATE DATABASE {name}")
-    url = postgres.uri(name).replace("@", f":{postgres.password}@")
+    url = postgres.url(name)
     engines = [own_engine(url) for _ in range(6)]
     await asyncio.gather(*(asyncio.to_thread(create_tables, each) for each in engines))
     with engines[0].connect() as connection:

@@ -124,7 +124,7 @@ class World:
 def engine(postgres):
     name = f"bikes_{uuid.uuid4().hex[:8]}"
     postgres.sql(f"CREATE DATABASE {name}")
-    engine = sql_engine(postgres.uri(name).replace("@", f":{postgres.password}@"))
+    engine = sql_engine(postgres.url(name))
     yield engine
     engine.dispose()
 

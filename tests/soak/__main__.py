@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.testing.etcd import find_etcd
 from gazette_platform.testing.harness import Harness
+from tests.benches.postgres_server import find_postgres
 from tests.soak.plan import Kind
 from tests.soak.runner import SoakConfig, kinds_named, run_soak
 
@@ -46,12 +47,18 @@ def _config(options: argparse.Namespace) -> SoakConfig:
         kinds = kinds_named(options.faults)
     except ValueError as err:
         raise SetupError(f"--faults: {err}; choose from {', '.join(Kind)}") from None
-    if options.minutes <= 0 or options.workers <= 0:
-        raise SetupError("--minutes and --workers must be positive")
+    postgres = find_postgres()
+    if postgres is None and kinds == (Kind.RESTART_POSTGRES,):
+        raise SetupError(
+            "no PostgreSQL found: install Debian's postgresql, or name a folder by GAZETTE_POSTGRES"
+        )
+    if options.minutes <= 0 or options.workers <= 1:
+        raise SetupError("--minutes must be positive, and --workers at least 2")
     if options.out is not None and options.out.exists() and any(options.out.iterdir()):
         raise SetupError(f"--out: {options.out} is not empty; name another folder")
     return SoakConfig(
         etcd_binary=etcd,
+        postgres=postgres,
         seed=options.seed,
         duration_s=60 * options.minutes,
         workers=options.workers,

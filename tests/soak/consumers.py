@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Self, final
 from urllib.parse import urlsplit
 
@@ -14,9 +13,11 @@ from gazette_platform.testing.fault_proxy import FaultProxies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-SUMMER = (sys.executable, "-m", "examples.stream_sum.summer")
+PROGRAMS = tuple(
+    (sys.executable, "-m", f"tests.soak.{name}") for name in ("summer", "batch_summer")
+)
 
 
 @final
@@ -24,6 +25,10 @@ class ConsumerGroup:
     """Consumers ``consumer-1``, …; a context manager that starts all of them, and kills what is left.
 
     Each has a proxy between itself and etcd, and advertises one that leads to it.
+
+    Args:
+        programs: which they run, in turn.
+        database: URL of a PostgreSQL, or none.
     """
 
     def __init__(
@@ -35,20 +40,22 @@ class ConsumerGroup:
         brokers: str,
         count: int,
         lease_s: float,
-        program: Sequence[str] = SUMMER,
+        programs: Sequence[Sequence[str]],
+        database: str,
     ) -> None:
         self.servers = {
             name: ConsumerServer(
                 folder / name,
-                program=program,
+                program=programs[number % len(programs)],
                 etcd=etcd,  # until its proxy is there
                 prefix=prefix,
                 broker=brokers,
                 consumer_id=name,
                 lease_s=lease_s,
             )
-            for name in (f"consumer-{number}" for number in range(1, count + 1))
+            for number, name in enumerate(f"consumer-{at}" for at in range(1, count + 1))
         }
+        self._database = database
         self.proxies = FaultProxies()
         self.etcd_proxies = FaultProxies()
         self._etcd = urlsplit(etcd)
@@ -72,6 +79,7 @@ class ConsumerGroup:
                     "--consumer.hints-interval=5s",
                     f"--etcd.address={to_etcd.address}",
                     f"--consumer.advertise={front.address}",
+                    f"--soak.database={self._database}",
                 )
             await self.start(*self.names)
         except BaseException:

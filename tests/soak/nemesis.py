@@ -19,16 +19,20 @@ from gazette_platform.testing.waiting import pass_time, patient
 from tests.soak.plan import WARM_UP_S, Fault, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from gazette_platform.consumer.client import ShardListing
     from gazette_platform.ops.clock import Clock
     from gazette_platform.testing.cluster import BrokerCluster
     from gazette_platform.testing.etcd import EtcdServer
+    from tests.benches.postgres_server import Postgres
     from tests.soak.consumers import ConsumerGroup
+    from tests.soak.producers import JumpingClock
 
 _POLL_S = 0.2
 _SETTLE_S = 60.0
 _RESET_S = 0.3
+_HAS_FAILED = "has failed"
 
 
 @final
@@ -36,6 +40,8 @@ class Nemesis:
     """Inflicts faults, one episode after another, and watches over processes and shards.
 
     Args:
+        database: of shards without a log; None: there are none.
+        producer: the clock of one that jumps.
         is_starved: whether the machine was so late lately that leases run out by it.
         shards: how many there are.
         lease_s: of brokers and consumers.
@@ -51,6 +57,8 @@ class Nemesis:
         brokers: BrokerCluster,
         consumers: ConsumerGroup,
         etcd: EtcdServer,
+        database: Postgres | None,
+        producer: JumpingClock,
         *,
         shards: int,
         lease_s: float,
@@ -64,6 +72,8 @@ class Nemesis:
         self._brokers = brokers
         self._consumers = consumers
         self._etcd = etcd
+        self._database = database
+        self._producer = producer
         self._shards = shards
         self._lease_s = lease_s
         self._clock = clock
@@ -124,6 +134,10 @@ class Nemesis:
             await self._reset(fault, broker, consumer)
         elif fault.kind is Kind.LOSE_ANSWERS:
             await self._lose_answers(fault, broker)
+        elif fault.kind is Kind.JUMP_CLOCK:
+            self._producer.jump()
+        elif fault.kind is Kind.RESTART_POSTGRES:
+            await self._restart_database(fault)
         elif "etcd" in fault.kind:
             await self._on_etcd(fault)
         elif "broker" in fault.kind:
@@ -140,6 +154,12 @@ class Nemesis:
             self._etcd.pause()
             await pass_time(fault.lasts_s)
             self._etcd.resume()
+
+    async def _restart_database(self, fault: Fault) -> None:
+        if self._database is not None:
+            await asyncio.to_thread(self._database.kill)
+            await pass_time(fault.lasts_s)
+            await asyncio.to_thread(self._database.start)
 
     async def _on_broker(self, fault: Fault, broker: str) -> None:
         if fault.kind is Kind.KILL_BROKER:
@@ -231,7 +251,8 @@ class Nemesis:
                 return
             await pass_time(_POLL_S)
         if not self.troubles:
-            self._trouble(Late(f"not whole again after {limit_s:g} s: {what}"))
+            text = f"not whole again after {limit_s:g} s: {what}"
+            self._trouble(text if _HAS_FAILED in what else Late(text))
 
     def _unharmed(self) -> str:
         """Who runs on without its lease, if anybody does."""
@@ -254,14 +275,10 @@ class Nemesis:
                 listings = list(await client.list())
         except (GazetteError, TimeoutError) as err:
             return f"shards cannot be listed: {err}"
-        ready = 0
-        for listing in listings:
-            codes = [status.code for status in listing.statuses]
-            for status in listing.statuses:
-                if status.code is ReplicaCode.FAILED:
-                    self._trouble(f"shard {listing.id} has failed: {' '.join(status.errors)}")
-            ready += ReplicaCode.PRIMARY in codes
-        return "" if ready == self._shards else f"{ready} of {self._shards} shards have a primary"
+        what, failed = standing(listings, self._shards)
+        for text in failed:
+            self._trouble(text)
+        return what
 
     async def revive(self) -> None:
         """Start processes that have ended, and tell those that must not have."""
@@ -298,3 +315,22 @@ class Nemesis:
     def _trouble(self, text: str) -> None:
         self._say(f"trouble: {text}")
         self.troubles.append(text)
+
+
+def standing(listings: Iterable[ShardListing], shards: int) -> tuple[str, list[str]]:
+    """Judge whether each of so many shards has a primary that consumes. Pure.
+
+    One without a log may fail for a while, as its database was away, or a former owner came late.
+
+    Returns: what is not as it should be yet, empty if all is; and what must never be.
+    """
+    ready, failed, fatal = 0, [], []
+    for listing in listings:
+        ready += any(status.code is ReplicaCode.PRIMARY for status in listing.statuses)
+        for status in listing.statuses:
+            if status.code is ReplicaCode.FAILED:
+                text = f"shard {listing.id} {_HAS_FAILED}: {' '.join(status.errors)}"
+                (fatal if listing.spec.recovery_log else failed).append(text)
+    if ready == shards:
+        return "", fatal
+    return "; ".join([f"{ready} of {shards} shards have a primary", *failed]), fatal

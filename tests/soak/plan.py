@@ -1,8 +1,9 @@
 """What goes wrong, and when: it follows from the seed. Pure.
 
-Faults come in *episodes*, and each begins when all is well again: a fault of one broker, of consumers or of etcd, or one
-of a broker and one of consumers together. Each kind comes once before any comes again, in an order that is drawn anew
-each time.
+Faults come in *episodes*, and each begins when all is well again: a fault of one broker, of consumers, of etcd, of
+PostgreSQL or of a producer, or one of a broker and one of consumers together. Each kind comes once before any comes
+again, in an order that is drawn anew each time; but first of all a clock jumps, so that the others come behind it, and
+PostgreSQL is restarted, so that short runs have that, too.
 """
 
 from __future__ import annotations
@@ -40,11 +41,22 @@ class Kind(StrEnum):
     """SIGTERM: it hands its shards over, and is started again."""
     KILL_CONSUMERS = "kill-consumers"
     """SIGKILL of all consumers at the same instant."""
+    RESTART_POSTGRES = "restart-postgres"
+    """It ends at once, as by a crash, amid its transactions, and is started again."""
+    JUMP_CLOCK = "jump-clock"
+    """The clock of a producer jumps 25 hours ahead, and goes on from there."""
 
 
 ALL_KINDS = tuple(Kind)
-_OF_ALL = frozenset({Kind.KILL_CONSUMERS, Kind.CUT_BROKERS})
+_OF_NO_MEMBER = frozenset(
+    {
+        *(Kind.KILL_CONSUMERS, Kind.CUT_BROKERS, Kind.KILL_ETCD, Kind.PAUSE_ETCD),
+        *(Kind.RESTART_POSTGRES, Kind.JUMP_CLOCK),
+    }
+)
 _OF_LEASES = frozenset({Kind.PAUSE_BROKER, Kind.PAUSE_CONSUMER, Kind.CUT_BROKER, Kind.CUT_CONSUMER})
+
+_FIRST = (Kind.JUMP_CLOCK, Kind.RESTART_POSTGRES)
 
 WARM_UP_S = 3.0
 _CALM_S = (1.0, 4.0)
@@ -71,7 +83,7 @@ class Fault:
 
     def __str__(self) -> str:
         lasts = f" for {self.lasts_s:.1f} s" if self.lasts_s else ""
-        whom = "" if "etcd" in self.kind or self.kind in _OF_ALL else f" {self.target + 1}"
+        whom = "" if self.kind in _OF_NO_MEMBER else f" {self.target + 1}"
         return f"{self.kind}{whom}{lasts}"
 
 
@@ -85,8 +97,9 @@ def make_plan(
         members: how many brokers there are, and how many consumers.
     """
     dice = random.Random(f"soak/{seed}")
+    order = sorted(dice.sample(kinds, len(kinds)), key=_rank)
     while True:
-        for kind in dice.sample(kinds, len(kinds)):
+        for kind in order:
             low, high = _lasts(kind, lease_s)
             yield Fault(
                 kind,
@@ -94,13 +107,18 @@ def make_plan(
                 round(dice.uniform(*_CALM_S), 1),
                 round(dice.uniform(low, high), 1),
             )
+        order = dice.sample(kinds, len(kinds))
+
+
+def _rank(kind: Kind) -> int:
+    return _FIRST.index(kind) if kind in _FIRST else len(_FIRST)
 
 
 def _lasts(kind: Kind, lease_s: float) -> tuple[float, float]:
     match kind:
         case Kind.KILL_CONSUMER | Kind.KILL_BROKER:
             return 0.2, 1.5 * lease_s
-        case Kind.KILL_CONSUMERS:
+        case Kind.KILL_CONSUMERS | Kind.RESTART_POSTGRES:
             return 0.2, 0.5 * lease_s
         case Kind.PAUSE_CONSUMER | Kind.PAUSE_BROKER:
             return 1.2 * lease_s, 2.0 * lease_s
@@ -113,7 +131,7 @@ def _lasts(kind: Kind, lease_s: float) -> tuple[float, float]:
             return 0.1, 0.25 * lease_s
         case Kind.RESET:
             return 1.0, 3.0
-        case Kind.LEAVE_CONSUMER:
+        case Kind.LEAVE_CONSUMER | Kind.JUMP_CLOCK:
             return 0.0, 0.0
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import shutil
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypeVar, final
 
 from examples.stream_sum.chunker import APPEND_S, FATAL_S, Chunker, ChunkLate, SumLate
 from examples.stream_sum.messages import SUMS, Sum, id_of
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.consumer.client import ShardClient
 from gazette_platform.consumer.protocol import ShardChange
-from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes
 from gazette_platform.errors import GazetteError
 from gazette_platform.message import Flags, JsonFraming, read_committed
 from gazette_platform.ops.clock import SystemClock
@@ -25,22 +25,27 @@ from gazette_platform.testing.chaos.watchdog import Watchdog, starved_s
 from gazette_platform.testing.cluster import BrokerCluster
 from gazette_platform.testing.etcd import EtcdServer
 from gazette_platform.testing.starvation import Late, reason_of
-from gazette_platform.testing.waiting import patient
-from gazette_platform.yaml_specs.journal_yaml import parse_journal_tree
-from tests.soak.consumers import ROOT, SUMMER, ConsumerGroup
+from gazette_platform.testing.waiting import pass_time, patient
+from tests.benches.postgres_server import Postgres
+from tests.soak.consumers import PROGRAMS, ConsumerGroup
 from tests.soak.nemesis import Nemesis
 from tests.soak.plan import ALL_KINDS, Kind, episodes, make_plan
-from tests.soak.verdict import SoakResult, Sums, compare
+from tests.soak.producers import JumpingClock, OddSums
+from tests.soak.specs import journal_changes, shard_specs
+from tests.soak.summer import TALLIES, Tally, make_tables
+from tests.soak.verdict import SoakResult, Sums, compare, miscounted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from gazette_platform.ops.clock import Clock
+
+SumT = TypeVar("SumT", bound=Sum)
+
 _MEMBERS = 3
 _ZONES = ("a", "b", "c")
-# With three replicas appends would wait for each broker that is away.
-_REPLICATION = 2
-_SPECS = ROOT / "examples" / "stream_sum"
 _START_S = 60.0
+_POLL_S = 0.5
 # The last streams, which began before the last fault.
 _LAST_S = FATAL_S + 20.0
 # A machine that is late by so much within two leases makes leases run out.
@@ -55,19 +60,21 @@ class SoakConfig:
     """What a run does."""
 
     etcd_binary: Path
+    postgres: Path | None
+    """Folder of PostgreSQL's programs; None: there is none, and what needs it is left out."""
     seed: int = 7
     duration_s: float = 600.0
     """Of faults; start and check come on top."""
     lease_s: float = 6.0
     workers: int = 12
-    """Streams at a time."""
+    """Streams at a time. One in four is published by the clock that jumps."""
     chunks: int = 20
     """Of each stream."""
     pause_s: float = 0.1
     """Between two chunks of a worker."""
     kinds: Sequence[Kind] = ALL_KINDS
-    program: Sequence[str] = SUMMER
-    """The consumer."""
+    programs: Sequence[Sequence[str]] = PROGRAMS
+    """Which consumers run, in turn."""
     folder: Path | None = None
     """Where to keep everything; None: a temporary folder, which is removed if all is well."""
 
@@ -101,6 +108,12 @@ class _Streams:
     """Whether some ended before their last chunk was appended."""
     is_all_read: bool = False
     """Whether consumers have read all that was published."""
+    sums: Sums = field(default_factory=Sums)
+    """What came of them."""
+    passed_on: Sums = field(default_factory=Sums)
+    """What the shard behind the sums made of these."""
+    miscounted: list[str] = field(default_factory=list)
+    """What is wrong with its count of them."""
 
     def note(self, err: Exception, text: str = "") -> None:
         """Note what a stream failed by."""
@@ -110,6 +123,22 @@ class _Streams:
 
     def expect(self, total: Sum) -> None:
         self.expected[id_of(total)] = replace_sum(total)
+
+    def compare(self, sums: Sequence[Sum], tallies: Sequence[Tally]) -> None:
+        """Note what the journals of sums and tallies have to do with what was published."""
+        self.sums = compare(self.expected, sums)
+        self.passed_on = compare(self.expected, tallies)
+        self.miscounted = miscounted(tallies)
+
+    def reasons(self) -> list[str]:
+        """Why not all is well, the most telling first."""
+        is_all_read = self.is_all_read and not self.is_cut
+        return [
+            *self.sums.reasons(is_all_read=is_all_read),
+            *self.passed_on.reasons("sums that were passed on", is_all_read=is_all_read),
+            *self.miscounted,
+            *self.troubles,
+        ]
 
 
 def replace_sum(total: Sum) -> Sum:
@@ -126,13 +155,16 @@ class _Run:
         self._say_to = say
         self._streams = _Streams()
         self._stopping = asyncio.Event()
+        self._producer = JumpingClock()
 
     def _say(self, text: str) -> None:
         self._say_to(f"{self._clock.monotonic() - self._began:7.1f} s  {text}")
 
     async def run(self) -> SoakResult:
         config, folder = self._config, self._folder
-        with EtcdServer(config.etcd_binary) as etcd:
+        server = contextlib.nullcontext() if config.postgres is None else Postgres(config.postgres)
+        with EtcdServer(config.etcd_binary) as etcd, server as database:
+            url = self._database(database)
             async with (
                 Watchdog(self._clock) as watchdog,
                 BrokerCluster(
@@ -151,14 +183,17 @@ class _Run:
                     brokers=brokers.address,
                     count=_MEMBERS,
                     lease_s=config.lease_s,
-                    program=config.program,
+                    programs=config.programs,
+                    database=url,
                 ) as consumers,
             ):
-                shards = await self._create(client, consumers)
+                shards = await self._create(client, consumers, has_postgres=bool(url))
                 nemesis = Nemesis(
                     brokers,
                     consumers,
                     etcd,
+                    database,
+                    self._producer,
                     shards=len(shards),
                     lease_s=config.lease_s,
                     clock=self._clock,
@@ -167,12 +202,11 @@ class _Run:
                 )
                 await nemesis.settle()
                 self._say(f"{len(shards)} shards are there")
-                sums = await self._play(client, consumers, nemesis, shards)
-                reasons = [*self._streams.troubles, *nemesis.troubles]
+                await self._play(client, consumers, nemesis, shards)
+                reasons = [*self._streams.reasons(), *nemesis.troubles]
                 reasons += await self._end(consumers, nemesis)
                 cause = watchdog.machine.cause(waited=nemesis.waited)
-        found = sums.reasons(is_all_read=self._streams.is_all_read and not self._streams.is_cut)
-        reasons = [*found, *reasons, *self._unforeseen()]
+        reasons += self._unforeseen()
         if not self._streams.late_s:
             reasons.append(Late("no stream came to its end"))
         if not nemesis.faults:
@@ -181,7 +215,9 @@ class _Run:
             seed=config.seed,
             streams=len(self._streams.expected),
             faults=nemesis.faults,
-            sums=sums,
+            sums=self._streams.sums,
+            passed_on=self._streams.passed_on,
+            left_out=0 if config.postgres else 1,
             late_s_max=max(self._streams.late_s, default=0.0),
             reasons=reasons,
             starved_by=cause,
@@ -191,13 +227,24 @@ class _Run:
         now = self._clock.monotonic()
         return starved_s(watchdog.stalls, now - 3 * self._config.lease_s, now) > _STARVED_S
 
-    async def _create(self, client: AsyncClient, consumers: ConsumerGroup) -> dict[str, str]:
-        """Journals and shards of the example. Returns: the journal of each shard."""
-        journals = parse_journal_tree((_SPECS / "journals.yaml").read_text())
-        await client.apply(
-            [replace(c, spec=replace(c.spec, replication=_REPLICATION)) for c in journals]
-        )
-        specs = [c.spec for c in parse_shard_changes((_SPECS / "shards.yaml").read_text())]
+    def _database(self, server: Postgres | None) -> str:
+        """Make the database of shards without a log. Returns: its URL; empty: there is none."""
+        if server is None:
+            self._say(
+                "left out: shards on PostgreSQL, and its restarts (apt-get install postgresql, or "
+                "GAZETTE_POSTGRES)"
+            )
+            return ""
+        server.sql("CREATE DATABASE soak")
+        make_tables(server.url("soak"))
+        return server.url("soak")
+
+    async def _create(
+        self, client: AsyncClient, consumers: ConsumerGroup, *, has_postgres: bool
+    ) -> dict[str, str]:
+        """Make journals and shards. Returns: the journal of each shard, those behind others at last."""
+        await client.apply(journal_changes())
+        specs = shard_specs(has_postgres=has_postgres)
         async with ShardClient(ClientConfig(address=consumers.address)) as shards:
             await shards.apply([ShardChange(spec) for spec in specs])
         return {spec.id: spec.sources[0].journal for spec in specs}
@@ -210,46 +257,55 @@ class _Run:
         consumers: ConsumerGroup,
         nemesis: Nemesis,
         shards: dict[str, str],
-    ) -> Sums:
+    ) -> None:
+        chunker = self._chunker(client, "chunks", self._clock)
+        odd = self._chunker(client, "odd chunks", self._producer)
+        try:
+            async with chunker, odd:
+                await self._streamed(chunker, odd, client, nemesis)
+                is_well = not (nemesis.troubles or self._streams.troubles)
+                await self._compare(
+                    client, consumers, shards, patient(_START_S) if is_well else _GRACE_S
+                )
+                if nemesis.troubles or self._streams.troubles:
+                    # Brokers that ended are not started again, so that some appends may never end.
+                    chunker.close_s = odd.close_s = _GRACE_S
+        except ChunkLate as err:
+            self._streams.note(err)
+
+    def _chunker(self, client: AsyncClient, name: str, clock: Clock) -> Chunker:
         config = self._config
-        chunker = Chunker(
+        return Chunker(
             client,
             chunks=config.chunks,
-            dice=random.Random(f"chunks/{config.seed}"),
+            dice=random.Random(f"{name}/{config.seed}"),
             pause_s=config.pause_s,
             say=lambda text: None,
             expect=self._streams.expect,
             append_s=patient(APPEND_S),
             fatal_s=patient(FATAL_S),
+            clock=clock,
         )
-        sums = Sums()
-        try:
-            async with chunker:
-                sums = await self._streamed(chunker, client, consumers, nemesis, shards)
-                if nemesis.troubles or self._streams.troubles:
-                    # Brokers that ended are not started again, so that some appends may never end.
-                    chunker.close_s = _GRACE_S
-        except ChunkLate as err:
-            self._streams.note(err)
-        return sums
 
     async def _streamed(
-        self,
-        chunker: Chunker,
-        client: AsyncClient,
-        consumers: ConsumerGroup,
-        nemesis: Nemesis,
-        shards: dict[str, str],
-    ) -> Sums:
-        """Streams and faults, until both have ended. Returns: what came of the streams."""
+        self, chunker: Chunker, odd: Chunker, client: AsyncClient, nemesis: Nemesis
+    ) -> None:
+        """Streams and faults, until both have ended."""
         config = self._config
-        plan = make_plan(
-            config.seed, lease_s=config.lease_s, members=_MEMBERS, kinds=tuple(config.kinds)
+        kinds = tuple(
+            kind for kind in config.kinds if config.postgres or kind is not Kind.RESTART_POSTGRES
         )
+        plan = make_plan(config.seed, lease_s=config.lease_s, members=_MEMBERS, kinds=kinds)
+        dice = random.Random(f"odd sums/{config.seed}")
+        odd_sums = OddSums(client, self._producer, dice, self._streams.expect)
         tasks = TaskGroup("soak")
         try:
             workers = [
-                tasks.spawn(self._work(chunker), name=f"worker {n}") for n in range(config.workers)
+                tasks.spawn(
+                    self._work(odd, odd_sums) if number % 4 == 1 else self._work(chunker),
+                    name=f"worker {number}",
+                )
+                for number in range(config.workers)
             ]
             until = self._clock.monotonic() + config.duration_s
             inflicting = tasks.spawn(
@@ -273,17 +329,16 @@ class _Run:
                 self._streams.troubles.append(Late(f"{len(late)} streams did not end"))
         finally:
             await tasks.close()
-        return await self._compare(
-            client, consumers, chunker.begin, shards, patient(_START_S) if is_well else _GRACE_S
-        )
 
-    async def _work(self, chunker: Chunker) -> None:
+    async def _work(self, chunker: Chunker, odd_sums: OddSums | None = None) -> None:
         try:
             async for published in chunker.work(-1):
                 self._streams.late_s.append(published.late_s)
                 if published.late_s > FATAL_S / 4:
                     stream = id_of(published.total).hex()
                     self._say(f"the sum of stream {stream} took {published.late_s:.1f} s")
+                if odd_sums is not None:
+                    await odd_sums.publish()
                 if self._stopping.is_set():
                     return
         except GazetteError as err:
@@ -295,12 +350,10 @@ class _Run:
         self,
         client: AsyncClient,
         consumers: ConsumerGroup,
-        begin: int,
         shards: dict[str, str],
         timeout_s: float,
-    ) -> Sums:
-        """Once all is read that was published, what is there of it."""
-        found: list[Sum] = []
+    ) -> None:
+        """Once all is read that was published, look at what is there of it."""
         try:
             async with (
                 asyncio.timeout(timeout_s),
@@ -312,17 +365,35 @@ class _Run:
             self._streams.is_all_read = True
         except (GazetteError, TimeoutError) as err:
             self._streams.note(err, f"not all is read: {type(err).__name__}: {err}")
-        framing = JsonFraming(message_type=Sum)
+        until = self._clock.monotonic() + timeout_s
+        sums = await self._messages(client, SUMS, Sum, until)
+        tallies = await self._messages(client, TALLIES, Tally, until)
+        self._streams.compare(sums, tallies)
+
+    async def _messages(
+        self, client: AsyncClient, journal: str, kind: type[SumT], until: float
+    ) -> list[SumT]:
+        """What a journal has, once that is as much as it has to be, or time is up: the last is acknowledged a bit later."""
+        found: list[SumT] = []
+        framing = JsonFraming(message_type=kind)
         try:
-            async with (
-                asyncio.timeout(patient(_START_S)),
-                await read_committed(client, SUMS, begin, framing=framing) as reader,
-            ):
-                async for batch in reader:
-                    found += [each.message for each in batch if each.uuid.flags != Flags.ACK_TXN]
+            while True:
+                async with (
+                    asyncio.timeout(patient(_START_S)),
+                    await read_committed(client, journal, framing=framing) as reader,
+                ):
+                    found = [
+                        each.message
+                        async for batch in reader
+                        for each in batch
+                        if each.uuid.flags != Flags.ACK_TXN
+                    ]
+                if len(found) >= len(self._streams.expected) or self._clock.monotonic() > until:
+                    return found
+                await pass_time(_POLL_S)
         except (GazetteError, TimeoutError) as err:
-            self._streams.note(err, f"sums cannot be read: {type(err).__name__}: {err}")
-        return compare(self._streams.expected, found)
+            self._streams.note(err, f"{journal} cannot be read: {type(err).__name__}: {err}")
+        return found
 
     # ------------------------------------------------------------------ the end
 

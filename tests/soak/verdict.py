@@ -10,7 +10,9 @@ from examples.stream_sum.messages import Sum, id_of
 from gazette_platform.testing.starvation import Late, State, headline, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tests.soak.summer import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +30,11 @@ class Sums:
         """Streams that are not right."""
         return len({*self.wrong, *self.missing, *self.twice, *self.unknown})
 
-    def reasons(self, *, is_all_read: bool = True) -> list[str]:
+    def reasons(self, what: str = "sums", *, is_all_read: bool = True) -> list[str]:
         """Return a line for each kind of trouble.
 
         Args:
+            what: they are.
             is_all_read: whether consumers had read all chunks; else a sum may only be late.
         """
         told = {
@@ -42,7 +45,7 @@ class Sums:
         }
         found = []
         for how, streams in told.items():
-            text = f"{len(streams)} sums are {how}: {' '.join(streams[:5])}"
+            text = f"{len(streams)} {what} are {how}: {' '.join(streams[:5])}"
             if streams:
                 found.append(Late(text) if how == "missing" and not is_all_read else text)
         return found
@@ -70,6 +73,15 @@ def compare(expected: Mapping[bytes, Sum], found: Iterable[Sum]) -> Sums:
     )
 
 
+def miscounted(tallies: Sequence[Tally]) -> list[str]:
+    """What is wrong with the count of the shard behind: it goes up by one, from 1, in the order of its journal."""
+    for number, tally in enumerate(tallies, start=1):
+        if tally.Number != number:
+            counted = f"sum {number} that was passed on was counted as number {tally.Number}"
+            return [f"{counted}: its shard does not count exactly once"]
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class SoakResult:
     """How a run went."""
@@ -79,12 +91,16 @@ class SoakResult:
     """Whose sums were awaited."""
     faults: Counter[str]
     sums: Sums
+    passed_on: Sums
+    """The same, by the shard behind them."""
     late_s_max: float
     """Seconds from the last chunk of a stream to its sum, at most."""
     reasons: list[str] = field(default_factory=list)
     """Why it is not ok, the most telling first."""
     folder: str = ""
     """Where logs are kept; empty: they are not."""
+    left_out: int = 0
+    """Parts that this machine cannot play."""
     starved_by: str = ""
     """What starved the run, see `starvation.starved_by`; empty: nothing did."""
 
@@ -100,9 +116,11 @@ class SoakResult:
     @property
     def summary(self) -> str:
         """The last line of the run."""
+        left_out = f"left_out={self.left_out} " if self.left_out else ""
+        wrong = self.sums.count + self.passed_on.count
         line = (
-            f"soak: {self.state} seed={self.seed} streams={self.streams} "
-            f"faults={self.faults.total()} wrong={self.sums.count} late_s_max={self.late_s_max:.1f}"
+            f"soak: {self.state} seed={self.seed} {left_out}streams={self.streams} "
+            f"faults={self.faults.total()} wrong={wrong} late_s_max={self.late_s_max:.1f}"
         )
         if self.is_ok:
             return line

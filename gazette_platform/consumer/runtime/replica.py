@@ -176,11 +176,7 @@ class ShardReplica(Generic[StoreT, M]):
     @property
     def may_pass(self) -> bool:
         """Whether it has failed with what may pass if it starts again: of a fence, or of its store."""
-        error, store = self.error, self._primary.store
-        if error is None:
-            return False
-        may_pass = opening_may_pass if store is None else store.may_pass
-        return isinstance(error, Fenced) or may_pass(error)
+        return self.error is not None and self._passes(self.error)
 
     @property
     def progress(self) -> Progress:
@@ -352,12 +348,17 @@ class ShardReplica(Generic[StoreT, M]):
                     "shard %s: its %s ends, as its assignment is gone", self.id, task.name.lower()
                 )
                 return
-            # Of a fence there is no more to know than that others have the shard. The steps are in the text.
-            shown = None if isinstance(cause, Fenced) else cause
+            # Others have the shard, or its database is away: where it was seen tells nothing. The steps are in the text.
+            shown = None if self._passes(cause) else cause
             _log.error(
                 "shard %s: its %s failed: %s", self.id, task.name.lower(), err, exc_info=shown
             )
             await self._tell_failed(failed_status(str(err), task))
+
+    def _passes(self, error: Exception) -> bool:
+        store = self._primary.store
+        may_pass = opening_may_pass if store is None else store.may_pass
+        return isinstance(error, Fenced) or may_pass(error)
 
     async def _tell_failed(self, status: ReplicaStatus) -> None:
         try:

@@ -3,16 +3,21 @@
 import msgspec
 
 from examples.stream_sum.messages import SUMS, id_of
-from examples.stream_sum.summer import Summer
 from gazette_platform.app import run
 from gazette_platform.message import Flags
+from tests.soak.summer import SoakSummer
 
 
-class DoubledSums(Summer):
+class DoubledSums(SoakSummer):
     async def consume(self, txn, envelope):
         await super().consume(txn, envelope)
         chunk = envelope.message
-        if envelope.uuid.flags != Flags.ACK_TXN and not chunk.Data and chunk.ID[0] < 128:
+        if (
+            envelope.uuid.flags != Flags.ACK_TXN
+            and envelope.journal != SUMS
+            and not chunk.Data
+            and chunk.ID[0] < 128
+        ):
             total = self._open[txn.shard.id][id_of(chunk)]
             await txn.publisher.publish(SUMS, msgspec.structs.replace(total))
 

@@ -1,9 +1,8 @@
 """A summer whose stores are not atomic: they keep the state of a commit with the checkpoint of the one before."""
 
-from examples.stream_sum.summer import Summer
 from gazette_platform.app import run
-from gazette_platform.consumer.store.rocksdb import RocksDBStore
-from gazette_platform.consumer.store.sqlite import SQLiteStore
+from gazette_platform.consumer.store import JSONFileStore, RocksDBStore, SQLiteStore, SQLStore
+from tests.soak.summer import SoakSummer
 
 
 def torn(start_commit):
@@ -14,7 +13,7 @@ def torn(start_commit):
     return start
 
 
-for kind in (RocksDBStore, SQLiteStore):
+for kind in (JSONFileStore, RocksDBStore, SQLiteStore, SQLStore):
     kind.start_commit = torn(kind.start_commit)
 
-run(Summer())
+run(SoakSummer())
