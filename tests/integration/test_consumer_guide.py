@@ -29,7 +29,7 @@ shards:
   - id: totals
     sources: [{journal: orders}]
     recovery_log_prefix: recovery
-    hint_prefix: /test-hints
+    hint_prefix: PREFIX-hints
     max_txn_duration: 1s
 """
 SCHEMA = "CREATE TABLE IF NOT EXISTS totals (customer TEXT PRIMARY KEY, amount REAL NOT NULL)"
@@ -100,7 +100,8 @@ async def rows(consumers):
 async def begun(consumers, application):
     await consumers.client.apply(parse_journal_tree(JOURNALS))
     process = await consumers.start(application)
-    await consumers.create_shards(*(each.spec for each in parse_shard_changes(SHARDS)))
+    shards = parse_shard_changes(SHARDS.replace("PREFIX", consumers._prefix))
+    await consumers.create_shards(*(each.spec for each in shards))
     return process
 
 

@@ -51,8 +51,8 @@ async def test_range_reads_whole_prefix_in_pages_at_one_revision(etcd, etcd_pref
     assert old.header.revision == before
     assert new.kvs[3].value == b"changed"
     assert new.kvs[3].version == 2
-    assert new.kvs[3].mod_revision == before + 1
-    assert new.header.revision == before + 1
+    # Tests beside this one write, too.
+    assert before < new.kvs[3].mod_revision <= new.header.revision
     await etcd.delete(etcd_prefix[:-1])
 
 

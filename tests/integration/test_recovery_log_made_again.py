@@ -129,22 +129,6 @@ async def test_shard_refuses_a_log_made_again_until_its_key_is_deleted(
     assert again.consumed == 5 * lives + 1
 
 
-async def test_log_made_again_under_its_primary_is_refused_by_the_next(
-    local_brokers, local_consumers, shard
-):
-    process = await local_consumers.start(Counts())
-    await local_consumers.create_shards(shard)
-    await consume(local_consumers, 5)
-    local_consumers.expect(JournalReplaced)
-    await make_again(local_consumers.client, local_brokers.fragments)
-    await consume(local_consumers, 5)
-    await local_consumers.crash(process)
-    again = Counts()
-    await local_consumers.start(again)
-    assert REFUSED in await failure(local_consumers)
-    assert again.consumed == 0
-
-
 async def test_standby_refuses_a_log_made_again_while_it_follows(
     local_brokers, local_consumers, shard, tmp_path
 ):
