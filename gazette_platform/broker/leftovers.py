@@ -507,8 +507,7 @@ class Leftovers:
     def _set_torn_aside(self, found: RecoveredTenure) -> None:
         """Give files that differ from their records a second name. Raises: OSError."""
         for one in found.torn:
-            self._tell(found, one.path, one.begin, one.end, one.why)
-        self._count(len(found.torn))
+            self._aside(found, [one.path], [(one.begin, one.end)], one.why)
 
     def _remove_torn(self, found: RecoveredTenure) -> None:
         """Set such files aside, and remove them from the spool. Raises: OSError: they stay."""
@@ -522,24 +521,31 @@ class Leftovers:
 
     def _set_rest_aside(self, found: RecoveredTenure) -> None:
         """Set content aside that does not belong to the journal. Raises: OSError: it stays."""
-        for one in found.fragments:
-            path = found.tenure.path(one.file.ordinal, "content")
-            why = _COPIED if found.is_copied else _NOT_THE_JOURNALS
-            self._tell(found, path, one.state.begin, one.state.end, why)
-        self._count(len(found.fragments))
+        paths = [found.tenure.path(one.file.ordinal, "content") for one in found.fragments]
+        spans = [(one.state.begin, one.state.end) for one in found.fragments]
+        self._aside(found, paths, spans, _COPIED if found.is_copied else _NOT_THE_JOURNALS)
         found.release()
 
-    def _tell(self, found: RecoveredTenure, path: Path, begin: int, end: int, why: str) -> None:
-        told = set_aside(self._spool_dir, found, path, begin=begin, end=end, why=why)
-        _log.warning(
-            "%s: content [%d, %d) of a spool of broker %s is set aside, since %s: see %s",
-            found.tenure.journal,
-            begin,
-            end,
-            found.process,
-            why,
-            told,
-        )
+    def _aside(
+        self, found: RecoveredTenure, paths: list[Path], spans: list[tuple[int, int]], why: str
+    ) -> None:
+        """Set files aside, and tell it in one line, however many they are. Raises: OSError: call again."""
+        told = [
+            set_aside(self._spool_dir, found, path, begin=begin, end=end, why=why)
+            for path, (begin, end) in zip(paths, spans, strict=True)
+        ]
+        self._count(len(told))
+        if told:
+            _log.warning(
+                "%s: content [%d, %d) of a spool of broker %s is set aside, since %s: see %s%s",
+                found.tenure.journal,
+                spans[0][0],
+                spans[-1][1],
+                found.process,
+                why,
+                told[0],
+                f" and {len(told) - 1} more" if len(told) > 1 else "",
+            )
 
 
 def _evidence(found: RecoveredTenure) -> Evidence:

@@ -298,6 +298,16 @@ async def test_who_takes_a_tenure_over_waits_until_it_is_decided_on(bench):
     assert (await bench.said()).holders == ()
 
 
+async def test_all_that_is_set_aside_of_a_spool_is_told_in_one_line(bench, caplog):
+    bench.find(b"one ", b"two ", b"three")
+    await bench.say(ELSEWHERE)
+    await bench.settle()
+    assert sorted(bench.aside) == [b"one ", b"three", b"two "]
+    (told,) = [one for one in caplog.messages if "is set aside" in one]
+    assert told.startswith(f"{JOURNAL}: content [0, 13) of a spool of broker zone#us is set aside")
+    assert told.endswith(" and 2 more")
+
+
 async def test_a_tenure_that_is_taken_while_it_is_stored_is_forgotten(bench):
     found = bench.find(b"content")
     await bench.say(found, is_wanted=True)
