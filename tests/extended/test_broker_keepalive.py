@@ -9,6 +9,7 @@ import asyncio
 
 import grpc
 import pytest
+from wire_limits import limit_pings
 
 from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.wire import peers as peers_module
@@ -216,8 +217,7 @@ async def test_calls_pass_over_an_endpoint_of_etcd_that_swallows_them(
 
 
 async def test_a_broker_ends_the_calls_of_callers_that_are_cut_off(brokers, monkeypatch):
-    monkeypatch.setattr(grpc_server, "_PING_EVERY_S", 0.2)
-    monkeypatch.setattr(grpc_server, "_PING_TIMEOUT_S", 0.5)
+    limit_pings(monkeypatch, every_s=0.2, timeout_s=0.5)
     broker = await brokers.start()
     stub = brokers.stub(broker)
     await brokers.apply(stub, spec(1))

@@ -262,7 +262,8 @@ class Machine(ABC):
         """Let the client send more on the connection, up to the budget."""
         budget = self.limits.connection_bytes
         credit = budget - self.recv_room - self.unread
-        if credit >= budget >> 2:
+        # Little by little if there is little left: a call that is read may need no more.
+        if credit >= (budget >> 2 if self.recv_room > budget >> 4 else budget >> 6):
             self.recv_room += credit
             self.put(frames.window_update(0, credit))
 
@@ -388,10 +389,8 @@ class Machine(ABC):
         """Take a DATA frame, which may go on beyond `data`."""
         length, end = stop - start, len(data)
         self.recv_room -= length
-        if self.recv_room < self._recv_low:
-            if self.recv_room < 0:
-                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than allowed")
-            self._credit()
+        if self.recv_room < 0:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than allowed")
         stream = self.streams.get(stream_id)
         content_stop = stop
         if flags & frames.PADDED:
@@ -400,6 +399,8 @@ class Machine(ABC):
             self._ids.check_dropped(stream_id, "DATA")
         else:
             self._account(stream, length, content_stop - start, flags)
+        if self.recv_room < self._recv_low:
+            self._credit()
         fed = min(end, content_stop)
         if stop > end:
             self._left_stream, self._left_flags = stream, flags
