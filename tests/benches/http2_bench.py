@@ -17,7 +17,7 @@ from gazette_platform.serving.h2.frames import (
     frame,
 )
 from gazette_platform.serving.h2.hpack import literal
-from gazette_platform.serving.h2.limits import Limits
+from gazette_platform.serving.h2.limits import LIMITS
 from gazette_platform.serving.h2.machine import Machine
 from gazette_platform.serving.h2.stream import Stream
 
@@ -83,7 +83,7 @@ def frames_of(raw):
 class Recorder(Machine):
     """Records events: kind, stream id, and more."""
 
-    def __init__(self, limits=Limits(), message_bytes_max=1 << 20):
+    def __init__(self, limits=LIMITS, message_bytes_max=1 << 20):
         super().__init__(limits, message_bytes_max, Requests())
         self.events = []
         self.opened = {}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.client.wire import ASK_AGAIN
 from gazette_platform.serving.h2 import responses
+from gazette_platform.serving.h2.inflate import MessageRefused
 from gazette_platform.serving.h2.responses import PREFIX_BYTES, STATUS_OF, Status
 from gazette_platform.serving.h2.stream import Stream
 from gazette_platform.serving.interface import Code, Kind, NotTaken, RpcFailed
@@ -109,7 +110,11 @@ class Call(Stream):
                 self._waiter = None
         self.method.metrics.received.count += 1
         connection = self._connection
-        message = connection.take(self)
+        try:
+            message = connection.take(self)
+        except MessageRefused as refused:
+            self.fail(Status(refused.number), refused.text)
+            raise RpcFailed(Code.INTERNAL, refused.text) from refused
         if connection.unread < connection.report_below:
             connection.report()
         return message

@@ -34,8 +34,8 @@ from gazette_platform.serving.h2.frames import (
     StreamFault,
     unpack_head,
 )
+from gazette_platform.serving.h2.inflate import Compressed, MessageRefused, inflate
 from gazette_platform.serving.h2.requests import Malformed, check_trailers
-from gazette_platform.serving.h2.stream import MessageRefused, Stream
 from gazette_platform.serving.h2.stream_ids import StreamIds
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from gazette_platform.serving.h2.blocks import Requests
     from gazette_platform.serving.h2.limits import Limits
     from gazette_platform.serving.h2.requests import Request
+    from gazette_platform.serving.h2.stream import Stream
 
 __all__ = ["Machine"]
 
@@ -235,7 +236,10 @@ class Machine(ABC):
 
     # ------------------------------------------------------------------------------ flow control
     def take(self, stream: Stream) -> bytes:
-        """Take the first message of a stream, and give its client credit for it."""
+        """Take the first message of a stream, and give its client credit for it.
+
+        Raises: MessageRefused: it cannot be inflated.
+        """
         message = stream.messages.popleft()
         if not stream.is_closed:
             size = len(message) + responses.PREFIX_BYTES
@@ -246,6 +250,8 @@ class Machine(ABC):
                 self._credit_stream(stream)
             if self.recv_room < self._recv_low:
                 self._credit()
+        if message.__class__ is Compressed:
+            return inflate(message, stream.encoding, self._message_bytes_max)
         return message
 
     def _credit_stream(self, stream: Stream) -> None:
@@ -540,6 +546,7 @@ class Machine(ABC):
             return
         self.streams[stream_id] = stream
         stream.body_left = request.content_length
+        stream.encoding = request.encoding
         if is_ended:
             self._end(stream)
 
@@ -630,10 +637,11 @@ class Machine(ABC):
         stream = self.streams.get(stream_id)
         if stream is None:
             self._ids.check_begun(stream_id, "WINDOW_UPDATE")
-            return
-        stream.send_room += credit
         if not credit:
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR)
+        if stream is None:
+            return
+        stream.send_room += credit
         if stream.send_room > frames.WINDOW_MAX:
             raise StreamFault(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
         self.on_room()

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from gazette_platform.serving.h2.inflate import ENCODINGS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -27,7 +29,9 @@ _OF_CONNECTIONS: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
 )
 # The transport uses these itself.
-_OURS: Final = frozenset((b"content-type", b"content-length", b"te", b"grpc-timeout"))
+_OURS: Final = frozenset(
+    (b"content-type", b"content-length", b"te", b"grpc-timeout", b"grpc-encoding")
+)
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BAD_VALUE: Final = re.compile(rb"[\0\r\n]|\A[ \t]|[ \t]\Z")
 _CONTENT_TYPE: Final = re.compile(rb"application/grpc(?:[+;].*)?", re.DOTALL)
@@ -52,6 +56,8 @@ class Request:
     metadata: Mapping[str, str]
     content_length: int | None = None
     """Bytes of the body, if the client says so."""
+    encoding: bytes = b""
+    """How messages may be compressed; empty: in no way that we know."""
     http_status: int = 200
     """Another one refuses what is no call of gRPC."""
 
@@ -90,10 +96,12 @@ def read_request(fields: Iterable[Field]) -> Request:
     path = pseudo.get(b":path")
     if not path or not pseudo.keys() >= _REQUIRED:
         raise Malformed
+    encoding = regular.get(b"grpc-encoding", b"")
     return Request(
         path,
         {name.decode(): _text(value) for name, value in regular.items() if name not in _OURS},
         _content_length(regular.get(b"content-length")),
+        encoding if encoding in ENCODINGS else b"",
         _http_status(pseudo[b":method"], regular.get(b"content-type", b"")),
     )
 

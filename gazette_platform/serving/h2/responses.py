@@ -84,7 +84,7 @@ _PERCENT: Final = {
     byte: chr(byte) if 0x20 <= byte <= 0x7E and byte != ord("%") else f"%{byte:02X}"
     for byte in range(256)
 }
-_NO_COMPRESSION = literal(b"grpc-accept-encoding", b"identity")
+_ENCODINGS = literal(b"grpc-accept-encoding", b"identity,deflate,gzip")
 
 
 def message(stream_id: int, length: int) -> bytes:
@@ -143,7 +143,7 @@ def failure(stream_id: int, number: int, text: str, *, is_greeted: bool) -> byte
         coded = "".join(map(_PERCENT.__getitem__, text.encode(errors="backslashreplace")))
         block += literal(b"grpc-message", coded.encode())
     if number == Status.UNIMPLEMENTED:
-        block += _NO_COMPRESSION
+        block += _ENCODINGS
     return frame(HEADERS, _END, stream_id, block)
 
 

@@ -156,6 +156,8 @@ class H2Server:
                 "the event loop was blocked for %.1f s; peers' calls and pings waited", late_s
             )
         shared.swept_at = now
+        if not all(server.is_serving() for server in self._servers):
+            self._ended.set()
         for connection in tuple(shared.connections):
             if late_s > interval_s:
                 connection.be_lenient(late_s)

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
+from gazette_platform.serving.h2.inflate import Compressed, MessageRefused, larger_than
 from gazette_platform.serving.h2.responses import PREFIX_BYTES, Status, unpack_prefix
 
-__all__ = ["MessageRefused", "Stream"]
-
-
-class MessageRefused(Exception):
-    """A message that the server does not take: its call ends with this status."""
-
-    def __init__(self, number: int, text: str) -> None:
-        self.number = number
-        self.text = text
-        super().__init__(text)
+__all__ = ["Stream"]
 
 
 class Stream:
@@ -32,14 +24,17 @@ class Stream:
         unread: bytes received and not taken, and those yet to come of the frame under way.
         unacked: bytes taken for which the client has no new credit yet.
         lent: credit beyond the window, for a message that is larger.
+        encoding: how the client may compress messages; empty: in no way that we know.
         body_left: bytes that the body must still have; None: the client did not say.
         opened_at: when it was opened, to the precision of the sweep.
     """
 
     __slots__ = (
+        "_is_compressed",
         "_parts",
         "_rest",
         "body_left",
+        "encoding",
         "id",
         "is_closed",
         "is_ended",
@@ -63,6 +58,8 @@ class Stream:
         self.recv_room = recv_room
         self.unread = self.unacked = self.lent = 0
         self.body_left: int | None = None
+        self.encoding = b""
+        self._is_compressed = 0
         self.opened_at = opened_at
         self._parts: list[bytes | memoryview] = []
         self._rest = b""
@@ -78,7 +75,7 @@ class Stream:
         Args:
             bytes_max: largest message.
 
-        Raises: MessageRefused: one is larger, or compressed.
+        Raises: MessageRefused: one is larger, or compressed in a way that we do not know.
         """
         if self.missing:
             if end - at < self.missing:
@@ -86,7 +83,7 @@ class Stream:
                 return
             stop = at + self.missing
             self._keep(data, at, stop)
-            self.messages.append(b"".join(self._parts))
+            self._add(b"".join(self._parts), self._is_compressed)
             self._parts = []
             at = stop
         elif self._rest:
@@ -94,19 +91,31 @@ class Stream:
             at, end, self._rest = 0, len(data), b""
         while end - at >= PREFIX_BYTES:
             is_compressed, length = unpack_prefix(data, at)
-            if is_compressed or length > bytes_max:
-                raise _refusal(is_compressed, length, bytes_max)
+            if length > bytes_max:
+                raise larger_than(length, bytes_max)
             at += PREFIX_BYTES
             stop = at + length
             if stop > end:
                 self.missing = length
+                self._is_compressed = is_compressed
                 if end > at:
                     self._keep(data, at, end)
                 return
-            self.messages.append(data[at:stop])
+            if is_compressed:
+                self._add(data[at:stop], is_compressed)
+            else:
+                self.messages.append(data[at:stop])
             at = stop
         if at < end:
             self._rest = data[at:end]
+
+    def _add(self, content: bytes, is_compressed: int) -> None:
+        if not is_compressed:
+            self.messages.append(content)
+        elif self.encoding:
+            self.messages.append(Compressed(content))
+        else:
+            raise MessageRefused(Status.UNIMPLEMENTED, "messages are compressed in an unknown way")
 
     def _keep(self, data: bytes, at: int, end: int) -> None:
         """Keep a part of a message."""
@@ -116,11 +125,3 @@ class Stream:
             self._parts.append(memoryview(data)[at:end])
         else:
             self._parts.append(data[at:end])
-
-
-def _refusal(is_compressed: int, length: int, bytes_max: int) -> MessageRefused:
-    if is_compressed:
-        return MessageRefused(Status.UNIMPLEMENTED, "compressed messages are not supported")
-    return MessageRefused(
-        Status.RESOURCE_EXHAUSTED, f"Received message larger than max ({length} vs. {bytes_max})"
-    )
