@@ -34,6 +34,7 @@ _LATE_S: Final = 2.0
 
 # Seconds for handlers that were cancelled, and for the last bytes of their connections.
 _END_S: Final = 2.0
+_TLS_END_S: Final = 0.5
 
 _STOPPING: Final = "the server stops"
 
@@ -98,8 +99,12 @@ class H2Server:
             listening = loop.create_server
             if listener.family is AddressFamily.AF_UNIX:
                 listening = loop.create_unix_server
+            # A client of TLS that does not answer the end of its connection is not worth a wait.
+            end_s = _TLS_END_S if self._tls is not None else None
             self._servers.append(
-                await listening(make, sock=listener, ssl=self._tls, backlog=BACKLOG)
+                await listening(
+                    make, sock=listener, ssl=self._tls, backlog=BACKLOG, ssl_shutdown_timeout=end_s
+                )
             )
 
     async def wait_ended(self) -> None:
@@ -131,6 +136,7 @@ class H2Server:
         await self._emptied(_END_S)
         for connection in tuple(shared.connections):
             connection.abort()
+        await self._emptied(_END_S)
         if self._sweeping is not None:
             self._sweeping.cancel()
         shared.deadlines.stop()
