@@ -348,6 +348,28 @@ def test_request_that_is_not_grpc_gets_a_status_of_http(more, status):
     assert answer.payload.endswith(status)
 
 
+def test_request_that_is_not_grpc_is_read_to_its_end_before_the_answer():
+    machine = Recorder(Limits(stall_s=5.0))
+    machine.receive(START + headers(method=b"PUT"))
+    for _ in range(500):
+        machine.receive(frame(DATA, 0, 1, bytes(100_000)))
+    assert machine.outcome() is None
+    assert machine.unread == 0
+    machine.receive(frame(DATA, END_STREAM, 1))
+    (answer,) = machine.answered()
+    assert answer.payload.endswith(b"405")
+    assert not machine._refused
+
+
+def test_request_that_is_not_grpc_ends_by_the_stall_limit():
+    machine = Recorder(Limits(stall_s=5.0))
+    machine.receive(START + headers(method=b"PUT"))
+    machine.decay(5.0)
+    assert machine.outcome() is None
+    machine.decay(5.1)
+    assert machine.outcome() == stream(E.CANCEL)
+
+
 def test_unknown_method_is_unimplemented():
     machine = played(headers(end=True, path=REFUSED))
     answer = machine.answered()[-1]

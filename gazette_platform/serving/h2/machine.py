@@ -36,6 +36,7 @@ from gazette_platform.serving.h2.frames import (
 )
 from gazette_platform.serving.h2.inflate import Compressed, MessageRefused, inflate
 from gazette_platform.serving.h2.requests import Malformed, check_trailers
+from gazette_platform.serving.h2.stream import Stream
 from gazette_platform.serving.h2.stream_ids import StreamIds
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from gazette_platform.serving.h2.blocks import Requests
     from gazette_platform.serving.h2.limits import Limits
     from gazette_platform.serving.h2.requests import Request
-    from gazette_platform.serving.h2.stream import Stream
 
 __all__ = ["Machine"]
 
@@ -93,6 +93,7 @@ class Machine(ABC):
         self._stream_low = limits.stream_window >> 2
         self._blocks = Blocks(limits.header_list_bytes, requests)
         self._ids = StreamIds()
+        self._refused: dict[int, Stream] = {}
         self._tail = b""
         # The rest of a DATA frame, or of one that is skipped: content, what follows it, stream and flags.
         self._left = self._pad = self._left_flags = 0
@@ -225,6 +226,8 @@ class Machine(ABC):
     def _forget(self, stream: Stream) -> None:
         stream.is_closed = True
         self.streams.pop(stream.id, None)
+        if stream.refusal:
+            del self._refused[stream.id]
         if stream.unread:
             self.unread -= stream.unread
             stream.unread = 0
@@ -307,6 +310,9 @@ class Machine(ABC):
         self.swept_at = now
         self._noise >>= 1
         self._resets >>= 1
+        for stream in tuple(self._refused.values()):
+            if now - stream.opened_at > self.limits.stall_s:
+                self.cancel(stream)
 
     def _receive(self, data: bytes) -> None:
         at = 0
@@ -373,12 +379,13 @@ class Machine(ABC):
     def _on_stream_fault(self, fault: StreamFault) -> None:
         # Clients can have the server reset streams as well as reset them; both cost the same.
         self._count_reset()
-        stream = self.streams.get(fault.stream_id)
-        if stream is not None:
-            self.cancel(stream, fault.code)
-            self.on_gone(stream)
-        else:
+        stream = self.streams.get(fault.stream_id) or self._refused.get(fault.stream_id)
+        if stream is None:
             self._reset(fault.stream_id, fault.code)
+            return
+        self.cancel(stream, fault.code)
+        if not stream.refusal:
+            self.on_gone(stream)
 
     def _count_noise(self, weight: int = 1) -> None:
         self._noise += weight
@@ -397,7 +404,7 @@ class Machine(ABC):
         self.recv_room -= length
         if self.recv_room < 0:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than allowed")
-        stream = self.streams.get(stream_id)
+        stream = self.streams.get(stream_id) or self._refused.get(stream_id)
         content_stop = stop
         if flags & frames.PADDED:
             start, content_stop = _content(data, start, stop)
@@ -425,9 +432,13 @@ class Machine(ABC):
         stream.recv_room -= length
         if stream.recv_room < 0:
             raise StreamFault(stream.id, ErrorCode.FLOW_CONTROL_ERROR)
-        stream.unacked += length - content
-        stream.unread += content
-        self.unread += content
+        if stream.refusal:  # nobody reads it
+            stream.unacked += length
+            self._credit_stream(stream)
+        else:
+            stream.unacked += length - content
+            stream.unread += content
+            self.unread += content
         if stream.body_left is not None:
             stream.body_left -= content
             if stream.body_left < 0:
@@ -436,6 +447,8 @@ class Machine(ABC):
             self._count_noise()
 
     def _feed(self, stream: Stream, data: bytes, at: int, end: int) -> None:
+        if stream.refusal:
+            return
         try:
             stream.feed(data, at, end, self._message_bytes_max)
         except MessageRefused as refused:
@@ -480,7 +493,10 @@ class Machine(ABC):
         stream.is_ended = True
         if stream.body_left:
             raise StreamFault(stream.id, ErrorCode.PROTOCOL_ERROR)
-        if stream.is_within_message:
+        if stream.refusal:
+            self.put(stream.refusal)
+            self.close(stream)
+        elif stream.is_within_message:
             text = "the stream ended within a message"
             self.on_broken(stream, responses.Status.INTERNAL, text)
         else:
@@ -509,7 +525,7 @@ class Machine(ABC):
             self._whole_block(stream_id, first_flags, b"".join(pieces))
 
     def _whole_block(self, stream_id: int, flags: int, block: bytes) -> None:
-        stream = self.streams.get(stream_id)
+        stream = self.streams.get(stream_id) or self._refused.get(stream_id)
         if stream is not None:
             self._trailers(stream, flags, block)
             return
@@ -523,7 +539,8 @@ class Machine(ABC):
             wanted = self._blocks.read(block)
         except Malformed:
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR) from None
-        if self._goaway_id is not None or len(self.streams) >= self.limits.streams:
+        count = len(self.streams) + len(self._refused)
+        if self._goaway_id is not None or count >= self.limits.streams:
             self._count_noise()
             self._reset(stream_id, ErrorCode.REFUSED_STREAM)
         elif wanted.__class__ is Refusal:
@@ -536,8 +553,7 @@ class Machine(ABC):
         self, stream_id: int, request: Request, timeout_s: float | None, *, is_ended: bool
     ) -> None:
         if request.http_status != 200:
-            answer = responses.http_refusal(stream_id, request.http_status)
-            self.refuse(stream_id, answer, is_ended=is_ended)
+            self._refuse_http(stream_id, request, is_ended=is_ended)
             return
         stream = self.on_request(stream_id, request, timeout_s)
         if stream is None:
@@ -547,6 +563,20 @@ class Machine(ABC):
         self.streams[stream_id] = stream
         stream.body_left = request.content_length
         stream.encoding = request.encoding
+        if is_ended:
+            self._end(stream)
+
+    def _refuse_http(self, stream_id: int, request: Request, *, is_ended: bool) -> None:
+        """Answer what is no call of gRPC. Clients of other kinds want their requests read to the end."""
+        limits = self.limits
+        stream = self._refused[stream_id] = Stream(
+            stream_id,
+            send_room=self.peer_window,
+            recv_room=limits.stream_window,
+            opened_at=self.swept_at,
+        )
+        stream.body_left = request.content_length
+        stream.refusal = responses.http_refusal(stream_id, request.http_status)
         if is_ended:
             self._end(stream)
 
@@ -576,13 +606,14 @@ class Machine(ABC):
         self._check_priority(stream_id, data, start)
 
     def _rst_stream(self, _: int, stream_id: int, _data: bytes, _start: int, _stop: int) -> None:
-        stream = self.streams.get(stream_id)
+        stream = self.streams.get(stream_id) or self._refused.get(stream_id)
         if stream is None:
             self._ids.check_begun(stream_id, "RST_STREAM")
             self._count_noise()
             return
         self._forget(stream)
-        self.on_gone(stream)
+        if not stream.refusal:
+            self.on_gone(stream)
         if stream.opened_at == self.swept_at:
             self._count_reset()
 
@@ -634,7 +665,7 @@ class Machine(ABC):
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the window is too large")
             self.on_room()
             return
-        stream = self.streams.get(stream_id)
+        stream = self.streams.get(stream_id) or self._refused.get(stream_id)
         if stream is None:
             self._ids.check_begun(stream_id, "WINDOW_UPDATE")
         if not credit:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from socket import AddressFamily
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import TransportError
 from gazette_platform.serving.h2 import limits as default
@@ -96,9 +96,8 @@ class H2Server:
             return Connection(shared)
 
         for listener in self._listeners:
-            listening = loop.create_server
-            if listener.family is AddressFamily.AF_UNIX:
-                listening = loop.create_unix_server
+            is_unix = listener.family is AddressFamily.AF_UNIX
+            listening: Any = loop.create_unix_server if is_unix else loop.create_server
             # A client of TLS that does not answer the end of its connection is not worth a wait.
             end_s = _TLS_END_S if self._tls is not None else None
             self._servers.append(

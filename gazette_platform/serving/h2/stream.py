@@ -24,6 +24,7 @@ class Stream:
         unread: bytes received and not taken, and those yet to come of the frame under way.
         unacked: bytes taken for which the client has no new credit yet.
         lent: credit beyond the window, for a message that is larger.
+        refusal: what answers a request that is no call, once it has ended; empty: it is a call.
         encoding: how the client may compress messages; empty: in no way that we know.
         body_left: bytes that the body must still have; None: the client did not say.
         opened_at: when it was opened, to the precision of the sweep.
@@ -44,6 +45,7 @@ class Stream:
         "missing",
         "opened_at",
         "recv_room",
+        "refusal",
         "send_room",
         "unacked",
         "unread",
@@ -58,7 +60,7 @@ class Stream:
         self.recv_room = recv_room
         self.unread = self.unacked = self.lent = 0
         self.body_left: int | None = None
-        self.encoding = b""
+        self.refusal = self.encoding = b""
         self._is_compressed = 0
         self.opened_at = opened_at
         self._parts: list[bytes | memoryview] = []
