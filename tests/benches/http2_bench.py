@@ -114,8 +114,8 @@ class Recorder(Machine):
     def on_gone(self, stream):
         self.events.append(("gone", stream.id))
 
-    def on_room(self):
-        self.events.append(("room",))
+    def on_room(self, stream):
+        self.events.append(("room", stream and stream.id))
 
     def on_idle(self):
         self.events.append(("idle",))

@@ -93,6 +93,9 @@ HOSTILE = {
     "path not UTF-8": START + headers(path=b"/\xff\xfe") + frame(DATA, 1, 1, message(b"")),
     "metadata not UTF-8": START + headers(1, (b"a", b"\xff")) + frame(DATA, 1, 1, message(b"")),
     "deadline of 20 digits": START + headers(1, (b"grpc-timeout", b"9" * 20 + b"H")),
+    "deadline of 10,000 years": START
+    + headers(1, (b"grpc-timeout", b"99999999H"), path=b"/test.Echo/Wait")
+    + frame(DATA, 1, 1, message(b"")),
     "windows of 0": START + settings({4: 0}) * 10 + SERVED,
     "window overflow": START + window_update(0, (1 << 31) - 1) * 2,
     "byte by byte": None,

@@ -331,7 +331,7 @@ def test_settings_are_acknowledged_and_change_open_streams():
     assert (ack.kind, ack.flags, ack.payload) == (SETTINGS, ACK, b"")
     assert machine.opened[1].send_room == 100
     assert machine.peer_frame == 20000
-    assert ("room",) in machine.events
+    assert ("room", None) in machine.events
 
 
 @pytest.mark.parametrize(

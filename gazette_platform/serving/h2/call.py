@@ -161,7 +161,7 @@ class Call(Stream):
         left = len(raw) + PREFIX_BYTES
         try:
             while left:
-                if self.send_room <= 0 or connection.send_room <= 0 or connection.is_paused:
+                if not self.has_room:
                     await self._room()
                 size = min(left, self.send_room, connection.send_room, connection.peer_frame)
                 self.send_room -= size
@@ -185,7 +185,7 @@ class Call(Stream):
             self.blocked_at = connection.loop.time()
         connection.blocked.add(self)
         try:
-            while self.send_room <= 0 or connection.send_room <= 0 or connection.is_paused:
+            while not self.has_room:
                 self._taker = connection.loop.create_future()
                 await self._taker
                 if self.is_closed:
@@ -211,9 +211,16 @@ class Call(Stream):
         connection.tasks.add(self.task)
 
     def make_room(self) -> None:
-        """Go on: there may be room for more."""
-        if self._taker is not None and not self._taker.done():
-            self._taker.set_result(None)
+        """Go on, if there is room for more."""
+        taker = self._taker
+        if taker is not None and not taker.done() and (self.has_room or self.is_closed):
+            taker.set_result(None)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether some bytes can be sent."""
+        connection = self._connection
+        return self.send_room > 0 and connection.send_room > 0 and not connection.is_paused
 
     def stall(self, limit_s: float) -> None:
         """End a response that waits for too long. The handler hears of it, and the caller."""

@@ -110,7 +110,7 @@ class Connection(Carrier, asyncio.Protocol):
         self._alive_at = self.loop.time()
         self.is_paused = False
         self._read_if_allowed()
-        self.on_room()
+        self.on_room(None)
 
     def hold(self, *, is_held: bool) -> None:
         """Read nothing while the process holds too much that nobody has taken."""
@@ -140,7 +140,7 @@ class Connection(Carrier, asyncio.Protocol):
         size = self.out_bytes
         pieces = self.take_out()
         transport = self._transport
-        if transport is None or not pieces:
+        if transport is None or not pieces or transport.is_closing():
             return
         if size < _JOIN_BYTES:
             transport.write(b"".join(pieces))
@@ -173,8 +173,8 @@ class Connection(Carrier, asyncio.Protocol):
         stream.leave()
 
     @override
-    def on_room(self) -> None:
-        for call in tuple(self.blocked):
+    def on_room(self, stream: Call | None) -> None:
+        for call in tuple(self.blocked) if stream is None else (stream,):
             call.make_room()
 
     @override
@@ -278,6 +278,9 @@ class Connection(Carrier, asyncio.Protocol):
             self._squeezed = self.unread
         elif now - self._squeezed_at > self.limits.squeeze_s:
             self._squeezed_at = 0.0
-            worst = max(self.streams.values(), key=lambda call: call.unread)
+            worst: Call | None = max(
+                self.streams.values(), key=lambda call: call.unread, default=None
+            )
             text = f"this process holds too many messages that wait for their turn{ASK_AGAIN}"
-            worst.end(Status.UNAVAILABLE, text)
+            if worst is not None:
+                worst.end(Status.UNAVAILABLE, text)

@@ -13,6 +13,9 @@ __all__ = ["Deadlines"]
 # watch their deadlines themselves.
 _STEP_S: Final = 0.02
 
+# A call that may last for longer has no deadline to speak of; timers may not know so large a number.
+_LIMIT_S: Final = 30 * 24 * 3600.0
+
 
 class Expiring(Protocol):
     """A call, as its deadline knows it."""
@@ -38,7 +41,7 @@ class Deadlines:
     def add(self, call: Expiring, timeout_s: float) -> int:
         """Let a call expire in so many seconds. Returns: what to pass to `discard`."""
         assert self._loop is not None
-        step = int((self._loop.time() + timeout_s) / _STEP_S) + 1
+        step = int((self._loop.time() + min(timeout_s, _LIMIT_S)) / _STEP_S) + 1
         calls = self._steps.get(step)
         if calls is None:
             calls = self._steps[step] = set()

@@ -122,8 +122,8 @@ class Machine(ABC):
         """The client, or a fault of it, has ended the stream."""
 
     @abstractmethod
-    def on_room(self) -> None:
-        """The client takes more DATA, on some stream or all."""
+    def on_room(self, stream: Any) -> None:
+        """The client takes more DATA, on this stream, or on the connection (None)."""
 
     @abstractmethod
     def on_idle(self) -> None:
@@ -631,7 +631,7 @@ class Machine(ABC):
                 stream.send_room += delta
                 if stream.send_room > frames.WINDOW_MAX:
                     raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a window is too large")
-            self.on_room()
+            self.on_room(None)
         size = found.get(Setting.MAX_FRAME_SIZE)
         if size is not None:
             self.peer_frame = min(size, _SENT_FRAME_MAX)
@@ -663,7 +663,7 @@ class Machine(ABC):
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
             if self.send_room > frames.WINDOW_MAX:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the window is too large")
-            self.on_room()
+            self.on_room(None)
             return
         stream = self.streams.get(stream_id) or self._refused.get(stream_id)
         if stream is None:
@@ -675,7 +675,8 @@ class Machine(ABC):
         stream.send_room += credit
         if stream.send_room > frames.WINDOW_MAX:
             raise StreamFault(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
-        self.on_room()
+        if not stream.refusal:
+            self.on_room(stream)
 
     # Whole frames, by their kind.
     _HANDLERS: ClassVar[tuple[Callable[[Any, int, int, bytes, int, int], None], ...]] = (

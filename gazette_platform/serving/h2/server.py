@@ -78,6 +78,7 @@ class H2Server:
         self._shared = Shared(methods, limits or default.LIMITS, recv_bytes_max)
         self._tls = http2_context(tls) if tls is not None else None
         self._listeners = listen(host, port, socket, flags)
+        self._socket = socket
         # As grpc has it for Unix sockets.
         self.port: int = 1 if socket is not None else self._listeners[0].getsockname()[1]
         self._servers: list[asyncio.Server] = []
@@ -124,6 +125,8 @@ class H2Server:
         if not self._servers:
             for listener in self._listeners:
                 listener.close()
+        if self._socket is not None:
+            self._socket.unlink(missing_ok=True)
         if grace_s > 0:
             for connection in tuple(shared.connections):
                 connection.close_soon()
