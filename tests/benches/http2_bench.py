@@ -142,3 +142,21 @@ class Lazy(Recorder):
 
     def on_progress(self, stream):
         self.events.append(("progress", stream.id))
+
+
+def word(value):
+    return struct.pack(">I", value)
+
+
+def conn(code):
+    return ("connection", code)
+
+
+def stream(code, number=1):
+    return ("stream", number, code)
+
+
+def played(raw, machine=None):
+    machine = machine or Recorder()
+    machine.receive(START + raw)
+    return machine
