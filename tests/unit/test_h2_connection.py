@@ -157,6 +157,21 @@ async def test_client_that_answers_pings_stays():
         assert bench.shared.connections
 
 
+async def test_client_that_is_not_read_is_not_expected_to_answer_pings():
+    async with Bench() as bench, wire_to(bench) as wire:
+        await wire.send(START)
+        await eventually(lambda: any(each.is_greeted for each in bench.shared.connections))
+        (connection,) = bench.shared.connections
+        now = asyncio.get_running_loop().time()
+        connection.hold(is_held=True)
+        for minutes in range(1, 5):
+            connection.sweep(now + 60 * minutes)
+        assert not connection._pinged_at
+        connection.hold(is_held=False)
+        connection.sweep(now + 600)
+        assert connection._pinged_at
+
+
 async def test_client_that_takes_nothing_is_not_read():
     """Its requests must not pile up, nor the answers to its pings."""
     async with Bench() as bench, wire_to(bench) as wire:

@@ -250,6 +250,8 @@ class Connection(Carrier, asyncio.Protocol):
     def _keep_alive(self, now: float) -> None:
         """Ping a client that says nothing, and drop one that does not answer."""
         limits = self.limits
+        if self._is_held:  # it is we who do not listen
+            self._alive_at = now
         if self._pinged_at and self._alive_at > self._pinged_at:
             self._pinged_at = 0.0
         if self._pinged_at:
