@@ -353,11 +353,10 @@ async def _serve_once(call: Call) -> None:
     call.has_run = True
     try:
         await call.run_once()
-    except Exception as err:  # noqa: BLE001 - the errors of a handler end only its call
+    # The errors of a handler end only its call. A task that ended by an error would keep it, and so all
+    # that its frames hold, such as the content of an append, until a garbage collection.
+    except (Exception, asyncio.CancelledError) as err:  # noqa: BLE001
         code = call.broke(err).go_name
-    except asyncio.CancelledError as err:
-        code = call.broke(err).go_name
-        raise
     finally:
         metrics.end(began, code)
         call.finished()
@@ -369,11 +368,10 @@ async def _serve_stream(call: Call) -> None:
     call.has_run = True
     try:
         await call.run_stream()
-    except Exception as err:  # noqa: BLE001 - the errors of a handler end only its call
+    # The errors of a handler end only its call. A task that ended by an error would keep it, and so all
+    # that its frames hold, such as the content of an append, until a garbage collection.
+    except (Exception, asyncio.CancelledError) as err:  # noqa: BLE001
         code = call.broke(err).go_name
-    except asyncio.CancelledError as err:
-        code = call.broke(err).go_name
-        raise
     finally:
         metrics.end(began, code)
         call.finished()
