@@ -54,8 +54,8 @@ NEEDS = (
     ),
     Need(
         names=("go",),
-        variables=("GAZETTE_VERSITYGW", "GAZETTE_FAKE_GCS_SERVER"),
-        why="tests of s3:// and gs:// stores, whose servers it builds once",
+        variables=("GAZETTE_VERSITYGW", "GAZETTE_FAKE_GCS_SERVER", "GAZETTE_H2SPEC"),
+        why="tests of s3:// and gs:// stores and of HTTP/2, whose programs it builds once",
         package="golang-go",
     ),
     Need(

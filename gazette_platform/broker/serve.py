@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.allocator import Allocator, announce, leaving
 from gazette_platform.broker.api.service import BrokerService
-from gazette_platform.broker.config import FsyncMode
+from gazette_platform.broker.config import FsyncMode, Wire
 from gazette_platform.broker.context import BrokerContext
 from gazette_platform.broker.crash.evictor import Evictor
 from gazette_platform.broker.crash.former import await_former
@@ -48,6 +48,7 @@ from gazette_platform.ops.threads import run_in
 from gazette_platform.protocol import BrokerSpec, ProcessId
 from gazette_platform.serving.auth import Authenticator
 from gazette_platform.serving.grpc_server import GrpcServer
+from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.http_server import NOT_SERVING, HttpServer
 from gazette_platform.serving.interface import RpcFailed
 from gazette_platform.serving.process.departure import Departure
@@ -173,7 +174,8 @@ class Broker:
         self.service = BrokerService(self._context, self._resolver)
         await recover_spools(homes, self._leftovers, self._context.executor)
         await self._await_former(etcd, process_id)
-        self._server = GrpcServer(
+        serve = H2Server if config.wire is Wire.H2 else GrpcServer
+        self._server: H2Server | GrpcServer = serve(
             self.service.rpcs.values(),
             host=config.host,
             port=config.port,

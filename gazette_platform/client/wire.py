@@ -199,7 +199,8 @@ def _advice(details: str, endpoint: str) -> str:
         return "it speaks no TLS: its address begins with http://"
     if "Stream removed" in details:  # so the connection was there
         return "it ended, or its connection broke; is it running?"
-    if "Socket closed" in details:
+    # A server that refuses a certificate ends the connection, with or without reading what has come.
+    if "Socket closed" in details or (is_secure and "Secure read failed" in details):
         if_plain = "does it speak TLS? then its address begins with https://"
         if_secure = "does it ask for a certificate? give cert-file and cert-key-file"
         return if_secure if is_secure else if_plain

@@ -39,6 +39,7 @@ __all__ = [
     "dataset",
     "etcd",
     "gcs_server",
+    "h2spec",
     "iceberg_spark_runtime",
     "install_all",
     "java",
@@ -139,6 +140,14 @@ def s3_server() -> Path:
     Raises: SetupError: Go is missing, or could not build it.
     """
     return _go_program("versitygw", "GAZETTE_VERSITYGW")
+
+
+def h2spec() -> Path:
+    """``h2spec``, which tests servers of HTTP/2: ``GAZETTE_H2SPEC``, or built.
+
+    Raises: SetupError: Go is missing, or could not build it.
+    """
+    return _go_program("h2spec", "GAZETTE_H2SPEC")
 
 
 def gcs_server() -> Path:

@@ -16,7 +16,7 @@ from grpc import aio
 
 from gazette_platform.client.wire import DROPPED, WRITE_FAILED
 from gazette_platform.ops.interrupt import is_cancelled
-from gazette_platform.serving.interface import Code, RpcFailed
+from gazette_platform.serving.interface import Code, RpcFailed, go_spelling
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -31,10 +31,7 @@ CALL_ERRORS = (grpc.RpcError, aio.BaseError, asyncio.InvalidStateError)
 GRPC_CODES = {code: getattr(grpc.StatusCode, code.value) for code in Code}
 """gRPC's object of each code."""
 
-# Go spells this one with one L.
-GO_CODES = {code: code.value.title().replace("_", "") for code in Code} | {
-    Code.CANCELLED: "Canceled"
-}
+GO_CODES = {code: go_spelling(code.value) for code in Code}
 """How Go spells each code, and so Gazette in its errors and metrics."""
 
 _CODES = {grpc_code: code for code, grpc_code in GRPC_CODES.items()}

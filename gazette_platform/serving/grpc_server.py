@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import socket
 import traceback
 from collections import defaultdict
 from types import SimpleNamespace
@@ -21,6 +19,7 @@ from gazette_platform.errors import SetupError, TransportError
 from gazette_platform.ops.keepalive import keepalive_options
 from gazette_platform.serving.grpc_calls import GO_CODES, GRPC_CODES, caller_left
 from gazette_platform.serving.interface import READ_AHEAD_BYTES, Code, Kind, NotTaken, RpcFailed
+from gazette_platform.serving.listening import why_not
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -160,7 +159,7 @@ class GrpcServer:
                 self.port = self._server.add_secure_port(address, _credentials(tls))
         except RuntimeError as err:
             raise SetupError(
-                f"cannot listen on {address}{_why_not(host, port, socket, flags)}"
+                f"cannot listen on {address}{why_not(host, port, socket, flags)}"
             ) from err
 
     def add_servicer(self, add: Callable[[Any, Any], None], servicer: Any) -> None:
@@ -190,26 +189,6 @@ class GrpcServer:
         """Refuse new calls, give those under way `grace_s` seconds, then cancel them."""
         self._is_stopping = True
         await self._server.stop(grace_s)
-
-
-def _why_not(host: str, port: int, path: Path | None, flags: str) -> str:
-    """Why we cannot listen, which gRPC does not tell, and what to do about it."""
-    if path is not None:
-        return f" (is it in use, and its folder there? choose another with --{flags}.port)"
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family) as probe:
-            probe.bind(address)
-    except socket.gaierror as err:
-        return f": {err.strerror} (check the host that --{flags}.host names)"
-    except OSError as err:
-        if err.errno == errno.EADDRNOTAVAIL:
-            return (
-                f": {err.strerror} (--{flags}.host must be an address of this machine; to announce "
-                f"another one, use --{flags}.advertise)"
-            )
-        return f": {err.strerror} (choose another port with --{flags}.port)"
-    return f" (is it in use? choose another with --{flags}.port)"
 
 
 def _handlers(rpcs: Iterable[Rpc], calls: CallMetrics) -> list[Any]:

@@ -27,6 +27,7 @@ __all__ = [
     "Send",
     "ServerStream",
     "Unary",
+    "go_spelling",
 ]
 
 READ_AHEAD_BYTES = 4 << 20
@@ -47,6 +48,12 @@ class Code(Enum):
     UNAVAILABLE = "UNAVAILABLE"
     UNAUTHENTICATED = "UNAUTHENTICATED"
     UNIMPLEMENTED = "UNIMPLEMENTED"
+
+
+def go_spelling(name: str) -> str:
+    """Spell the name of a gRPC code as Go does, and so Gazette in its errors and metrics."""
+    # Go spells this one with one L.
+    return "Canceled" if name == "CANCELLED" else name.title().replace("_", "")
 
 
 _TEXT_LENGTH_MAX: Final = 3000

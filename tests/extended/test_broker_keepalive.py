@@ -9,8 +9,9 @@ import asyncio
 
 import grpc
 import pytest
+from wire_limits import limit_pings
 
-from gazette_platform.broker.config import BrokerConfig
+from gazette_platform.broker.config import BrokerConfig, Wire
 from gazette_platform.broker.wire import peers as peers_module
 from gazette_platform.broker.wire.peer_stream import open_replicate
 from gazette_platform.broker.wire.peers import Peers
@@ -140,7 +141,7 @@ async def test_a_broker_that_minds_pings_gets_fewer_and_tails_go_on(brokers, mon
     strict = [(name, value) for name, value in grpc_server._OPTIONS if name not in lenient]
     strict += [(lenient[0], 300_000), (lenient[1], 2)]
     monkeypatch.setattr(grpc_server, "_OPTIONS", tuple(strict))
-    broker = await brokers.start()
+    broker = await brokers.start(wire=Wire.GRPC)
     stub = brokers.stub(broker)
     await brokers.apply(stub, spec(1))
     await append(stub, NAME, b"before ")
@@ -216,8 +217,7 @@ async def test_calls_pass_over_an_endpoint_of_etcd_that_swallows_them(
 
 
 async def test_a_broker_ends_the_calls_of_callers_that_are_cut_off(brokers, monkeypatch):
-    monkeypatch.setattr(grpc_server, "_PING_EVERY_S", 0.2)
-    monkeypatch.setattr(grpc_server, "_PING_TIMEOUT_S", 0.5)
+    limit_pings(monkeypatch, every_s=0.2, timeout_s=0.5)
     broker = await brokers.start()
     stub = brokers.stub(broker)
     await brokers.apply(stub, spec(1))

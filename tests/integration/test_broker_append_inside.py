@@ -6,6 +6,7 @@ import asyncio
 
 import grpc
 import pytest
+from wire_limits import limit_stalls
 
 from gazette_platform.errors import AccessDenied
 from gazette_platform.fragment import refresh
@@ -15,7 +16,6 @@ from gazette_platform.protocol import (
     JournalSpec,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.serving import grpc_server
 from gazette_platform.testing.local_broker import AppendCall, append, messages_taken, read_all
 from gazette_platform.testing.waiting import eventually, patient
 
@@ -214,8 +214,8 @@ async def _whole(call):
     return await call.commit()
 
 
-async def test_a_stream_that_says_nothing_is_ended(stub, monkeypatch):
-    monkeypatch.setattr(grpc_server, "_STALL_S", 0.3)
+async def test_a_stream_that_says_nothing_is_ended(broker, stub, monkeypatch):
+    limit_stalls(monkeypatch, broker, 0.3)
     call = stub.Append(timeout=20)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call

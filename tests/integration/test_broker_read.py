@@ -10,6 +10,7 @@ import shutil
 
 import grpc
 import pytest
+from wire_limits import limit_stalls
 
 from gazette_platform.broker.side_keys import epoch_key
 from gazette_platform.client import AsyncClient, ClientConfig
@@ -24,7 +25,6 @@ from gazette_platform.protocol import (
     LabelSet,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.serving import grpc_server
 from gazette_platform.serving.interface import Code, NotTaken
 from gazette_platform.testing.local_broker import (
     append,
@@ -512,7 +512,7 @@ async def test_the_head_can_be_reset_right_after_a_start(cluster, broker, stub, 
 
 # ------------------------------------------------------------------------------ readers that stop
 async def test_a_reader_that_takes_nothing_is_told_to_come_back(cluster, broker, stub, monkeypatch):
-    monkeypatch.setattr(grpc_server, "_STALL_S", 0.5)
+    limit_stalls(monkeypatch, broker, 0.5)
     await cluster.apply(stub, spec(JOURNAL))
     content = bytes(1 << 20)
     for _ in range(12):

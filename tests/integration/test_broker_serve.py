@@ -10,6 +10,7 @@ import aiohttp
 import grpc
 import pytest
 
+from gazette_platform.broker.config import Wire
 from gazette_platform.broker.journal.resolver import Resolver
 from gazette_platform.broker.membership import Membership
 from gazette_platform.errors import LeaseLost, SetupError, TransportError
@@ -103,7 +104,11 @@ async def test_a_server_that_ends_by_itself_ends_the_broker_and_loses_nothing(
     cluster.expect(TransportError)
     await cluster.apply(stub, SPEC)
     await append(stub, JOURNAL, b"content")
-    await broker._server._server.stop(None)
+    if broker.config.wire is Wire.H2:
+        for server in broker._server._servers:
+            server.close()
+    else:
+        await broker._server._server.stop(None)
     async with asyncio.timeout(patient(10)):
         await broker.failed.wait()
     assert str(broker.failure) == "the gRPC server of this process has ended by itself"

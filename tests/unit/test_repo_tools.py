@@ -79,6 +79,7 @@ def test_program_named_by_variable_is_accepted(tmp_path):
         "CHROMIUM",
         "ETCD",
         "FAKE_GCS_SERVER",
+        "H2SPEC",
         "MARIADB",
         "OPENSSL",
         "POSTGRES",

@@ -1,0 +1,261 @@
+"""Frames of HTTP/2: their numbers, and the rules of RFC 9113 that need no more than the frame."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final, NamedTuple
+
+from typing_extensions import override
+
+__all__ = [
+    "ACK",
+    "CONTINUATION",
+    "DATA",
+    "END_HEADERS",
+    "END_STREAM",
+    "GOAWAY",
+    "HEADERS",
+    "KNOWN_KINDS",
+    "PADDED",
+    "PING",
+    "PREFACE",
+    "PRIORITY",
+    "PRIORITY_FLAG",
+    "PUSH_PROMISE",
+    "RST_STREAM",
+    "SETTINGS",
+    "WINDOW_MAX",
+    "WINDOW_UPDATE",
+    "ConnectionFault",
+    "ErrorCode",
+    "Setting",
+    "StreamFault",
+    "check_frame",
+    "frame",
+    "goaway",
+    "pack_head",
+    "priority_parent",
+    "read_settings",
+    "reset",
+    "settings",
+    "unpack_head",
+    "unpadded",
+    "window_increment",
+    "window_update",
+]
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+DATA: Final = 0
+HEADERS: Final = 1
+PRIORITY: Final = 2
+RST_STREAM: Final = 3
+SETTINGS: Final = 4
+PUSH_PROMISE: Final = 5
+PING: Final = 6
+GOAWAY: Final = 7
+WINDOW_UPDATE: Final = 8
+CONTINUATION: Final = 9
+KNOWN_KINDS: Final = 10
+
+END_STREAM: Final = 0x1
+ACK: Final = 0x1
+END_HEADERS: Final = 0x4
+PADDED: Final = 0x8
+PRIORITY_FLAG: Final = 0x20
+
+WINDOW_MAX: Final = (1 << 31) - 1
+_FRAME_BYTES_LEAST: Final = 1 << 14
+_FRAME_BYTES_MOST: Final = (1 << 24) - 1
+
+
+class ErrorCode:
+    """Why a stream or a connection ends, by the numbers of RFC 9113."""
+
+    NO_ERROR: Final = 0
+    PROTOCOL_ERROR: Final = 1
+    INTERNAL_ERROR: Final = 2
+    FLOW_CONTROL_ERROR: Final = 3
+    STREAM_CLOSED: Final = 5
+    FRAME_SIZE_ERROR: Final = 6
+    REFUSED_STREAM: Final = 7
+    CANCEL: Final = 8
+    COMPRESSION_ERROR: Final = 9
+    ENHANCE_YOUR_CALM: Final = 11
+
+
+class Setting:
+    """The settings that the server sends or heeds."""
+
+    ENABLE_PUSH: Final = 2
+    MAX_CONCURRENT_STREAMS: Final = 3
+    INITIAL_WINDOW_SIZE: Final = 4
+    MAX_FRAME_SIZE: Final = 5
+    MAX_HEADER_LIST_SIZE: Final = 6
+
+
+class ConnectionFault(Exception):
+    """The peer broke a rule, and the connection cannot go on."""
+
+    def __init__(self, code: int, text: str) -> None:
+        self.code = code
+        super().__init__(text)
+
+
+class StreamFault(Exception):
+    """The peer broke a rule on one stream; the others go on."""
+
+    def __init__(self, stream_id: int, code: int) -> None:
+        self.stream_id = stream_id
+        self.code = code
+        super().__init__(stream_id, code)
+
+    @override
+    def __str__(self) -> str:
+        return f"stream {self.stream_id} broke a rule (error {self.code})"
+
+
+# Length and kind share the first word: 24 bits and 8. Then flags, then the id of the stream.
+_HEAD = Struct(">IBI")
+pack_head = _HEAD.pack
+"""Packs ``length << 8 | kind``, flags and stream id."""
+unpack_head = _HEAD.unpack_from
+_U32 = Struct(">I")
+_SETTING = Struct(">HI")
+_TWO_WORDS = Struct(">II")
+_RESET = Struct(">IBII")
+
+
+class _Rule(NamedTuple):
+    """What a frame of a kind must be like."""
+
+    on_stream: bool | None
+    """Whether it is about a stream, or about the connection; None: either."""
+    length: int | None = None
+    """Its exact length; None: any."""
+    is_stream_fault: bool = False
+    """Whether a wrong length ends no more than the stream."""
+
+
+_RULES: Final = {
+    DATA: _Rule(on_stream=True),
+    HEADERS: _Rule(on_stream=True),
+    PRIORITY: _Rule(on_stream=True, length=5, is_stream_fault=True),
+    RST_STREAM: _Rule(on_stream=True, length=4),
+    SETTINGS: _Rule(on_stream=False),
+    PING: _Rule(on_stream=False, length=8),
+    GOAWAY: _Rule(on_stream=False),
+    WINDOW_UPDATE: _Rule(on_stream=None, length=4),
+    CONTINUATION: _Rule(on_stream=True),
+}
+_NAMES: Final = [
+    "DATA",
+    "HEADERS",
+    "PRIORITY",
+    "RST_STREAM",
+    "SETTINGS",
+    "PUSH_PROMISE",
+    "PING",
+    "GOAWAY",
+    "WINDOW_UPDATE",
+    "CONTINUATION",
+]
+
+
+def check_frame(kind: int, flags: int, stream_id: int, length: int) -> None:
+    """Check what the head of a frame of a known kind says.
+
+    Raises: ConnectionFault, StreamFault: by RFC 9113, section 6.
+    """
+    name = _NAMES[kind]
+    rule = _RULES.get(kind)
+    if rule is None:
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a client may not send {name}")
+    if rule.on_stream is not None and (stream_id != 0) is not rule.on_stream:
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"{name} on stream {stream_id}")
+    if rule.length is not None and length != rule.length:
+        if rule.is_stream_fault:
+            raise StreamFault(stream_id, ErrorCode.FRAME_SIZE_ERROR)
+        raise _bad_length(name, length)
+    if kind == SETTINGS and (length if flags & ACK else length % 6):
+        raise _bad_length(name, length)
+    if kind == GOAWAY and length < 8:
+        raise _bad_length(name, length)
+
+
+def _bad_length(name: str, length: int) -> ConnectionFault:
+    return ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"{name} of {length} bytes")
+
+
+def unpadded(flags: int, data: bytes, start: int, end: int) -> tuple[int, int]:
+    """Find the header block inside a HEADERS frame, without padding and priority.
+
+    Returns: where it begins and ends.
+    Raises: ConnectionFault: the padding is longer than the frame.
+    """
+    if flags & PADDED:
+        if start == end:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "no length of the padding")
+        end -= data[start]
+        start += 1
+    if flags & PRIORITY_FLAG:
+        start += 5
+    if end < start:
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the padding is longer than the frame")
+    return start, end
+
+
+def priority_parent(data: bytes, start: int) -> int:
+    """Read the stream that another one depends on, from the priority at `start`."""
+    parent: int = _U32.unpack_from(data, start)[0] & WINDOW_MAX
+    return parent
+
+
+def window_increment(data: bytes, start: int) -> int:
+    """Read the increment of a WINDOW_UPDATE frame whose payload begins at `start`."""
+    increment: int = _U32.unpack_from(data, start)[0] & WINDOW_MAX
+    return increment
+
+
+def read_settings(payload: bytes) -> dict[int, int]:
+    """Read a SETTINGS frame whose length was checked; the last value of a setting counts.
+
+    Raises: ConnectionFault: a value is out of range.
+    """
+    found: dict[int, int] = {}
+    for key, value in _SETTING.iter_unpack(payload):
+        if key == Setting.ENABLE_PUSH and value > 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value}")
+        if key == Setting.INITIAL_WINDOW_SIZE and value > WINDOW_MAX:
+            raise ConnectionFault(
+                ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE of {value} bytes"
+            )
+        if key == Setting.MAX_FRAME_SIZE and not _FRAME_BYTES_LEAST <= value <= _FRAME_BYTES_MOST:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE of {value} bytes")
+        found[key] = value
+    return found
+
+
+def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+    """Build a frame."""
+    return pack_head(len(payload) << 8 | kind, flags, stream_id) + payload
+
+
+def settings(values: dict[int, int]) -> bytes:
+    """Build a SETTINGS frame."""
+    return frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*one) for one in values.items()))
+
+
+def window_update(stream_id: int, increment: int) -> bytes:
+    """Build a WINDOW_UPDATE frame; stream 0 is the connection."""
+    return _RESET.pack(4 << 8 | WINDOW_UPDATE, 0, stream_id, increment)
+
+
+def reset(stream_id: int, code: int) -> bytes:
+    """Build a RST_STREAM frame."""
+    return _RESET.pack(4 << 8 | RST_STREAM, 0, stream_id, code)
+
+
+def goaway(last_id: int, code: int, text: str = "") -> bytes:
+    """Build a GOAWAY frame; streams above `last_id` were not and will not be processed."""
+    return frame(GOAWAY, 0, 0, _TWO_WORDS.pack(last_id, code) + text.encode())

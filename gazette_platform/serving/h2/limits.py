@@ -1,0 +1,75 @@
+"""How much a client may send, hold and delay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gazette_platform.serving.interface import READ_AHEAD_BYTES
+
+__all__ = ["LIMITS", "Limits"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Bounds of a server and its connections."""
+
+    stall_s: float = 60.0
+    """Seconds that a response may wait for its caller to take it, or an open call for its first message."""
+
+    ping_every_s: float = 20.0
+    """Seconds of silence after which the server pings. Callers may be far away, and slow. But once their
+    machine is gone, they must not hold calls, spools and memory indefinitely."""
+
+    ping_timeout_s: float = 30.0
+    """Seconds without any answer after which the connection counts as broken. A ping waits for the content
+    ahead of it, so this covers a slow link."""
+
+    handshake_s: float = 20.0
+    """Seconds for the preface of HTTP/2 to arrive."""
+
+    close_s: float = 5.0
+    """Seconds for a client to take the last bytes of a connection that the server closes."""
+
+    squeeze_s: float = 10.0
+    """Seconds for which a connection may stand still because of its unread messages. Then the call with
+    most of them ends: it may hold up the call that would read on."""
+
+    streams: int = 16_384
+    """Calls that a connection may have open. A client that tails ten thousand journals needs as many."""
+
+    header_list_bytes: int = 16_384
+    """Size of a header list by the rule of RFC 7541, which adds 32 bytes for each field; and of its block."""
+
+    continuations: int = 16
+    """CONTINUATION frames that a block may have."""
+
+    noise: int = 10_000
+    """Frames without use: PING, SETTINGS, PRIORITY, empty DATA, tiny WINDOW_UPDATE and unknown ones. The
+    count halves each second. A client with one ping on the way may send some thousands a second on one
+    machine, so its pings do not count while it receives messages."""
+
+    resets: int = 2_000
+    """Calls that a client takes back in the second in which it began them, or breaks; the count halves
+    each second. A client that cancels ten thousand tails at its end is not meant."""
+
+    frame_bytes: int = 1 << 20
+    """Largest frame that a client may send."""
+
+    stream_window: int = READ_AHEAD_BYTES
+    """Bytes that a client may send ahead of the handler of a call."""
+
+    connection_bytes: int = 64 << 20
+    """Unread bytes and flow-control credit of a connection together. Sixteen calls have room for all that
+    they may send ahead."""
+
+    process_bytes: int = 256 << 20
+    """Unread bytes of all connections together, above which those that bring more are not read."""
+
+    @property
+    def sweep_s(self) -> float:
+        """Seconds between two looks at all connections: a second, or less where a limit needs it."""
+        return min(1.0, self.stall_s / 4, self.ping_every_s / 4, self.ping_timeout_s / 4)
+
+
+LIMITS = Limits()
+"""Of a server that is not given others."""

@@ -1,0 +1,140 @@
+"""What the headers of a request say: the rules of RFC 9113, section 8, and those of gRPC over HTTP/2."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from gazette_platform.serving.h2.inflate import ENCODINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from gazette_platform.serving.h2.hpack import Field
+
+__all__ = [
+    "BadTimeout",
+    "Malformed",
+    "Request",
+    "check_trailers",
+    "is_timeout",
+    "read_request",
+    "read_timeout",
+]
+
+_PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
+_REQUIRED: Final = frozenset((b":method", b":scheme", b":path"))
+_OF_CONNECTIONS: Final = frozenset(
+    (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
+)
+# The transport uses these itself.
+_OURS: Final = frozenset(
+    (b"content-type", b"content-length", b"te", b"grpc-timeout", b"grpc-encoding")
+)
+_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
+_BAD_VALUE: Final = re.compile(rb"[\0\r\n]|\A[ \t]|[ \t]\Z")
+_CONTENT_TYPE: Final = re.compile(rb"application/grpc(?:[+;].*)?", re.DOTALL)
+
+_TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_UNITS_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+
+
+class Malformed(Exception):
+    """A request that breaks the rules of HTTP/2."""
+
+
+class BadTimeout(Exception):
+    """A ``grpc-timeout`` that is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A call, as its headers ask for it."""
+
+    path: bytes
+    metadata: Mapping[str, str]
+    content_length: int | None = None
+    """Bytes of the body, if the client says so."""
+    encoding: bytes = b""
+    """How messages may be compressed; empty: in no way that we know."""
+    http_status: int = 200
+    """Another one refuses what is no call of gRPC."""
+
+
+def is_timeout(field: Field) -> bool:
+    """Say whether a field is the deadline, which differs from call to call."""
+    return field[0] == b"grpc-timeout"
+
+
+def read_timeout(value: bytes) -> float:
+    """Read a ``grpc-timeout``. Returns: seconds. Raises: BadTimeout."""
+    found = _TIMEOUT.fullmatch(value)
+    if found is None:
+        raise BadTimeout
+    return int(found[1]) * _UNITS_S[found[2]]
+
+
+def read_request(fields: Iterable[Field]) -> Request:
+    """Read the headers of a request.
+
+    Raises: Malformed: it breaks a rule of RFC 9113.
+    """
+    pseudo: dict[bytes, bytes] = {}
+    regular: dict[bytes, bytes] = {}
+    for field in fields:
+        name, value = field
+        if name[:1] == b":":
+            if regular or name in pseudo or name not in _PSEUDO:
+                raise Malformed
+            pseudo[name] = value
+        else:
+            _check_regular(name, value)
+            regular[name] = value
+        if _BAD_VALUE.search(value):
+            raise Malformed
+    path = pseudo.get(b":path")
+    if not path or not pseudo.keys() >= _REQUIRED:
+        raise Malformed
+    encoding = regular.get(b"grpc-encoding", b"")
+    return Request(
+        path,
+        {name.decode(): _text(value) for name, value in regular.items() if name not in _OURS},
+        _content_length(regular.get(b"content-length")),
+        encoding if encoding in ENCODINGS else b"",
+        _http_status(pseudo[b":method"], regular.get(b"content-type", b"")),
+    )
+
+
+def check_trailers(fields: Iterable[Field]) -> None:
+    """Check the fields that end a request. Raises: Malformed."""
+    for name, value in fields:
+        _check_regular(name, value)
+        if _BAD_VALUE.search(value):
+            raise Malformed
+
+
+def _check_regular(name: bytes, value: bytes) -> None:
+    if name in _OF_CONNECTIONS or not _NAME.fullmatch(name):
+        raise Malformed
+    if name == b"te" and value != b"trailers":
+        raise Malformed
+
+
+def _content_length(value: bytes | None) -> int | None:
+    if value is None:
+        return None
+    if not value.isdigit() or len(value) > 18:
+        raise Malformed
+    return int(value)
+
+
+def _http_status(method: bytes, content_type: bytes) -> int:
+    if method != b"POST":
+        return 405
+    return 200 if _CONTENT_TYPE.fullmatch(content_type) else 415
+
+
+def _text(value: bytes) -> str:
+    """Decode a value; one that is not UTF-8 is no token, and no name of anything."""
+    return value.decode(errors="backslashreplace")

@@ -1,0 +1,129 @@
+"""One stream: its flow control, and the messages in its DATA frames."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from gazette_platform.serving.h2.inflate import Compressed, MessageRefused, larger_than
+from gazette_platform.serving.h2.responses import PREFIX_BYTES, Status, unpack_prefix
+
+__all__ = ["Stream"]
+
+
+class Stream:
+    """A stream that a client opened, until both sides have ended it or one has reset it.
+
+    Attributes:
+        messages: whole messages that nobody has taken yet.
+        missing: bytes that the message under way lacks; 0: there is none.
+        is_ended: whether the client has ended its side.
+        is_closed: whether the stream is over; nothing more is received or sent.
+        is_greeted: whether the headers of the response are sent.
+        send_room: bytes that the client allows us to send.
+        recv_room: bytes that we allow the client to send.
+        unread: bytes received and not taken, and those yet to come of the frame under way.
+        unacked: bytes taken for which the client has no new credit yet.
+        lent: credit beyond the window, for a message that is larger.
+        refusal: what answers a request that is no call, once it has ended; empty: it is a call.
+        encoding: how the client may compress messages; empty: in no way that we know.
+        body_left: bytes that the body must still have; None: the client did not say.
+        opened_at: when it was opened, to the precision of the sweep.
+    """
+
+    __slots__ = (
+        "_is_compressed",
+        "_parts",
+        "_rest",
+        "body_left",
+        "encoding",
+        "id",
+        "is_closed",
+        "is_ended",
+        "is_greeted",
+        "lent",
+        "messages",
+        "missing",
+        "opened_at",
+        "recv_room",
+        "refusal",
+        "send_room",
+        "unacked",
+        "unread",
+    )
+
+    def __init__(self, stream_id: int, *, send_room: int, recv_room: int, opened_at: float) -> None:
+        self.id = stream_id
+        self.messages: deque[bytes] = deque()
+        self.missing = 0
+        self.is_ended = self.is_closed = self.is_greeted = False
+        self.send_room = send_room
+        self.recv_room = recv_room
+        self.unread = self.unacked = self.lent = 0
+        self.body_left: int | None = None
+        self.refusal = self.encoding = b""
+        self._is_compressed = 0
+        self.opened_at = opened_at
+        self._parts: list[bytes | memoryview] = []
+        self._rest = b""
+
+    @property
+    def is_within_message(self) -> bool:
+        """Whether a message has begun and is not whole."""
+        return self.missing > 0 or bool(self._rest)
+
+    def feed(self, data: bytes, at: int, end: int, bytes_max: int) -> None:
+        """Take ``data[at:end]`` of the body, and add the messages that are whole to `messages`.
+
+        Args:
+            bytes_max: largest message.
+
+        Raises: MessageRefused: one is larger, or compressed in a way that we do not know.
+        """
+        if self.missing:
+            if end - at < self.missing:
+                self._keep(data, at, end)
+                return
+            stop = at + self.missing
+            self._keep(data, at, stop)
+            self._add(b"".join(self._parts), self._is_compressed)
+            self._parts = []
+            at = stop
+        elif self._rest:
+            data = self._rest + data[at:end]
+            at, end, self._rest = 0, len(data), b""
+        while end - at >= PREFIX_BYTES:
+            is_compressed, length = unpack_prefix(data, at)
+            if length > bytes_max:
+                raise larger_than(length, bytes_max)
+            at += PREFIX_BYTES
+            stop = at + length
+            if stop > end:
+                self.missing = length
+                self._is_compressed = is_compressed
+                if end > at:
+                    self._keep(data, at, end)
+                return
+            if is_compressed:
+                self._add(data[at:stop], is_compressed)
+            else:
+                self.messages.append(data[at:stop])
+            at = stop
+        if at < end:
+            self._rest = data[at:end]
+
+    def _add(self, content: bytes, is_compressed: int) -> None:
+        if not is_compressed:
+            self.messages.append(content)
+        elif self.encoding:
+            self.messages.append(Compressed(content))
+        else:
+            raise MessageRefused(Status.UNIMPLEMENTED, "messages are compressed in an unknown way")
+
+    def _keep(self, data: bytes, at: int, end: int) -> None:
+        """Keep a part of a message."""
+        self.missing -= end - at
+        # A view keeps all of `data` in memory: only of a part that is most of it.
+        if 2 * (end - at) > len(data):
+            self._parts.append(memoryview(data)[at:end])
+        else:
+            self._parts.append(data[at:end])

@@ -1,0 +1,278 @@
+"""What clients can do to a server over a socket: floods, hostile bytes, silence, and taking nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from dataclasses import replace
+
+import pytest
+from h2_server_bench import Bench
+from http2_bench import START, block, frames_of, headers, message
+
+from gazette_platform.serving.h2.frames import (
+    DATA,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PING,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    frame,
+    settings,
+    window_update,
+)
+from gazette_platform.serving.h2.limits import LIMITS
+from gazette_platform.testing.waiting import eventually, patient, stays
+
+SERVED = headers(path=b"/test.Echo/Unary") + frame(DATA, END_STREAM, 1, message(b"hi"))
+
+
+class Wire:
+    """A client of bytes."""
+
+    def __init__(self, reader, writer):
+        self.reader, self.writer = reader, writer
+        self.heard = b""
+
+    async def send(self, *pieces):
+        with contextlib.suppress(ConnectionError):
+            for piece in pieces:
+                self.writer.write(piece)
+                await self.writer.drain()
+
+    async def hear(self, *, until=lambda _: False, limit_s=10.0):
+        """Read until a frame satisfies `until`, or the server closes."""
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(patient(limit_s)):
+                while not any(map(until, frames_of(self.heard))):
+                    raw = await self.reader.read(1 << 16)
+                    if not raw:
+                        break
+                    self.heard += raw
+        return frames_of(self.heard)
+
+
+@contextlib.asynccontextmanager
+async def wire_to(bench):
+    reader, writer = await asyncio.open_connection("127.0.0.1", bench.server.port)
+    try:
+        yield Wire(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+def is_end(each):
+    return each.kind == HEADERS and bool(each.flags & END_STREAM)
+
+
+async def is_served(bench):
+    async with wire_to(bench) as wire:
+        await wire.send(START + SERVED)
+        heard = await wire.hear(until=is_end)
+    return any(each.kind == DATA and each.payload == message(b"hi") for each in heard)
+
+
+HOSTILE = {
+    "no preface": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "zeros": bytes(1000),
+    "a cut frame": START + SERVED[:20],
+    "frame of 2 MiB": START + headers() + frame(DATA, 1, 1, bytes(2 << 20)),
+    "HPACK bomb": START + frame(HEADERS, 4, 1, block()) + frame(HEADERS, 4, 3, b"\xbe" * 16_000),
+    "CONTINUATION flood": START + frame(HEADERS, 0, 1, block()) + frame(9, 0, 1) * 100_000,
+    "SETTINGS flood": START + frame(SETTINGS, 0, 0) * 50_000,
+    "PING flood": START + frame(PING, 0, 0, b"12345678") * 50_000,
+    "rapid reset": START
+    + b"".join(headers(n) + frame(RST_STREAM, 0, n, bytes(4)) for n in range(1, 20_000, 2)),
+    "20,000 open streams": START + b"".join(headers(n) for n in range(1, 40_000, 2)),
+    "compressed message": START + headers() + frame(DATA, 1, 1, message(b"hi", compressed=1)),
+    "message of 2 GiB": START + headers() + frame(DATA, 0, 1, struct.pack(">BI", 0, 1 << 31)),
+    "end within a message": START + headers() + frame(DATA, 1, 1, message(b"hello")[:-2]),
+    "path not UTF-8": START + headers(path=b"/\xff\xfe") + frame(DATA, 1, 1, message(b"")),
+    "metadata not UTF-8": START + headers(1, (b"a", b"\xff")) + frame(DATA, 1, 1, message(b"")),
+    "deadline of 20 digits": START + headers(1, (b"grpc-timeout", b"9" * 20 + b"H")),
+    "deadline of 10,000 years": START
+    + headers(1, (b"grpc-timeout", b"99999999H"), path=b"/test.Echo/Wait")
+    + frame(DATA, 1, 1, message(b"")),
+    "windows of 0": START + settings({4: 0}) * 10 + SERVED,
+    "window overflow": START + window_update(0, (1 << 31) - 1) * 2,
+    "byte by byte": None,
+}
+
+
+@pytest.mark.parametrize("raw", HOSTILE.values(), ids=HOSTILE)
+async def test_hostile_bytes_harm_only_their_connection(raw, caplog):
+    async with Bench() as bench:
+        async with wire_to(bench) as wire:
+            if raw is None:
+                await wire.send(*(bytes((byte,)) for byte in START + SERVED))
+                assert any(map(is_end, await wire.hear(until=is_end)))
+            else:
+                await wire.send(raw)
+            assert await is_served(bench)
+        await eventually(lambda: not bench.shared.connections)
+        await eventually(lambda: not bench.shared.tasks)
+    assert not caplog.records
+
+
+async def test_goaway_tells_the_fault_before_the_connection_closes():
+    async with Bench() as bench, wire_to(bench) as wire:
+        await wire.send(START + frame(PING, 0, 1, bytes(8)))
+        heard = await wire.hear()
+        assert [each.code for each in heard if each.kind == GOAWAY] == [1]
+        assert b"PING on stream 1" in heard[-1].payload
+        await eventually(lambda: not bench.shared.connections)
+
+
+async def test_connection_that_never_speaks_is_dropped():
+    limits = replace(LIMITS, handshake_s=0.2, ping_every_s=0.4)
+    async with Bench(limits=limits) as bench, wire_to(bench) as wire:
+        heard = await wire.hear()
+        assert [each.kind for each in heard] == [SETTINGS, WINDOW_UPDATE]
+
+
+async def test_silent_client_is_pinged_and_dropped():
+    limits = replace(LIMITS, ping_every_s=0.2, ping_timeout_s=0.4)
+    async with Bench(limits=limits) as bench, wire_to(bench) as wire:
+        await wire.send(START + headers(path=b"/test.Echo/Wait") + frame(DATA, 1, 1, message(b"")))
+        heard = await wire.hear()
+        assert heard[-1].kind == PING
+        await eventually(lambda: bench.echo.cancelled)
+
+
+async def test_client_that_answers_pings_stays():
+    limits = replace(LIMITS, ping_every_s=0.2, ping_timeout_s=0.4)
+    async with Bench(limits=limits) as bench, wire_to(bench) as wire:
+        await wire.send(START)
+        for number in range(1, 5):
+
+            def is_next(_, number=number):
+                return sum(each.kind == PING for each in frames_of(wire.heard)) >= number
+
+            heard = await wire.hear(until=is_next)
+            ping = [each for each in heard if each.kind == PING][-1]
+            await wire.send(frame(PING, 1, 0, ping.payload))
+        assert bench.shared.connections
+
+
+async def test_client_that_is_not_read_is_not_expected_to_answer_pings():
+    async with Bench() as bench, wire_to(bench) as wire:
+        await wire.send(START)
+        await eventually(lambda: any(each.is_greeted for each in bench.shared.connections))
+        (connection,) = bench.shared.connections
+        now = asyncio.get_running_loop().time()
+        connection.hold(is_held=True)
+        for minutes in range(1, 5):
+            connection.sweep(now + 60 * minutes)
+        assert not connection._pinged_at
+        connection.hold(is_held=False)
+        connection.sweep(now + 600)
+        assert connection._pinged_at
+
+
+async def test_client_that_takes_nothing_is_not_read():
+    """Its requests must not pile up, nor the answers to its pings."""
+    async with Bench() as bench, wire_to(bench) as wire:
+        ask = b"".join(
+            headers(number, path=b"/test.Echo/Download")
+            + frame(DATA, END_STREAM, number, message(b"100 10000"))
+            for number in range(1, 200, 2)
+        )
+        grant = settings({4: (1 << 31) - 1}) + window_update(0, (1 << 30))
+        wire.writer.write(START + grant + ask)
+        await eventually(lambda: any(each.is_paused for each in bench.shared.connections))
+        (connection,) = bench.shared.connections
+        wire.writer.write(frame(PING, 0, 0, bytes(8)) * 9_000)
+        await stays(lambda: connection.out_bytes < 1 << 20 and connection.is_paused, for_s=0.5)
+
+        # Once it reads, all of it comes.
+        async with asyncio.timeout(patient(20)):
+            total = 0
+            while total < 100 * 100 * 10_000:
+                total += len(await wire.reader.read(1 << 20))
+
+
+async def test_unread_bytes_of_a_process_are_bounded():
+    """A call whose handler waits holds its messages; connections that bring more are not read."""
+    limits = replace(LIMITS, process_bytes=8 << 20, squeeze_s=3600.0)
+    bench = Bench(limits=limits)
+
+    async def hold(first, content, metadata):
+        await bench.echo.gate.wait()
+        return await bench.echo.upload(first, content, metadata)
+
+    bench.server._shared.methods[b"/test.Echo/Upload"] = replace(
+        bench.server._shared.methods[b"/test.Echo/Upload"], handler=hold
+    )
+    body = message(bytes(1 << 20))
+    chunk = [body[at : at + 16_000] for at in range(0, len(body), 16_000)]
+
+    async def fill(wire):
+        wire.writer.write(START)
+        for number in range(1, 9, 2):
+            wire.writer.write(headers(number, path=b"/test.Echo/Upload"))
+            for _ in range(3):
+                for piece in chunk:
+                    wire.writer.write(frame(DATA, 0, number, piece))
+                await wire.writer.drain()
+
+    async with bench, contextlib.AsyncExitStack() as stack:
+        wires = [await stack.enter_async_context(wire_to(bench)) for _ in range(6)]
+        filling = [asyncio.ensure_future(fill(wire)) for wire in wires]  # noqa: TID251
+        await eventually(lambda: bench.shared.budget._held)
+
+        def held():
+            return sum(each.unread for each in bench.shared.connections)
+
+        assert 6 * 12 << 20 > held() > 8 << 20
+        await stays(lambda: held() < 20 << 20, for_s=0.5)
+        bench.echo.gate.set()
+        await asyncio.gather(*filling)
+        await eventually(lambda: held() < 2 << 20)
+        assert not bench.shared.budget._held
+
+
+async def test_connection_that_stands_still_loses_its_largest_call():
+    limits = replace(LIMITS, connection_bytes=1 << 20, squeeze_s=0.3, stall_s=1.0)
+    bench = Bench(limits=limits)
+
+    async def hold(first, content, metadata):
+        await bench.echo.gate.wait()
+        return b""
+
+    methods = bench.server._shared.methods
+    methods[b"/test.Echo/Upload"] = replace(methods[b"/test.Echo/Upload"], handler=hold)
+    async with bench, wire_to(bench) as wire:
+        await wire.send(START)
+        for number, size in ((1, 300_000), (3, 700_000)):
+            raw = message(bytes(size))
+            await wire.send(
+                headers(number, path=b"/test.Echo/Upload"), frame(DATA, 0, number, message(b""))
+            )
+            await wire.send(
+                *(
+                    frame(DATA, 0, number, raw[at : at + 16_000])
+                    for at in range(0, size + 5, 16_000)
+                )
+            )
+        heard = await wire.hear(until=is_end)
+        (last,) = [each for each in heard if is_end(each)]
+        assert last.stream == 3
+        assert b"this process holds too many messages" in last.payload
+        assert {call.id for c in bench.shared.connections for call in c.streams.values()} == {1}
+
+
+async def test_loop_that_was_blocked_is_logged_and_peers_are_spared(caplog):
+    limits = replace(LIMITS, ping_every_s=0.2, ping_timeout_s=0.4)
+    async with Bench(limits=limits) as bench, wire_to(bench) as wire:
+        await wire.send(START)
+        await wire.hear(until=lambda each: each.kind == PING)
+        (connection,) = bench.shared.connections
+        bench.shared.swept_at -= 10.0  # as if the sweep were late by so much
+        connection._pinged_at -= 10.0
+        bench.server._sweep()
+        assert "the event loop was blocked for" in caplog.text
+        assert connection._transport is not None
+        assert not connection._transport.is_closing()
