@@ -11,18 +11,20 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
+from typing_extensions import override
+
 from gazette_platform.client.wire import ASK_AGAIN
 from gazette_platform.serving.h2 import responses
+from gazette_platform.serving.h2.carrier import Carrier
 from gazette_platform.serving.h2.inflate import MessageRefused
 from gazette_platform.serving.h2.responses import PREFIX_BYTES, STATUS_OF, Status
-from gazette_platform.serving.h2.stream import Stream
+from gazette_platform.serving.h2.two_way import TwoWay
 from gazette_platform.serving.interface import Code, Kind, NotTaken, RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from gazette_platform.serving.call_metrics import MethodMetrics
-    from gazette_platform.serving.h2.carrier import Carrier
     from gazette_platform.serving.interface import Metadata, Rpc
 
 __all__ = ["Call", "Method", "method_of"]
@@ -30,9 +32,6 @@ __all__ = ["Call", "Method", "method_of"]
 _log = logging.getLogger(__name__)
 
 _GONE = "the caller has gone"
-
-# What is sent of a large message before the transport may say that it has enough.
-_BURST_BYTES = 256 << 10
 
 
 @final
@@ -53,23 +52,18 @@ def method_of(rpc: Rpc, metrics: MethodMetrics) -> Method:
 
 
 @final
-class Call(Stream):
+class Call(TwoWay[Carrier]):
     """A call. To its handler it is a `ContentSource` or a `MessageStream`, and its `send` a `Send`.
 
     Attributes:
         task: runs the handler; None: it has not begun.
         has_run: whether the handler was given the call.
-        blocked_at: since when a response waits for the caller to take it; 0: none does.
     """
 
     __slots__ = (
-        "_connection",
         "_metadata",
         "_status",
         "_step",
-        "_taker",
-        "_waiter",
-        "blocked_at",
         "has_run",
         "method",
         "task",
@@ -78,22 +72,13 @@ class Call(Stream):
     def __init__(
         self, connection: Carrier, stream_id: int, method: Method, metadata: Metadata
     ) -> None:
-        super().__init__(
-            stream_id,
-            send_room=connection.peer_window,
-            recv_room=connection.limits.stream_window,
-            opened_at=connection.swept_at,
-        )
-        self._connection = connection
+        super().__init__(connection, stream_id)
         self.method = method
         self._metadata = metadata
         self.task: asyncio.Task[None] | None = None
-        self.blocked_at = 0.0
         self.has_run = False
         self._step = 0
         self._status = Status.CANCELLED
-        self._waiter: asyncio.Future[None] | None = None
-        self._taker: asyncio.Future[None] | None = None
 
     # --------------------------------------------------------------------------- for its handler
     async def next(self) -> bytes | None:
@@ -103,11 +88,7 @@ class Call(Stream):
                 raise RpcFailed(Code.CANCELLED, _GONE)
             if self.is_ended:
                 return None
-            self._waiter = self._connection.loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            await self.wait()
         self.method.metrics.received.count += 1
         connection = self._connection
         try:
@@ -152,56 +133,19 @@ class Call(Stream):
             self._connection.put(responses.greeting(self.id, metadata))
 
     async def _send_parts(self, raw: bytes) -> None:
-        """Send a message in as many frames as it takes, and wait for room before each."""
-        connection = self._connection
         if not self.is_greeted:
             self.is_greeted = True
-            connection.put(responses.greeting(self.id))
-        lead, rest = responses.prefix(len(raw)), memoryview(raw)
-        left = len(raw) + PREFIX_BYTES
-        try:
-            while left:
-                if not self.has_room:
-                    await self._room()
-                size = min(left, self.send_room, connection.send_room, connection.peer_frame)
-                self.send_room -= size
-                connection.send_room -= size
-                left -= size
-                head = responses.data_head(self.id, size)
-                if lead:
-                    head += lead[:size]
-                    size, lead = size - len(lead[:size]), lead[size:]
-                connection.put_message(head, rest[:size])
-                rest = rest[size:]
-                if connection.out_bytes >= _BURST_BYTES:
-                    connection.flush()
-        finally:
-            self.blocked_at = 0.0
+            self._connection.put(responses.greeting(self.id))
+        await self.send_parts(raw)
 
-    async def _room(self) -> None:
-        """Wait until some bytes can be sent. Raises: NotTaken: the caller has gone, or takes nothing."""
-        connection = self._connection
-        if not self.blocked_at:
-            self.blocked_at = connection.loop.time()
-        connection.blocked.add(self)
-        try:
-            while not self.has_room:
-                self._taker = connection.loop.create_future()
-                await self._taker
-                if self.is_closed:
-                    raise NotTaken(Code.CANCELLED, _GONE)
-        finally:
-            self._taker = None
-            connection.blocked.discard(self)
+    @override
+    def gone(self) -> NotTaken:
+        return NotTaken(Code.CANCELLED, _GONE)
 
     # ------------------------------------------------------------------------ for its connection
     def progress(self) -> None:
         """Go on: a message, or the end of the caller's side, was received."""
-        waiter = self._waiter
-        if waiter is not None:
-            if not waiter.done():
-                waiter.set_result(None)
-        elif self.task is None:
+        if not self.wake() and self.task is None:
             self.begin()
 
     def begin(self) -> None:
@@ -209,18 +153,6 @@ class Call(Stream):
         connection = self._connection
         self.task = connection.loop.create_task(self.method.serve(self))
         connection.tasks.add(self.task)
-
-    def make_room(self) -> None:
-        """Go on, if there is room for more."""
-        taker = self._taker
-        if taker is not None and not taker.done() and (self.has_room or self.is_closed):
-            taker.set_result(None)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether some bytes can be sent."""
-        connection = self._connection
-        return self.send_room > 0 and connection.send_room > 0 and not connection.is_paused
 
     def stall(self, limit_s: float) -> None:
         """End a response that waits for too long. The handler hears of it, and the caller."""

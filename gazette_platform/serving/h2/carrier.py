@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from gazette_platform.serving.h2.endpoint import Endpoint
 from gazette_platform.serving.h2.machine import Machine
 
 if TYPE_CHECKING:
@@ -12,29 +13,52 @@ if TYPE_CHECKING:
 
     from gazette_platform.serving.h2.deadlines import Deadlines
 
-__all__ = ["Carrier"]
+__all__ = ["WRITE_BYTES", "Carrier", "Sending"]
+
+# Below this, one copy is cheaper than many pieces.
+_JOIN_BYTES: Final = 64 << 10
+
+WRITE_BYTES: Final = 256 << 10
+"""Bytes that a transport may hold before those that send wait. Peers allow 64 KiB of most streams."""
 
 
-class Carrier(Machine):
+class Sending(Endpoint):
+    """An endpoint with a transport.
+
+    Attributes:
+        is_paused: whether the transport has enough to write.
+        blocked: calls that wait for room.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    is_paused: bool
+    blocked: set[Any]
+    _transport: asyncio.Transport | None
+
+    def flush(self) -> None:
+        """Write all that was collected."""
+        size = self.out_bytes
+        pieces = self.take_out()
+        transport = self._transport
+        if transport is None or not pieces or transport.is_closing():
+            return
+        if size < _JOIN_BYTES:
+            transport.write(b"".join(pieces))
+        else:
+            transport.writelines(pieces)
+
+
+class Carrier(Sending, Machine):
     """A machine that runs calls.
 
     Attributes:
         tasks: of all handlers of the server that run.
-        is_paused: whether the transport has enough to write.
-        blocked: calls that wait for room.
         report_below: the unread bytes are reported once they are fewer.
     """
 
-    loop: asyncio.AbstractEventLoop
     deadlines: Deadlines
     tasks: set[asyncio.Task[None]]
-    is_paused: bool
-    blocked: set[Any]
     report_below: int
-
-    @abstractmethod
-    def flush(self) -> None:
-        """Write all that was collected."""
 
     @abstractmethod
     def report(self) -> None:

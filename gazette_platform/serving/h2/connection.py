@@ -11,7 +11,7 @@ from typing_extensions import override
 from gazette_platform.client.wire import ASK_AGAIN
 from gazette_platform.serving.h2.budget import REPORT_BYTES
 from gazette_platform.serving.h2.call import Call
-from gazette_platform.serving.h2.carrier import Carrier
+from gazette_platform.serving.h2.carrier import WRITE_BYTES, Carrier
 from gazette_platform.serving.h2.frames import ErrorCode
 from gazette_platform.serving.h2.responses import Status
 from gazette_platform.serving.interface import Kind
@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["Connection"]
 
 _log = logging.getLogger(__name__)
-
-# Below this, one copy is cheaper than many pieces.
-_JOIN_BYTES: Final = 64 << 10
-
-# Bytes that the transport may hold before handlers wait. Clients allow 64 KiB of most streams.
-_WRITE_BYTES: Final = 256 << 10
 
 # Seconds for a client to confirm that it opens no more calls.
 _DRAIN_S: Final = 1.0
@@ -52,7 +46,7 @@ class Connection(Carrier, asyncio.Protocol):
         self.swept_at = shared.swept_at
         self._shared = shared
         self._methods = shared.methods
-        self._transport: asyncio.Transport | None = None
+        self._transport = None
         self._is_held = False
         self._reported = 0
         self.report_below = -REPORT_BYTES
@@ -65,7 +59,7 @@ class Connection(Carrier, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet the client, if it speaks HTTP/2."""
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=_WRITE_BYTES)
+        self._transport.set_write_buffer_limits(high=WRITE_BYTES)
         self._shared.connections.add(self)
         tls = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() != "h2":
@@ -133,19 +127,6 @@ class Connection(Carrier, asyncio.Protocol):
         self.report_below = self.unread - REPORT_BYTES
         self._reported = self.unread
         self._shared.budget.report(self, change)
-
-    @override
-    def flush(self) -> None:
-        """Write all that was collected."""
-        size = self.out_bytes
-        pieces = self.take_out()
-        transport = self._transport
-        if transport is None or not pieces or transport.is_closing():
-            return
-        if size < _JOIN_BYTES:
-            transport.write(b"".join(pieces))
-        else:
-            transport.writelines(pieces)
 
     # ----------------------------------------------------------------------------- of the machine
     @override

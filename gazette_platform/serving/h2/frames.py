@@ -31,10 +31,12 @@ __all__ = [
     "Setting",
     "StreamFault",
     "check_frame",
+    "error_code",
     "frame",
     "goaway",
     "pack_head",
     "priority_parent",
+    "read_goaway",
     "read_settings",
     "reset",
     "settings",
@@ -170,7 +172,7 @@ def check_frame(kind: int, flags: int, stream_id: int, length: int) -> None:
     name = _NAMES[kind]
     rule = _RULES.get(kind)
     if rule is None:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a client may not send {name}")
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"{name} is not allowed")
     if rule.on_stream is not None and (stream_id != 0) is not rule.on_stream:
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"{name} on stream {stream_id}")
     if rule.length is not None and length != rule.length:
@@ -215,6 +217,18 @@ def window_increment(data: bytes, start: int) -> int:
     """Read the increment of a WINDOW_UPDATE frame whose payload begins at `start`."""
     increment: int = _U32.unpack_from(data, start)[0] & WINDOW_MAX
     return increment
+
+
+def error_code(data: bytes, start: int) -> int:
+    """Read the reason of a RST_STREAM frame whose payload begins at `start`."""
+    code: int = _U32.unpack_from(data, start)[0]
+    return code
+
+
+def read_goaway(data: bytes, start: int, stop: int) -> tuple[int, int, str]:
+    """Read a GOAWAY frame. Returns: the last stream that is served, the reason, and more about it."""
+    last_id, code = _TWO_WORDS.unpack_from(data, start)
+    return last_id & WINDOW_MAX, code, data[start + 8 : stop].decode(errors="backslashreplace")
 
 
 def read_settings(payload: bytes) -> dict[int, int]:

@@ -1,12 +1,5 @@
 """The server's side of a connection of HTTP/2, without I/O, clock or tasks.
 
-The machine takes what the client sent (`receive`) and collects what answers it (`out`). For each event
-that concerns a call it invokes a hook, which a subclass has. A fault of the client ends the stream, or the
-connection with a GOAWAY, as RFC 9113 demands.
-
-Flow control has two levels. A stream gets new credit when its messages are taken, so a handler that
-stops reading stops its client. The connection's credit and its unread bytes never exceed a budget together.
-
 | event | stream is open | ended by the client | idle | reset by us | closed otherwise |
 |---|---|---|---|---|---|
 | HEADERS | trailers, which must end it | STREAM_CLOSED | opens it | ignored | STREAM_CLOSED; skipped id: PROTOCOL_ERROR |
@@ -15,148 +8,45 @@ stops reading stops its client. The connection's credit and its unread bytes nev
 | WINDOW_UPDATE | credit | credit | PROTOCOL_ERROR | ignored | ignored |
 | PRIORITY | ignored | ignored | ignored | ignored | ignored |
 
-Long because the states of a connection and its streams are one thing.
-
 Source: RFC 9113, sections 5.1 and 6.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
 
 from gazette_platform.serving.h2 import frames, responses
 from gazette_platform.serving.h2.blocks import Blocks, Refusal
-from gazette_platform.serving.h2.frames import (
-    ConnectionFault,
-    ErrorCode,
-    Setting,
-    StreamFault,
-    unpack_head,
-)
-from gazette_platform.serving.h2.inflate import Compressed, MessageRefused, inflate
+from gazette_platform.serving.h2.endpoint import Endpoint
+from gazette_platform.serving.h2.frames import ConnectionFault, ErrorCode, Setting, StreamFault
 from gazette_platform.serving.h2.requests import Malformed, check_trailers
 from gazette_platform.serving.h2.stream import Stream
-from gazette_platform.serving.h2.stream_ids import StreamIds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gazette_platform.serving.h2.blocks import Requests
     from gazette_platform.serving.h2.limits import Limits
     from gazette_platform.serving.h2.requests import Request
 
 __all__ = ["Machine"]
 
-_HEAD_BYTES: Final = 9
-_DEFAULT_WINDOW: Final = 65_535
-_DEFAULT_FRAME: Final = 16_384
-# Larger frames would only hold up what else the connection has to send.
-_SENT_FRAME_MAX: Final = 1 << 20
-# A WINDOW_UPDATE of less is of little use.
-_TINY_CREDIT: Final = 1024
-_PING_PAYLOAD: Final = b"keepaliv"
 _DRAIN_PAYLOAD: Final = b"draining"
 
 
-class Machine(ABC):
-    """One connection. `receive` takes bytes; `out` collects those to send.
-
-    Attributes:
-        streams: those that are open, by id.
-        out: pieces to send, in their order; whoever sends them calls `take_out`.
-        out_bytes: how many bytes they have.
-        send_room: bytes of DATA that the client allows on the connection.
-        peer_window: bytes that the client allows on a new stream.
-        peer_frame: largest frame to send.
-        unread: bytes received of messages that nobody has taken.
-        swept_at: the time that the last `decay` was given.
-        is_greeted: whether the client has sent its preface.
-        is_over: whether a fault has ended the connection.
-        has_sent: whether messages were sent since the last PING of the client.
-    """
+class Machine(Endpoint):
+    """The server's side of one connection."""
 
     def __init__(self, limits: Limits, message_bytes_max: int, requests: Requests) -> None:
-        self.limits = limits
-        self.streams: dict[int, Any] = {}
-        self.out: list[bytes | memoryview] = []
-        self.out_bytes = 0
-        self.send_room = self.peer_window = _DEFAULT_WINDOW
-        self.peer_frame = _DEFAULT_FRAME
-        self.unread = 0
-        self.recv_room = limits.connection_bytes
-        self.swept_at = 0.0
-        self.is_greeted = self.is_over = self.has_sent = False
-        self._is_announced = False
-        self._message_bytes_max = message_bytes_max
-        self._recv_low = limits.connection_bytes // 2
-        self._stream_low = limits.stream_window >> 2
+        super().__init__(limits, message_bytes_max)
         self._blocks = Blocks(limits.header_list_bytes, requests)
-        self._ids = StreamIds()
-        self._refused: dict[int, Stream] = {}
-        self._tail = b""
-        # The rest of a DATA frame, or of one that is skipped: content, what follows it, stream and flags.
-        self._left = self._pad = self._left_flags = 0
-        self._left_stream: Stream | None = None
-        # A block that CONTINUATION frames go on with: stream, flags, pieces.
-        self._block: tuple[int, int, list[bytes]] | None = None
-        self._is_settled = False
-        self._noise = self._resets = 0
         self._goaway_id: int | None = None
 
     # ------------------------------------------------------------------------------------- hooks
     @abstractmethod
     def on_request(self, stream_id: int, request: Request, timeout_s: float | None) -> Any:
         """A client calls. Returns: its stream; None if the call was refused with `refuse`."""
-
-    @abstractmethod
-    def on_progress(self, stream: Any) -> None:
-        """Messages were received, or the client ended its side."""
-
-    @abstractmethod
-    def on_broken(self, stream: Any, number: int, text: str) -> None:
-        """What was received makes the call fail with this status."""
-
-    @abstractmethod
-    def on_gone(self, stream: Any) -> None:
-        """The client, or a fault of it, has ended the stream."""
-
-    @abstractmethod
-    def on_room(self, stream: Any) -> None:
-        """The client takes more DATA, on this stream, or on the connection (None)."""
-
-    @abstractmethod
-    def on_idle(self) -> None:
-        """The connection is drained, and its last call has ended."""
-
-    @abstractmethod
-    def on_output(self) -> None:
-        """There is something in `out` for the first time since `take_out`."""
-
-    # ------------------------------------------------------------------------------------ output
-    def put(self, piece: bytes) -> None:
-        """Send a piece."""
-        if not self._is_announced:
-            self._is_announced = True
-            self.on_output()
-        self.out.append(piece)
-        self.out_bytes += len(piece)
-
-    def put_message(self, head: bytes, raw: bytes | memoryview) -> None:
-        """Send what is, or is part of, a message, without copying it."""
-        if not self._is_announced:
-            self._is_announced = True
-            self.on_output()
-        self.has_sent = True
-        self.out += (head, raw)
-        self.out_bytes += len(head) + len(raw)
-
-    def take_out(self) -> list[bytes | memoryview]:
-        """Take all pieces that were collected."""
-        out, self.out = self.out, []
-        self.out_bytes = 0
-        self._is_announced = False
-        return out
 
     def greet(self) -> None:
         """Say what the server allows; the first thing on a connection."""
@@ -167,12 +57,7 @@ class Machine(ABC):
             Setting.MAX_FRAME_SIZE: limits.frame_bytes,
             Setting.MAX_HEADER_LIST_SIZE: limits.header_list_bytes,
         }
-        more = limits.connection_bytes - _DEFAULT_WINDOW
-        self.put(frames.settings(values) + frames.window_update(0, more))
-
-    def ping(self) -> None:
-        """Ask the client whether it is alive; whatever it sends next says so."""
-        self.put(frames.frame(frames.PING, 0, 0, _PING_PAYLOAD))
+        self.put_settings(values)
 
     def drain(self) -> None:
         """Ask the client for no more calls. Those that are on their way are refused unprocessed."""
@@ -187,6 +72,7 @@ class Machine(ABC):
         return self._goaway_id is not None
 
     @property
+    @override
     def is_drained(self) -> bool:
         """Whether the client knows that it is to open no more calls."""
         return self._goaway_id is not None and self._goaway_id != frames.WINDOW_MAX
@@ -205,167 +91,12 @@ class Machine(ABC):
         if not is_ended:
             self._reset(stream_id, ErrorCode.NO_ERROR)
 
-    def close(self, stream: Stream) -> None:
-        """Forget a stream that is over; the client need not have ended its side."""
-        if stream.is_closed:
-            return
-        self._forget(stream)
-        if not stream.is_ended:
-            self._reset(stream.id, ErrorCode.NO_ERROR)
-
-    def cancel(self, stream: Stream, code: int = ErrorCode.CANCEL) -> None:
-        """End a stream without an answer."""
-        if not stream.is_closed:
-            self._forget(stream)
-            self._reset(stream.id, code)
-
-    def _reset(self, stream_id: int, code: int) -> None:
-        self.put(frames.reset(stream_id, code))
-        self._ids.drop(stream_id)
-
-    def _forget(self, stream: Stream) -> None:
-        stream.is_closed = True
-        self.streams.pop(stream.id, None)
-        if stream.refusal:
-            del self._refused[stream.id]
-        if stream.unread:
-            self.unread -= stream.unread
-            stream.unread = 0
-            stream.messages.clear()
-        if self.recv_room < self._recv_low:
-            self._credit()
-        if not self.streams and self.is_drained:
-            self.on_idle()
-
-    # ------------------------------------------------------------------------------ flow control
-    def take(self, stream: Stream) -> bytes:
-        """Take the first message of a stream, and give its client credit for it.
-
-        Raises: MessageRefused: it cannot be inflated.
-        """
-        message = stream.messages.popleft()
-        if not stream.is_closed:
-            size = len(message) + responses.PREFIX_BYTES
-            stream.unread -= size
-            self.unread -= size
-            stream.unacked += size
-            if stream.unacked >= self._stream_low and not stream.is_ended:
-                self._credit_stream(stream)
-            if self.recv_room < self._recv_low:
-                self._credit()
-        if message.__class__ is Compressed:
-            return inflate(message, stream.encoding, self._message_bytes_max)
-        return message
-
-    def _credit_stream(self, stream: Stream) -> None:
-        if stream.lent:
-            repaid = min(stream.lent, stream.unacked)
-            stream.lent -= repaid
-            stream.unacked -= repaid
-        if stream.unacked >= self._stream_low:
-            stream.recv_room += stream.unacked
-            self.put(frames.window_update(stream.id, stream.unacked))
-            stream.unacked = 0
-
-    def _credit(self) -> None:
-        """Let the client send more on the connection, up to the budget."""
-        budget = self.limits.connection_bytes
-        credit = budget - self.recv_room - self.unread
-        # Little by little if there is little left: a call that is read may need no more.
-        if credit >= (budget >> 2 if self.recv_room > budget >> 4 else budget >> 6):
-            self.recv_room += credit
-            self.put(frames.window_update(0, credit))
-
-    def _lend(self, stream: Stream) -> None:
-        """Give credit for a message that is larger than the window: else it would never be whole."""
-        lacking = stream.missing - stream.recv_room
-        if stream is self._left_stream:
-            lacking -= self._left
-        if lacking > 0:
-            stream.recv_room += lacking
-            stream.lent += lacking
-            self.put(frames.window_update(stream.id, lacking))
-
-    # ------------------------------------------------------------------------------------- input
-    def receive(self, data: bytes) -> None:
-        """Take what the client sent; frames may be cut anywhere."""
-        if self.is_over:
-            return
-        try:
-            self._receive(data)
-        except ConnectionFault as fault:
-            self.end(fault.code, str(fault))
-
-    def end(self, code: int, text: str) -> None:
-        """End the connection for a fault."""
-        self.is_over = True
-        self.put(frames.goaway(self._last_id, code, text))
-
     @property
+    @override
     def _last_id(self) -> int:
         return max(self._ids.last, 0)
 
-    def decay(self, now: float) -> None:
-        """Forgive half of the client's noise; called about once a second."""
-        self.swept_at = now
-        self._noise >>= 1
-        self._resets >>= 1
-        for stream in tuple(self._refused.values()):
-            if now - stream.opened_at > self.limits.stall_s:
-                self.cancel(stream)
-
-    def _receive(self, data: bytes) -> None:
-        at = 0
-        if self._left or self._pad:
-            at = self._resume(data)
-        elif self._tail:
-            data = self._tail + data
-            self._tail = b""
-        if not self.is_greeted:
-            at = self._preface(data)
-        end = len(data)
-        while end - at >= _HEAD_BYTES and self.is_greeted:
-            head, flags, stream_id = unpack_head(data, at)
-            start, length, kind = at + _HEAD_BYTES, head >> 8, head & 0xFF
-            stop = start + length
-            stream_id &= frames.WINDOW_MAX
-            try:
-                self._check(kind, flags, stream_id, length)
-                if kind == frames.DATA:
-                    if flags & frames.PADDED and start == end and length:
-                        break  # how much is padding is yet to come
-                    self._data(flags, stream_id, data, start, stop)
-                elif kind >= frames.KNOWN_KINDS:
-                    self._skip(max(0, stop - end))
-                elif stop > end:
-                    break
-                else:
-                    self._HANDLERS[kind](self, flags, stream_id, data, start, stop)
-            except StreamFault as fault:
-                self._on_stream_fault(fault)
-                if stop > end:
-                    self._skip(stop - end)
-            at = stop
-        if at < end:
-            self._tail = data[at:] if at else data
-
-    def _check(self, kind: int, flags: int, stream_id: int, length: int) -> None:
-        """Check the head of a frame. Raises: ConnectionFault, StreamFault."""
-        if length > self.limits.frame_bytes:
-            text = f"a frame of {length} bytes"
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, text)
-        if self._block is not None and (kind != frames.CONTINUATION or stream_id != self._block[0]):
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a block of headers was interrupted")
-        if not self._is_settled and (kind != frames.SETTINGS or flags & frames.ACK):
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS must come first")
-        if kind <= frames.HEADERS and stream_id and length <= self.limits.header_list_bytes:
-            return
-        if kind < frames.KNOWN_KINDS:
-            frames.check_frame(kind, flags, stream_id, length)
-            if kind != frames.DATA and length > self.limits.header_list_bytes:
-                # Frames of these kinds are gathered whole.
-                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, f"a frame of {length} bytes")
-
+    @override
     def _preface(self, data: bytes) -> int:
         """Check how the connection begins. Returns: where its first frame does, if it is there."""
         expected = frames.PREFACE
@@ -376,154 +107,7 @@ class Machine(ABC):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this port speaks HTTP/2 only")
         return 0
 
-    def _on_stream_fault(self, fault: StreamFault) -> None:
-        # Clients can have the server reset streams as well as reset them; both cost the same.
-        self._count_reset()
-        stream = self.streams.get(fault.stream_id) or self._refused.get(fault.stream_id)
-        if stream is None:
-            self._reset(fault.stream_id, fault.code)
-            return
-        self.cancel(stream, fault.code)
-        if not stream.refusal:
-            self.on_gone(stream)
-
-    def _count_noise(self, weight: int = 1) -> None:
-        self._noise += weight
-        if self._noise > self.limits.noise:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames without use")
-
-    def _count_reset(self) -> None:
-        self._resets += 1
-        if self._resets > self.limits.resets:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many calls were taken back")
-
-    # -------------------------------------------------------------------------------------- DATA
-    def _data(self, flags: int, stream_id: int, data: bytes, start: int, stop: int) -> None:
-        """Take a DATA frame, which may go on beyond `data`."""
-        length, end = stop - start, len(data)
-        self.recv_room -= length
-        if self.recv_room < 0:
-            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than allowed")
-        stream = self.streams.get(stream_id) or self._refused.get(stream_id)
-        content_stop = stop
-        if flags & frames.PADDED:
-            start, content_stop = _content(data, start, stop)
-        if stream is None:
-            self._ids.check_dropped(stream_id, "DATA")
-        else:
-            self._account(stream, length, content_stop - start, flags)
-        if self.recv_room < self._recv_low:
-            self._credit()
-        fed = min(end, content_stop)
-        if stop > end:
-            self._left_stream, self._left_flags = stream, flags
-            self._left = content_stop - fed if content_stop > end else 0
-            self._pad = stop - max(content_stop, end)
-        if stream is not None:
-            if fed > start:
-                self._feed(stream, data, start, fed)
-            if flags & frames.END_STREAM and stop <= end:
-                self._end(stream)
-
-    def _account(self, stream: Stream, length: int, content: int, flags: int) -> None:
-        """Count a frame against the window of its stream. Raises: StreamFault, ConnectionFault."""
-        if stream.is_ended:
-            raise StreamFault(stream.id, ErrorCode.STREAM_CLOSED)
-        stream.recv_room -= length
-        if stream.recv_room < 0:
-            raise StreamFault(stream.id, ErrorCode.FLOW_CONTROL_ERROR)
-        if stream.refusal:  # nobody reads it
-            stream.unacked += length
-            self._credit_stream(stream)
-        else:
-            stream.unacked += length - content
-            stream.unread += content
-            self.unread += content
-        if stream.body_left is not None:
-            stream.body_left -= content
-            if stream.body_left < 0:
-                raise StreamFault(stream.id, ErrorCode.PROTOCOL_ERROR)
-        if not content and not flags & frames.END_STREAM:
-            self._count_noise()
-
-    def _feed(self, stream: Stream, data: bytes, at: int, end: int) -> None:
-        if stream.refusal:
-            return
-        try:
-            stream.feed(data, at, end, self._message_bytes_max)
-        except MessageRefused as refused:
-            self.on_broken(stream, refused.number, refused.text)
-            return
-        if stream.missing:
-            self._lend(stream)
-        if stream.messages:
-            self.on_progress(stream)
-
-    def _resume(self, data: bytes) -> int:
-        """Go on with a frame that the last read ended within. Returns: where the next one begins."""
-        end = len(data)
-        at = min(self._left, end)
-        stream = self._left_stream
-        self._left -= at
-        is_open = stream is not None and not stream.is_closed
-        if at and stream is not None and is_open:
-            self._feed(stream, data, 0, at)
-        if not self._left:
-            skipped = min(self._pad, end - at)
-            self._pad -= skipped
-            at += skipped
-            if not self._pad:
-                self._left_stream = None
-                if stream is not None and self._left_flags & frames.END_STREAM:
-                    try:
-                        self._end(stream)
-                    except StreamFault as fault:
-                        self._on_stream_fault(fault)
-        return at
-
-    def _skip(self, length: int) -> None:
-        """Ignore the rest of a frame that is yet to come."""
-        self._count_noise()
-        self._left_stream, self._left_flags, self._pad = None, 0, length
-
-    def _end(self, stream: Stream) -> None:
-        """The client has ended its side."""
-        if stream.is_closed:
-            return
-        stream.is_ended = True
-        if stream.body_left:
-            raise StreamFault(stream.id, ErrorCode.PROTOCOL_ERROR)
-        if stream.refusal:
-            self.put(stream.refusal)
-            self.close(stream)
-        elif stream.is_within_message:
-            text = "the stream ended within a message"
-            self.on_broken(stream, responses.Status.INTERNAL, text)
-        else:
-            self.on_progress(stream)
-
-    # ----------------------------------------------------------------------------------- HEADERS
-    def _headers(self, flags: int, stream_id: int, data: bytes, start: int, stop: int) -> None:
-        first, end = frames.unpadded(flags, data, start, stop)
-        if flags & frames.PRIORITY_FLAG:
-            self._check_priority(stream_id, data, first - 5)
-        if flags & frames.END_HEADERS:
-            self._whole_block(stream_id, flags, data[first:end])
-        else:
-            self._block = (stream_id, flags, [data[first:end]])
-
-    def _continuation(self, flags: int, stream_id: int, data: bytes, start: int, stop: int) -> None:
-        if self._block is None:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
-        _, first_flags, pieces = self._block
-        pieces.append(data[start:stop])
-        size = sum(map(len, pieces))
-        if len(pieces) > self.limits.continuations + 1 or size > self.limits.header_list_bytes:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a block of headers is too large")
-        if flags & frames.END_HEADERS:
-            self._block = None
-            self._whole_block(stream_id, first_flags, b"".join(pieces))
-
+    @override
     def _whole_block(self, stream_id: int, flags: int, block: bytes) -> None:
         stream = self.streams.get(stream_id) or self._refused.get(stream_id)
         if stream is not None:
@@ -531,7 +115,7 @@ class Machine(ABC):
             return
         if stream_id <= self._ids.last:
             self._blocks.decode(block)
-            self._ids.check_dropped(stream_id, "HEADERS")
+            self._check_late(stream_id, "HEADERS")
             return
         self._ids.open(stream_id)
         is_ended = bool(flags & frames.END_STREAM)
@@ -596,108 +180,19 @@ class Machine(ABC):
             raise StreamFault(stream.id, ErrorCode.PROTOCOL_ERROR)
         self._end(stream)
 
-    # ----------------------------------------------------------------------------- other streams
-    def _check_priority(self, stream_id: int, data: bytes, start: int) -> None:
-        if frames.priority_parent(data, start) == stream_id:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a stream depends on itself")
+    @override
+    def _check_late(self, stream_id: int, what: str) -> None:
+        self._ids.check_dropped(stream_id, what)
 
-    def _priority(self, _flags: int, stream_id: int, data: bytes, start: int, _stop: int) -> None:
-        self._count_noise()
-        self._check_priority(stream_id, data, start)
+    @override
+    def _pong(self, payload: bytes) -> None:
+        if payload == _DRAIN_PAYLOAD and self.is_draining:
+            self.end_drain()
 
-    def _rst_stream(self, _: int, stream_id: int, _data: bytes, _start: int, _stop: int) -> None:
-        stream = self.streams.get(stream_id) or self._refused.get(stream_id)
-        if stream is None:
-            self._ids.check_begun(stream_id, "RST_STREAM")
-            self._count_noise()
-            return
-        self._forget(stream)
-        if not stream.refusal:
-            self.on_gone(stream)
-        if stream.opened_at == self.swept_at:
-            self._count_reset()
+    @override
+    def _settled(self, _found: dict[int, int]) -> None:
+        pass
 
-    def _settings(self, flags: int, _id: int, data: bytes, start: int, stop: int) -> None:
-        self._count_noise()
-        if flags & frames.ACK:
-            return
-        self._is_settled = True
-        found = frames.read_settings(data[start:stop])
-        window = found.get(Setting.INITIAL_WINDOW_SIZE)
-        if window is not None and window != self.peer_window:
-            self._count_noise(len(self.streams) >> 4)
-            delta, self.peer_window = window - self.peer_window, window
-            for stream in self.streams.values():
-                stream.send_room += delta
-                if stream.send_room > frames.WINDOW_MAX:
-                    raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a window is too large")
-            self.on_room(None)
-        size = found.get(Setting.MAX_FRAME_SIZE)
-        if size is not None:
-            self.peer_frame = min(size, _SENT_FRAME_MAX)
-        self.put(frames.frame(frames.SETTINGS, frames.ACK, 0))
-
-    def _ping(self, flags: int, _id: int, data: bytes, start: int, stop: int) -> None:
-        payload = data[start:stop]
-        if flags & frames.ACK:
-            self._count_noise()
-            if payload == _DRAIN_PAYLOAD and self.is_draining:
-                self.end_drain()
-            return
-        if not self.has_sent:
-            self._count_noise()
-        self.has_sent = False
-        self.put(frames.frame(frames.PING, frames.ACK, 0, payload))
-
-    def _goaway(self, _flags: int, _id: int, _data: bytes, _start: int, _stop: int) -> None:
-        """The client opens no more calls, and takes the answers to those that are open."""
-        self._count_noise()
-
-    def _window_update(self, _: int, stream_id: int, data: bytes, start: int, _stop: int) -> None:
-        credit = frames.window_increment(data, start)
-        if credit < _TINY_CREDIT:
-            self._count_noise()
-        if not stream_id:
-            self.send_room += credit
-            if not credit:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
-            if self.send_room > frames.WINDOW_MAX:
-                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the window is too large")
-            self.on_room(None)
-            return
-        stream = self.streams.get(stream_id) or self._refused.get(stream_id)
-        if stream is None:
-            self._ids.check_begun(stream_id, "WINDOW_UPDATE")
-        if not credit:
-            raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR)
-        if stream is None:
-            return
-        stream.send_room += credit
-        if stream.send_room > frames.WINDOW_MAX:
-            raise StreamFault(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
-        if not stream.refusal:
-            self.on_room(stream)
-
-    # Whole frames, by their kind.
-    _HANDLERS: ClassVar[tuple[Callable[[Any, int, int, bytes, int, int], None], ...]] = (
-        _data,
-        _headers,
-        _priority,
-        _rst_stream,
-        _settings,
-        _goaway,  # PUSH_PROMISE, which `check_frame` refuses
-        _ping,
-        _goaway,
-        _window_update,
-        _continuation,
-    )
-
-
-def _content(data: bytes, start: int, stop: int) -> tuple[int, int]:
-    """Where the content of a padded DATA frame begins and ends. Raises: ConnectionFault."""
-    if start == stop:
-        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "no length of the padding")
-    content_stop = stop - data[start]
-    if content_stop < start + 1:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the padding is longer than the frame")
-    return start + 1, content_stop
+    @override
+    def _going(self, _last_id: int, _code: int, _text: str) -> None:
+        """The client opens no more calls, and takes the answers to its last ones."""
