@@ -17,6 +17,7 @@ from grpc import aio
 from gazette_platform.client.wire import DROPPED, WRITE_FAILED
 from gazette_platform.ops.interrupt import is_cancelled
 from gazette_platform.serving.interface import Code, RpcFailed, go_spelling
+from gazette_platform.serving.outgoing import PEER_LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -52,7 +53,7 @@ async def of_call(call: Any, work: Awaitable[T]) -> T:
             raise
         # Nobody cancelled us. The call was cancelled, because its channel was closed when the peer
         # left.
-        raise RpcFailed(Code.UNAVAILABLE, "the peer has left the cluster") from None
+        raise RpcFailed(Code.UNAVAILABLE, PEER_LEFT) from None
 
 
 async def message_of(call: Any) -> bytes | None:

@@ -12,7 +12,7 @@ from gazette_platform.errors import SetupError, ValidationError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["TlsFiles", "TlsMaterial", "http2_context"]
+__all__ = ["TlsFiles", "TlsMaterial", "http2_client_context", "http2_context"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +101,30 @@ def http2_context(material: TlsMaterial) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])
+    _load_chain(context, material)
+    if material.ca:
+        context.load_verify_locations(cadata=material.ca.decode())
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def http2_client_context(material: TlsMaterial) -> ssl.SSLContext:
+    """Build the context of connections to ports that speak HTTP/2.
+
+    Args:
+        material: that `TlsFiles.load` has checked. Without a CA, those of the machine are trusted.
+    """
+    context = ssl.create_default_context(cadata=material.ca.decode() or None)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    if material.cert:
+        _load_chain(context, material)
+    return context
+
+
+def _load_chain(context: ssl.SSLContext, material: TlsMaterial) -> None:
     # The library loads certificates only from files. This one is in memory: a key belongs on no disk.
     with open(os.memfd_create("tls"), "wb") as file:  # noqa: PTH123 - a descriptor has no path
         file.write(material.cert + b"\n" + material.key)
         file.flush()
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
-    if material.ca:
-        context.load_verify_locations(cadata=material.ca.decode())
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context

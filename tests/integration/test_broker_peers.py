@@ -8,7 +8,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from gazette_platform.broker.config import BrokerConfig
+from gazette_platform.broker.config import BrokerConfig, Wire
 from gazette_platform.broker.wire import peers as peers_module
 from gazette_platform.broker.wire.peer_stream import open_replicate
 from gazette_platform.broker.wire.peers import Peers
@@ -55,10 +55,10 @@ async def start():
         await server.stop(None)
 
 
-@pytest.fixture
-async def peers(tmp_path, monkeypatch):
+@pytest.fixture(params=list(Wire), ids=str)
+async def peers(request, tmp_path, monkeypatch):
     monkeypatch.setattr(peers_module, "_PINGS_PER_LEASE", 25)
-    config = BrokerConfig(id="own-broker", file_root=tmp_path, etcd_lease_s=1)
+    config = BrokerConfig(id="own-broker", file_root=tmp_path, etcd_lease_s=1, wire=request.param)
     peers = Peers(config, SystemClock())
     yield peers
     await peers.close()

@@ -9,11 +9,12 @@ from grpc import aio
 from grpc._cython import cygrpc
 
 from gazette_platform.broker.wire.forwarder import Sender
+from gazette_platform.serving.grpc_channel import GrpcCall
 from gazette_platform.serving.interface import Code, RpcFailed
 
 
 class Call:
-    """A call of which operations fail."""
+    """A call of the gRPC library of which operations fail."""
 
     def __init__(self, **failures):
         self.failures = failures
@@ -29,6 +30,9 @@ class Call:
         if "done_writing" in self.failures:
             raise self.failures["done_writing"]
         self.sent.append(None)
+
+    def done(self):
+        return False
 
     def cancel(self):
         self.is_cancelled = True
@@ -57,7 +61,7 @@ class Content:
     ],
 )
 async def test_a_call_that_breaks_is_told_by_its_answer(operation, error):
-    sender = Sender(Call(**{operation: error}), Content(b"content", None))
+    sender = Sender(GrpcCall(Call(**{operation: error})), Content(b"content", None))
     await sender.run(b"first")
     assert sender.failure is None
     assert sender.is_begun == (operation == "done_writing")
@@ -65,7 +69,7 @@ async def test_a_call_that_breaks_is_told_by_its_answer(operation, error):
 
 async def test_content_that_ends_early_ends_the_call():
     call = Call()
-    sender = Sender(call, Content(b"content", RpcFailed(Code.CANCELLED, "gone")))
+    sender = Sender(GrpcCall(call), Content(b"content", RpcFailed(Code.CANCELLED, "gone")))
     await sender.run(b"first")
     assert sender.failure.code is Code.CANCELLED
     assert call.sent == [b"first", b"content", None]
@@ -73,7 +77,7 @@ async def test_content_that_ends_early_ends_the_call():
 
 async def test_nobody_waits_for_a_sender_that_failed():
     call = Call()
-    sender = Sender(call, Content(ZeroDivisionError("unforeseen")))
+    sender = Sender(GrpcCall(call), Content(ZeroDivisionError("unforeseen")))
     with pytest.raises(ZeroDivisionError):
         await sender.run(b"first")
     assert call.is_cancelled

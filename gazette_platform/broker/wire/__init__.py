@@ -1,4 +1,4 @@
 """Calls to other brokers.
 
-Broker logic imports no gRPC; here, and in `serving`, is what does.
+The broker imports no gRPC; `serving` has what makes and serves calls.
 """

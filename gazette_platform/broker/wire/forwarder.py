@@ -10,8 +10,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
-from gazette_platform.serving.grpc_calls import CALL_ERRORS, message_of, of_call
-from gazette_platform.serving.interface import Code, RpcFailed
+from gazette_platform.serving.interface import Code, Kind, RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import Header
     from gazette_platform.protocol.auth import Capability
     from gazette_platform.serving.interface import ContentSource
+    from gazette_platform.serving.outgoing import OutgoingCall
 
 __all__ = ["PeerCall", "PeerFailed", "PeerMessages", "Sender", "with_header"]
 
@@ -70,9 +70,8 @@ class PeerCall:
 
     async def unary(self, request: bytes) -> bytes:
         """Make the call. Raises: PeerFailed. Cancellation: reaches the peer."""
-        call = self._begin("unary_unary", request)
         try:
-            return bytes(await of_call(call, call))
+            return await self._begin(Kind.UNARY, request).answer()
         except RpcFailed as err:
             raise self.failed(err) from err
 
@@ -89,11 +88,11 @@ class PeerCall:
             RpcFailed: `content` failed.
         Cancellation: reaches the peer.
         """
-        call = self._begin("stream_unary")
+        call = self._begin(Kind.CLIENT_STREAM)
         sender = Sender(call, content)
         sending = tasks.spawn(sender.run(first), name=f"forward {self.journal}")
         try:
-            return bytes(await of_call(call, call))
+            return await call.answer()
         except RpcFailed as err:
             raise sender.failure or self.failed(err, is_begun=sender.is_begun) from err
         finally:
@@ -103,20 +102,22 @@ class PeerCall:
     @contextlib.contextmanager
     def server_stream(self, request: bytes) -> Generator[PeerMessages]:
         """Make the call. Gives: its responses. The call ends with the block."""
-        messages = PeerMessages(self, self._begin("unary_stream", request))
+        messages = PeerMessages(self, self._begin(Kind.SERVER_STREAM, request))
         try:
             yield messages
         finally:
             messages.cancel()
 
-    def bidi_stream(self, *told: tuple[str, str]) -> Any:
-        """Make the call, with this metadata beside the usual. Returns: gRPC's object of it."""
-        return self._begin("stream_stream", told=told)
+    def bidi_stream(self, *told: tuple[str, str]) -> OutgoingCall:
+        """Make the call, with this metadata beside the usual."""
+        return self._begin(Kind.BIDI_STREAM, told=told)
 
-    def _begin(self, kind: str, *request: bytes, told: tuple[tuple[str, str], ...] = ()) -> Any:
-        method = getattr(self.peers.channel(self.endpoint), kind)(self.method)
-        metadata = self.peers.metadata(self.capability, self.journal)
-        return method(*request, metadata=(*(metadata or ()), *told) or None)
+    def _begin(
+        self, kind: Kind, request: bytes | None = None, told: tuple[tuple[str, str], ...] = ()
+    ) -> OutgoingCall:
+        metadata = self.peers.metadata(self.capability, self.journal) or ()
+        channel = self.peers.channel(self.endpoint)
+        return channel.call(self.method, kind, (*metadata, *told), request)
 
     def failed(self, err: RpcFailed, *, is_begun: bool = True) -> PeerFailed:
         """The error of a call that failed by `err`. Tells the observer of failures, too."""
@@ -130,7 +131,7 @@ class PeerMessages:
 
     __slots__ = ("_call", "_is_cancelled", "_peer_call")
 
-    def __init__(self, peer_call: PeerCall, call: Any) -> None:
+    def __init__(self, peer_call: PeerCall, call: OutgoingCall) -> None:
         self._peer_call = peer_call
         self._call = call
         self._is_cancelled = False
@@ -138,7 +139,7 @@ class PeerMessages:
     async def next(self) -> bytes | None:
         """The next message; None at the end, or once we cancelled the call. Raises: PeerFailed."""
         try:
-            return None if self._is_cancelled else await message_of(self._call)
+            return None if self._is_cancelled else await self._call.next()
         except RpcFailed as err:
             if self._is_cancelled:
                 return None
@@ -159,7 +160,7 @@ class Sender:
         failure: the error of the content, if it failed. Any other error comes with the answer.
     """
 
-    def __init__(self, call: Any, content: ContentSource) -> None:
+    def __init__(self, call: OutgoingCall, content: ContentSource) -> None:
         self._call = call
         self._content = content
         self.is_begun = False
@@ -169,7 +170,7 @@ class Sender:
         """Send all of them. Cancellation: safe."""
         # If the other broker answers before it has read everything, a send breaks.
         try:
-            with contextlib.suppress(*CALL_ERRORS):
+            with contextlib.suppress(RpcFailed):
                 await self._run(first)
         except Exception as err:
             self.failure = RpcFailed(Code.INTERNAL, f"forwarding: {type(err).__name__}: {err}")
@@ -177,11 +178,15 @@ class Sender:
             raise  # the owner of the task reports it as a fault
 
     async def _run(self, first: bytes) -> None:
-        await self._call.write(first)
+        await self._call.send(first)
         self.is_begun = True
+        while (raw := await self._next()) is not None:
+            await self._call.send(raw)
+        await self._call.done_sending()
+
+    async def _next(self) -> bytes | None:
         try:
-            while (raw := await self._content.next()) is not None:
-                await self._call.write(raw)
+            return await self._content.next()
         except RpcFailed as err:
             self.failure = err  # a stream that ends without the commit marker is rolled back
-        await self._call.done_writing()
+            return None

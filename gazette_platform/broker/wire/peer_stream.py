@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Final, Protocol, final
 
 from gazette_platform.broker.wire.forwarder import PeerCall
 from gazette_platform.protocol.auth import Capability
-from gazette_platform.serving.grpc_calls import GO_CODES, message_of, of_call
-from gazette_platform.serving.interface import Code, RpcFailed
+from gazette_platform.serving.interface import Code, RpcFailed, go_spelling
 
 if TYPE_CHECKING:
     from gazette_platform.broker.wire.peers import Peers
@@ -62,12 +61,12 @@ def open_replicate(
     if not endpoint:
         raise RpcFailed(Code.UNAVAILABLE, f"broker {str(peer).strip()} has no endpoint in etcd")
     peer_call = PeerCall(peers, endpoint, _REPLICATE, Capability.REPLICATE, journal)
-    return _GrpcStream(peer_call, tenure)
+    return _CallStream(peer_call, tenure)
 
 
 @final
-class _GrpcStream:
-    """A stream of gRPC's."""
+class _CallStream:
+    """A stream that is a call to the peer."""
 
     __slots__ = ("_call", "_peer_call")
 
@@ -77,27 +76,26 @@ class _GrpcStream:
 
     async def write(self, raw: bytes) -> None:
         try:
-            await of_call(self._call, self._call.write(raw))
+            await self._call.send(raw)
         except RpcFailed as err:
             raise self._failed(err) from err
 
     async def read(self) -> bytes | None:
         try:
-            return await message_of(self._call)
+            return await self._call.next()
         except RpcFailed as err:
             raise self._failed(err) from err
 
     async def tenure(self) -> str | None:
         try:
-            told = await of_call(self._call, self._call.initial_metadata())
+            told = await self._call.greeting()
         except RpcFailed as err:
             raise self._failed(err) from err
-        found = dict(told or ()).get(TENURE)
-        return str(found) if found else None
+        return told.get(TENURE) or None
 
     async def done_writing(self) -> None:
         try:
-            await of_call(self._call, self._call.done_writing())
+            await self._call.done_sending()
         except RpcFailed as err:
             raise self._failed(err) from err
 
@@ -106,5 +104,5 @@ class _GrpcStream:
 
     def _failed(self, err: RpcFailed) -> RpcFailed:
         self._peer_call.failed(err)
-        text = f"rpc error: code = {GO_CODES[err.code]} desc = {err.text}"
+        text = f"rpc error: code = {go_spelling(err.code.value)} desc = {err.text}"
         return RpcFailed(err.code, text)

@@ -5,22 +5,25 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, final
 
-import grpc  # type: ignore[import-untyped]
-from grpc import aio
-
+from gazette_platform.broker.config import Wire
 from gazette_platform.client.auth import Authorizer
 from gazette_platform.client.config import ClientConfig
 from gazette_platform.client.route_cache import Condition
-from gazette_platform.client.wire import condition_of
 from gazette_platform.ops.keepalive import keepalive_options
 from gazette_platform.protocol import endpoint_grpc_address
+from gazette_platform.serving.grpc_channel import GrpcChannel
+from gazette_platform.serving.h2.channel import Channel, Dialing
+from gazette_platform.serving.h2.limits import PEER_LIMITS
+from gazette_platform.serving.tls import http2_client_context
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
 
     from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol.auth import Capability
+    from gazette_platform.serving.outgoing import OutgoingChannel
 
 __all__ = ["Peers"]
 
@@ -35,9 +38,8 @@ _CONNECT_MS = 4000
 _PINGS_PER_LEASE = 4
 _PING_TIMEOUT_S_MIN = 1.0
 
-# Bytes that we hold of a forwarded read whose client has stopped: two messages of the usual size.
-# Eight times as much was no faster when measured over loopback.
-_READ_AHEAD_BYTES = 1 << 20
+# Next to no limit: a peer sends what it has of a journal.
+_MESSAGE_BYTES_MAX = 1 << 30
 
 # In the text of the error with which a server ends a connection, and all calls on it, because of
 # pings without data between them. Our servers take any number. Those of Go take two in five minutes,
@@ -58,20 +60,19 @@ class Peers:
     def __init__(self, config: BrokerConfig, clock: Clock) -> None:
         self._config = config
         tls = config.peer_tls.load()
-        self._credentials = grpc.ssl_channel_credentials(
-            tls.ca or None, tls.key or None, tls.cert or None
-        )
+        self._tls = tls
+        self._tls_context: ssl.SSLContext | None = None
         self._authorizer = Authorizer(ClientConfig(auth_keys=config.auth_keys), clock)
-        self._channels: dict[str, aio.Channel] = {}
+        self._channels: dict[str, OutgoingChannel] = {}
         # Endpoints that are not pinged any more, with their former channels, which ping.
-        self._unpinged: dict[str, aio.Channel] = {}
+        self._unpinged: dict[str, OutgoingChannel] = {}
         self._observer: Callable[[str], None] | None = None
 
     def observe_failures(self, observer: Callable[[str], None]) -> None:
         """Call `observer` with the endpoint of each call that fails. There is one observer."""
         self._observer = observer
 
-    def channel(self, endpoint: str) -> aio.Channel:
+    def channel(self, endpoint: str) -> OutgoingChannel:
         """The channel to a peer.
 
         Args:
@@ -81,20 +82,25 @@ class Peers:
         """
         channel = self._channels.get(endpoint)
         if channel is None:
-            target, is_secure = endpoint_grpc_address(endpoint)
-            options = _options(self._config, pings=endpoint not in self._unpinged)
-            channel = (
-                aio.secure_channel(target, self._credentials, options=options)
-                if is_secure
-                else aio.insecure_channel(target, options=options)
-            )
+            channel = self._open(endpoint)
             self._channels[endpoint] = channel
         return channel
+
+    def _open(self, endpoint: str) -> OutgoingChannel:
+        target, is_secure = endpoint_grpc_address(endpoint)
+        pings = endpoint not in self._unpinged
+        if self._config.wire is Wire.GRPC:
+            tls = self._tls if is_secure else None
+            return GrpcChannel(target, _options(self._config, pings=pings), tls)
+        if is_secure and self._tls_context is None:
+            self._tls_context = http2_client_context(self._tls)
+        dialing = _dialing(self._config, pings=pings)
+        return Channel(target, dialing, self._tls_context if is_secure else None)
 
     def condition(self, endpoint: str) -> Condition:
         """What is known of the connection to a peer. Opens no connection."""
         channel = self._channels.get(endpoint)
-        return Condition.UNKNOWN if channel is None else condition_of(channel)
+        return Condition.UNKNOWN if channel is None else channel.condition
 
     def metadata(self, capability: Capability, journal: str) -> tuple[tuple[str, str], ...] | None:
         """Metadata of a call to a peer: a token of ours for this journal; None without keys."""
@@ -133,14 +139,30 @@ class Peers:
             await self.drop(endpoint)
 
 
-def _options(config: BrokerConfig, *, pings: bool) -> list[tuple[str, int]]:
+def _ping_times(config: BrokerConfig) -> tuple[float, float]:
+    """Seconds between pings, and for the answer to one."""
     interval_s = config.etcd_lease_s / _PINGS_PER_LEASE
-    timeout_s = max(_PING_TIMEOUT_S_MIN, interval_s)
+    return interval_s, max(_PING_TIMEOUT_S_MIN, interval_s)
+
+
+def _dialing(config: BrokerConfig, *, pings: bool) -> Dialing:
+    every_s, timeout_s = _ping_times(config)
+    return Dialing(
+        limits=PEER_LIMITS,
+        message_bytes_max=_MESSAGE_BYTES_MAX,
+        ping_every_s=every_s if pings else 0.0,
+        ping_timeout_s=timeout_s,
+        connect_s=_CONNECT_MS / 1000,
+        backoff_s_max=_RECONNECT_MS_MAX / 1000,
+    )
+
+
+def _options(config: BrokerConfig, *, pings: bool) -> list[tuple[str, int]]:
     return [
-        *(keepalive_options(interval_s, timeout_s) if pings else ()),
+        *(keepalive_options(*_ping_times(config)) if pings else ()),
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
-        ("grpc.http2.lookahead_bytes", _READ_AHEAD_BYTES),
+        ("grpc.http2.lookahead_bytes", PEER_LIMITS.stream_window),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.max_frame_size", 1 << 20),
         ("grpc.http2.write_buffer_size", 1 << 20),

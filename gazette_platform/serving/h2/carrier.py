@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
+from gazette_platform.serving.h2.client_machine import ClientMachine
 from gazette_platform.serving.h2.endpoint import Endpoint
 from gazette_platform.serving.h2.machine import Machine
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.serving.h2.deadlines import Deadlines
 
-__all__ = ["WRITE_BYTES", "Carrier", "Sending"]
+__all__ = ["WRITE_BYTES", "Carrier", "ClientCarrier", "Sending"]
 
 # Below this, one copy is cheaper than many pieces.
 _JOIN_BYTES: Final = 64 << 10
@@ -63,3 +64,13 @@ class Carrier(Sending, Machine):
     @abstractmethod
     def report(self) -> None:
         """Count the unread bytes against the budget of the process."""
+
+
+class ClientCarrier(Sending, ClientMachine):
+    """A machine that makes calls.
+
+    Attributes:
+        sending: tasks that send requests which have to wait for room.
+    """
+
+    sending: set[asyncio.Task[None]]

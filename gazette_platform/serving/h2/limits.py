@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gazette_platform.serving.interface import READ_AHEAD_BYTES
 
-__all__ = ["LIMITS", "Limits"]
+__all__ = ["LIMITS", "PEER_LIMITS", "Limits"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,3 +73,10 @@ class Limits:
 
 LIMITS = Limits()
 """Of a server that is not given others."""
+
+PEER_LIMITS = Limits(
+    noise=1_000_000, resets=1_000_000, stream_window=1 << 20, connection_bytes=1 << 30
+)
+"""Of what a channel receives. It chose whom to ask, so floods are no concern. A call whose caller has stopped
+holds two messages of the usual size; eight times as much was no faster when measured over loopback. The
+connection has room for a thousand of them: a call that nobody reads must hold up no other."""

@@ -1,0 +1,214 @@
+"""A call of a channel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+from typing_extensions import override
+
+from gazette_platform.serving.h2 import frames, responses
+from gazette_platform.serving.h2.answers import code_of
+from gazette_platform.serving.h2.carrier import ClientCarrier
+from gazette_platform.serving.h2.inflate import MessageRefused
+from gazette_platform.serving.h2.responses import PREFIX_BYTES
+from gazette_platform.serving.h2.two_way import TwoWay
+from gazette_platform.serving.interface import Code, RpcFailed
+from gazette_platform.serving.outgoing import PEER_LEFT
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Mapping
+
+__all__ = ["ClientCall"]
+
+
+@final
+class ClientCall(TwoWay[ClientCarrier]):
+    """An `OutgoingCall`. One task may wait for what comes, and one may send.
+
+    Attributes:
+        is_over: whether its status is known.
+        is_sent: whether we have ended our side.
+        can_repeat: whether it may begin anew, if the server has not processed it.
+    """
+
+    __slots__ = (
+        "_block",
+        "_failure",
+        "_greeting",
+        "_opening",
+        "_request",
+        "_timer",
+        "can_repeat",
+        "is_over",
+        "is_sent",
+    )
+
+    def __init__(self, link: ClientCarrier, block: bytes, request: bytes | None) -> None:
+        super().__init__(link, 0)
+        self._block = block
+        self._request = request
+        self._failure: tuple[Code, str] | None = None
+        self._greeting: Mapping[str, str] = {}
+        self._opening: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.is_over = self.is_sent = False
+        self.can_repeat = True
+
+    # --------------------------------------------------------------------------- for its caller
+    async def send(self, raw: bytes) -> None:
+        """As `OutgoingCall` has it."""
+        await self._opened()
+        self.can_repeat = False
+        link, length = self._connection, len(raw)
+        size = length + PREFIX_BYTES
+        if (
+            size > self.send_room
+            or size > link.send_room
+            or size > link.peer_frame
+            or link.is_paused
+        ):
+            await self.send_parts(raw)
+        else:
+            self.send_room -= size
+            link.send_room -= size
+            link.put_message(responses.message(self.id, length), raw)
+
+    async def done_sending(self) -> None:
+        """As `OutgoingCall` has it."""
+        await self._opened()
+        self.can_repeat = False
+        self._end_sending()
+
+    async def next(self) -> bytes | None:
+        """As `OutgoingCall` has it."""
+        while not self.messages:
+            if self._failure is not None:
+                raise RpcFailed(*self._failure)
+            if self.is_over:
+                return None
+            await self.wait()
+        try:
+            return self._connection.take(self)
+        except MessageRefused as refused:
+            self._connection.on_broken(self, refused.number, refused.text)
+            raise RpcFailed(code_of(refused.number), refused.text) from refused
+
+    async def answer(self) -> bytes:
+        """As `OutgoingCall` has it."""
+        try:
+            raw = await self.next()
+            if raw is None or await self.next() is not None:
+                raise RpcFailed(Code.INTERNAL, "the call has not one response")
+            return raw
+        finally:
+            self.cancel()
+
+    async def greeting(self) -> Mapping[str, str]:
+        """As `OutgoingCall` has it."""
+        while not self.is_greeted and not self.is_over:
+            await self.wait()
+        if not self.is_greeted and self._failure is not None:
+            raise RpcFailed(*self._failure)
+        return self._greeting
+
+    def cancel(self) -> None:
+        """As `OutgoingCall` has it."""
+        self._break(Code.UNAVAILABLE, PEER_LEFT)
+
+    def expire_in(self, timeout_s: float) -> None:
+        """Set the deadline."""
+        self._timer = self._connection.loop.call_later(
+            timeout_s, self._break, Code.DEADLINE_EXCEEDED, "Deadline Exceeded"
+        )
+
+    def _break(self, code: Code, text: str) -> None:
+        if not self.is_over:
+            if self.id:
+                self._connection.cancel(self)
+            self.messages.clear()
+            self.fail(code, text)
+
+    async def _opened(self) -> None:
+        """Wait until there is a connection. Raises: RpcFailed: the call is over."""
+        if not self.id and not self.is_over:
+            self._opening = self._connection.loop.create_future()
+            try:
+                await self._opening
+            finally:
+                self._opening = None
+        if self.is_over or self.is_closed:
+            raise self.gone()
+
+    def _end_sending(self) -> None:
+        if not self.is_sent:
+            self.is_sent = True
+            self._connection.put(frames.frame(frames.DATA, frames.END_STREAM, self.id))
+
+    @override
+    def gone(self) -> RpcFailed:
+        return RpcFailed(*(self._failure or (Code.UNKNOWN, "the call is over")))
+
+    # -------------------------------------------------------------------------- for its connection
+    def bind(self, link: ClientCarrier) -> None:
+        """Belong to a connection; `open` follows."""
+        self._connection = link
+        self.id = 0
+        self.is_sent = False
+
+    def open(self, stream_id: int) -> None:
+        """Be a stream of the connection."""
+        waiter = self._waiter
+        super().__init__(self._connection, stream_id)
+        self._waiter = waiter
+
+    def begin(self) -> None:
+        """Send the headers, and the request if there is just one."""
+        link, raw = self._connection, self._request
+        link.put_headers(self.id, self._block, is_last=False)
+        if self._opening is not None and not self._opening.done():
+            self._opening.set_result(None)
+        if raw is None:
+            return
+        size = len(raw) + PREFIX_BYTES
+        if size <= min(self.send_room, link.send_room, link.peer_frame) and not link.is_paused:
+            self.send_room -= size
+            link.send_room -= size
+            link.put_message(responses.message(self.id, len(raw)), raw)
+            self._end_sending()
+        else:
+            self.can_repeat = False
+            task: asyncio.Task[Any] = link.loop.create_task(self._send_request(raw))
+            link.sending.add(task)
+            task.add_done_callback(link.sending.discard)
+
+    async def _send_request(self, raw: bytes) -> None:
+        try:
+            await self.send_parts(raw)
+        except RpcFailed:
+            return  # whoever waits for the response is told
+        self._end_sending()
+
+    def greeted(self, metadata: Mapping[str, str]) -> None:
+        """The headers of the response came."""
+        self._greeting = metadata
+        self.wake()
+
+    def succeed(self) -> None:
+        """The call ended without an error."""
+        self._over()
+
+    def fail(self, code: Code, text: str) -> None:
+        """End the call by an error, unless it is over."""
+        if not self.is_over:
+            self._failure = code, text
+            self._over()
+
+    def _over(self) -> None:
+        self.is_over = self.is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.wake()
+        self.make_room()
+        if self._opening is not None and not self._opening.done():
+            self._opening.set_result(None)

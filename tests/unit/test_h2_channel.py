@@ -1,0 +1,333 @@
+"""Our channel, as a client of our own server and of the gRPC library's."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import grpc
+import pytest
+from grpc import aio
+from h2_server_bench import SERVICE, Bench
+
+from gazette_platform.client.route_cache import Condition
+from gazette_platform.serving.h2.channel import Channel, Dialing
+from gazette_platform.serving.h2.limits import PEER_LIMITS
+from gazette_platform.serving.interface import Code, Kind, RpcFailed
+from gazette_platform.serving.tls import TlsMaterial, http2_client_context
+from gazette_platform.testing.certificates import CertificateAuthority
+from gazette_platform.testing.waiting import eventually, patient
+
+DEADLINE_S = patient(20)
+
+
+class GrpcBench:
+    """The gRPC library's server, with handlers that do what those of `Echo` do."""
+
+    async def __aenter__(self):
+        self.server = aio.server(options=[("grpc.max_receive_message_length", -1)])
+        self.cancelled = []
+        handlers = {
+            "Unary": grpc.unary_unary_rpc_method_handler(self.unary),
+            "Upload": grpc.stream_unary_rpc_method_handler(self.upload),
+            "Download": grpc.unary_stream_rpc_method_handler(self.download),
+            "Both": grpc.stream_stream_rpc_method_handler(self.both),
+            "Wait": grpc.unary_unary_rpc_method_handler(self.wait),
+            "Fail": grpc.unary_unary_rpc_method_handler(self.fail),
+        }
+        handler = grpc.method_handlers_generic_handler(SERVICE, handlers)
+        self.server.add_generic_rpc_handlers((handler,))
+        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        await self.server.start()
+        return self
+
+    async def __aexit__(self, *exc_info):
+        await self.server.stop(None)
+
+    async def unary(self, request, context):
+        self.metadata = dict(context.invocation_metadata())
+        return request
+
+    async def upload(self, requests, context):
+        sizes = [len(request) async for request in requests]
+        return b"%d messages, %d bytes" % (len(sizes), sum(sizes))
+
+    async def download(self, request, context):
+        count, size = map(int, request.split())
+        for number in range(count):
+            yield bytes((number % 256,)) * size
+
+    async def both(self, requests, context):
+        await context.send_initial_metadata((("greeting", "hello"),))
+        async for request in requests:
+            yield request[::-1]
+
+    async def wait(self, request, context):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.append("wait")
+            raise
+
+    async def fail(self, request, context):
+        code = getattr(grpc.StatusCode, request.decode())
+        await context.abort(code, "why: 100 % of ü")
+
+
+@pytest.fixture(params=[Bench, GrpcBench], ids=["ours", "grpc"])
+async def bench(request):
+    async with request.param() as bench:
+        yield bench
+
+
+@pytest.fixture
+async def ours():
+    async with Bench() as bench:
+        yield bench
+
+
+@pytest.fixture
+async def open_channel():
+    channels = []
+
+    def open_channel(target, tls=None, **settings):
+        channels.append(Channel(target, dialing(**settings), tls))
+        return channels[-1]
+
+    async with asyncio.timeout(DEADLINE_S):
+        yield open_channel
+        for channel in channels:
+            await channel.close()
+
+
+def dialing(**settings):
+    given = {"limits": PEER_LIMITS, "message_bytes_max": 1 << 30}
+    return Dialing(**(given | settings))
+
+
+@pytest.fixture
+def channel(bench, open_channel):
+    return open_channel(bench.address)
+
+
+def path(name):
+    return f"/{SERVICE}/{name}"
+
+
+def unary(channel, name="Unary", request=b"abc", **more):
+    return channel.call(path(name), Kind.UNARY, request=request, **more)
+
+
+@pytest.fixture
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+async def error_of(work):
+    with pytest.raises(RpcFailed) as caught:
+        await work
+    return caught.value.code, caught.value.text
+
+
+# ------------------------------------------------------------------------------------ four kinds
+@pytest.mark.parametrize("size", [0, 3, 16_380, 65_536, 5 << 20])
+async def test_unary_message_of_any_size_comes_back(channel, size):
+    assert await unary(channel, request=b"x" * size).answer() == b"x" * size
+    assert channel.condition is Condition.READY
+
+
+@pytest.mark.parametrize("sizes", [[1, 0, 2], [5 << 20] * 3, [100_000] * 50])
+async def test_uploaded_messages_all_arrive(channel, sizes):
+    call = channel.call(path("Upload"), Kind.CLIENT_STREAM)
+    for size in sizes:
+        await call.send(bytes(size))
+    await call.done_sending()
+    assert await call.answer() == b"%d messages, %d bytes" % (len(sizes), sum(sizes))
+
+
+@pytest.mark.parametrize(("count", "size"), [(0, 0), (1000, 100), (50, 100_000), (3, 5 << 20)])
+async def test_downloaded_messages_all_arrive_in_order(channel, count, size):
+    call = channel.call(path("Download"), Kind.SERVER_STREAM, (), b"%d %d" % (count, size))
+    for number in range(count):
+        assert await call.next() == bytes((number % 256,)) * size
+    assert await call.next() is None
+
+
+async def test_messages_go_both_ways_after_a_greeting(channel):
+    call = channel.call(path("Both"), Kind.BIDI_STREAM)
+    for part in (b"abc", b"", bytes(5 << 20)):
+        await call.send(part)
+        assert await call.next() == part[::-1]
+    assert (await call.greeting())["greeting"] == "hello"
+    await call.done_sending()
+    assert await call.next() is None
+
+
+async def test_metadata_reaches_the_handler(bench, channel):
+    await channel.call(path("Unary"), Kind.UNARY, (("authorization", "Bearer x"),), b"").answer()
+    metadata = bench.metadata if isinstance(bench, GrpcBench) else bench.echo.metadata
+    assert metadata["authorization"] == "Bearer x"
+
+
+# ------------------------------------------------------------------------------------------ ends
+@pytest.mark.parametrize("code", [Code.NOT_FOUND, Code.UNAVAILABLE, Code.UNAUTHENTICATED])
+async def test_errors_have_code_and_text(channel, code):
+    found = await error_of(unary(channel, "Fail", code.value.encode()).answer())
+    assert found == (code, "why: 100 % of ü")
+
+
+async def test_unknown_method_is_unimplemented(channel):
+    code, text = await error_of(unary(channel, "Missing").answer())
+    assert (code, text) == (Code.UNIMPLEMENTED, "Method not found!")
+
+
+async def test_cancelled_call_ends_its_handler(bench, channel):
+    cancelled = bench.cancelled if isinstance(bench, GrpcBench) else bench.echo.cancelled
+    waiting = asyncio.get_running_loop().create_task(unary(channel, "Wait").answer())
+    await unary(channel).answer()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await eventually(lambda: cancelled == ["wait"])
+    assert await unary(channel).answer() == b"abc"
+
+
+async def test_deadline_ends_a_call(channel):
+    code, _ = await error_of(unary(channel, "Wait", timeout_s=0.05).answer())
+    assert code is Code.DEADLINE_EXCEEDED
+
+
+async def test_early_answer_stops_what_is_sent(ours, open_channel):
+    call = open_channel(ours.address).call(path("Early"), Kind.CLIENT_STREAM)
+    await call.send(b"first")
+    assert await call.answer() == b"early"
+    with pytest.raises(RpcFailed):
+        await call.send(b"second")
+
+
+# ----------------------------------------------------------------------------------- connections
+async def test_nobody_listens_and_then_somebody_does(open_channel, free_port):
+    channel = open_channel(f"127.0.0.1:{free_port}")
+    assert channel.condition is Condition.UNKNOWN
+    code, text = await error_of(unary(channel).answer())
+    assert code is Code.UNAVAILABLE
+    assert "Failed to connect" in text
+    assert channel.condition is Condition.FAILED
+    async with Bench(port=free_port):
+        await eventually(lambda: channel.condition is Condition.READY)
+        assert await unary(channel).answer() == b"abc"
+
+
+async def test_call_after_a_lost_connection_makes_another(ours, open_channel):
+    channel = open_channel(ours.address)
+    call = channel.call(path("Both"), Kind.BIDI_STREAM)
+    await call.send(b"ab")
+    assert await call.next() == b"ba"
+    for connection in tuple(ours.shared.connections):
+        connection.abort()
+    code, text = await error_of(call.next())
+    assert (code, text.partition(" (")[0]) == (Code.UNAVAILABLE, "Socket closed")
+    assert channel.condition is Condition.UNKNOWN
+    assert await unary(channel).answer() == b"abc"
+
+
+async def test_server_that_leaves_serves_what_it_has(ours, open_channel):
+    channel = open_channel(ours.address)
+    call = channel.call(path("Both"), Kind.BIDI_STREAM)
+    await call.send(b"ab")
+    assert await call.next() == b"ba"
+    (connection,) = ours.shared.connections
+    connection.close_soon()
+    await eventually(lambda: connection.is_drained)
+    assert await unary(channel).answer() == b"abc"  # over another connection
+    await call.send(b"cd")
+    assert await call.next() == b"dc"
+    await call.done_sending()
+    assert await call.next() is None
+    await eventually(lambda: connection not in ours.shared.connections)
+
+
+async def test_closed_channel_ends_its_calls(channel, bench):
+    call = unary(channel, "Wait")
+    await unary(channel).answer()
+    await channel.close()
+    assert await error_of(call.answer()) == (Code.UNAVAILABLE, "the peer has left the cluster")
+    assert await error_of(unary(channel).answer()) == (
+        Code.UNAVAILABLE,
+        "the peer has left the cluster",
+    )
+
+
+async def test_peer_that_falls_silent_is_given_up(ours, open_channel):
+    channel = open_channel(ours.address, ping_every_s=0.1, ping_timeout_s=0.2)
+    call = channel.call(path("Both"), Kind.BIDI_STREAM)
+    await call.send(b"ab")
+    assert await call.next() == b"ba"
+    (connection,) = ours.shared.connections
+    connection.hold(is_held=True)
+    code, text = await error_of(call.next())
+    assert (code, text) == (Code.UNAVAILABLE, "ping timeout")
+
+
+async def test_peer_that_answers_pings_is_kept(ours, open_channel):
+    channel = open_channel(ours.address, ping_every_s=0.05, ping_timeout_s=2.0)
+    call = channel.call(path("Both"), Kind.BIDI_STREAM)
+    await call.send(b"ab")
+    assert await call.next() == b"ba"
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await call.next()
+    await call.send(b"cd")
+    assert await call.next() == b"dc"
+
+
+# ---------------------------------------------------------------------------------- flow control
+async def test_reader_that_stops_holds_up_no_other_call(bench, channel):
+    slow = channel.call(path("Download"), Kind.SERVER_STREAM, (), b"%d %d" % (60, 100_000))
+    assert await slow.next() == bytes(100_000)
+    assert await unary(channel, request=bytes(3 << 20)).answer() == bytes(3 << 20)
+    assert slow.unread <= PEER_LIMITS.stream_window
+    for number in range(1, 60):
+        assert await slow.next() == bytes((number,)) * 100_000
+    assert await slow.next() is None
+
+
+async def test_both_sides_send_more_than_they_read(channel):
+    """Each must go on reading while its writing is held up."""
+    call = channel.call(path("Both"), Kind.BIDI_STREAM)
+
+    async def send():
+        for _ in range(40):
+            await call.send(bytes(1 << 20))
+        await call.done_sending()
+
+    sending = asyncio.get_running_loop().create_task(send())
+    for _ in range(40):
+        assert len(await call.next()) == 1 << 20
+    assert await call.next() is None
+    await sending
+
+
+# ------------------------------------------------------------------------------ TLS, Unix sockets
+async def test_tls_with_certificates_of_both_sides(tmp_path, open_channel):
+    authority = CertificateAuthority(tmp_path)
+    theirs, mine = (authority.issue(name) for name in ("server", "client"))
+    ca = authority.ca.read_bytes()
+    material = TlsMaterial(theirs.cert.read_bytes(), theirs.key.read_bytes(), ca)
+    shown = TlsMaterial(mine.cert.read_bytes(), mine.key.read_bytes(), ca)
+    async with Bench(tls=material) as bench:
+        address = f"localhost:{bench.server.port}"
+        channel = open_channel(address, http2_client_context(shown))
+        assert await unary(channel).answer() == b"abc"
+        for trusted in (TlsMaterial(), TlsMaterial(ca=ca)):  # not trusting, not showing
+            stranger = open_channel(address, http2_client_context(trusted))
+            code, text = await error_of(unary(stranger).answer())
+            assert code is Code.UNAVAILABLE
+            assert trusted.ca or "CERTIFICATE_VERIFY_FAILED" in text
+
+
+async def test_calls_over_a_unix_socket(tmp_path, open_channel):
+    path = tmp_path / "socket"
+    async with Bench(socket=path):
+        assert await unary(open_channel(f"unix://{path}")).answer() == b"abc"
