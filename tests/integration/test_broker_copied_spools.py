@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import shutil
@@ -174,8 +175,7 @@ async def test_a_cluster_that_was_restored_from_copies_goes_on_behind_them(clust
     shutil.copytree(tmp_path / "broker-1", tmp_path / "copy of broker-1")
     assert (await appended(stub, b"y" * 100)).commit.begin == 1000
     shutil.copytree(tmp_path / "broker-0", tmp_path / "copy of broker-0")
-    for one in brokers:
-        await crash(one)
+    await asyncio.gather(*map(crash, brokers))  # else the last one goes on as the only holder
     brokers = [
         await cluster.start(**one, spool_dir=tmp_path / f"copy of {one['id']}") for one in settings
     ]

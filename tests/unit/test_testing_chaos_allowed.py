@@ -193,16 +193,30 @@ def test_registers_are_empty_after_a_journal_was_suspended():
 
 @pytest.mark.parametrize("name", ["stale-head", "nonmonotonic-head"])
 def test_head_that_comes_with_content_may_be_old_and_one_that_ends_a_read_may_not(name):
-    piece, fault = Piece.of(0, b"content"), (8, 9, "pause")
+    piece, fault, begun = Piece.of(0, b"content"), (8, 9, "pause"), [append(-100)]
     old = Anomaly(name, "a", "told of 7", (append(5), poll(10, piece)))
-    assert left(old, fault) == 0
-    assert left(Anomaly(name, "a", "told of 7", (poll(9, piece), poll(10))), fault) == 1
-    assert left(old) == 1, "nothing moves without a fault"
-    assert left(old, (11, 12, "pause")) == 1
-    assert left(Anomaly(name, "a", "told", (append(5), poll(100, piece))), fault) == 1
-    assert left(Anomaly(name, "a", "told", (poll(10, piece, write_head=6),)), fault) == 1, (
-        "who has content knows of it"
+    assert left(old, fault, appends=begun) == 0
+    assert (
+        left(Anomaly(name, "a", "told of 7", (poll(9, piece), poll(10))), fault, appends=begun) == 1
     )
+    assert left(old, appends=begun) == 1, "nothing moves without a fault"
+    assert left(old, (11, 12, "pause"), appends=begun) == 1
+    assert (
+        left(Anomaly(name, "a", "told", (append(5), poll(100, piece))), fault, appends=begun) == 1
+    )
+    assert (
+        left(Anomaly(name, "a", "told", (poll(10, piece, write_head=6),)), fault, appends=begun)
+        == 1
+    ), "who has content knows of it"
+
+
+@pytest.mark.parametrize(("begun_at", "count"), [(5, 0), (-60, 1)])
+def test_head_may_be_old_while_journals_are_assigned_for_the_first_time(begun_at, count):
+    """A replica that is made behind the first fragment knows no more than what the store has."""
+    old = Anomaly("stale-head", "a", "told of 7", (append(5), poll(10, Piece.of(0, b"content"))))
+    report = Report(anomalies=[old])
+    allow(report, History(appends=[append(begun_at)]), [], replication=3)
+    assert len(report.anomalies) == count
 
 
 @pytest.mark.parametrize(("met", "streams", "count"), [(10, 10, 0), (11, 10, 11), (30, 300, 0)])

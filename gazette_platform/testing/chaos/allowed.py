@@ -58,7 +58,8 @@ _HEADS = ("stale-head", "nonmonotonic-head")
 _UNCOMMITTED = ("precommitted-read", "G1c-realtime", "nonmonotonic-head")
 # What was under way when brokers were killed had been sent to some before, and arrives a bit later.
 _MARGIN_S = 1.0
-# For as long after a fault journals move: brokers start, take journals on, and are brought in step.
+# For as long after a fault, and after the begin, journals move: brokers start, take journals on, and are
+# brought in step.
 _MOVES_S = 60.0
 # Streams that may meet a replica that has just been made: of 500 in five minutes one did.
 _OLD_HEADS_SHARE = 0.1
@@ -133,6 +134,9 @@ class _Rules:
         # The faults within which a broker may have ended. They excuse nothing with one replica: then
         # no other broker has what the ended one did not record, so that nobody can tell it.
         self._endings = spans if replication > 1 else ()
+        asked_at = [op.invoked_at for op in history.appends]
+        asked_at += [op.invoked_at for op in history.polls]
+        self._begin = [(min(asked_at), min(asked_at))] if asked_at else []
         self._appends: defaultdict[str, list[Append]] = defaultdict(list)
         for op in history.appends:
             self._appends[op.journal].append(op)
@@ -145,7 +149,8 @@ class _Rules:
         poll = polls[-1]
         if poll.write_head < poll.pieces[-1].end:
             return False
-        return any(begin <= poll.completed_at <= end + _MOVES_S for begin, end, _ in self._spans)
+        moves = [*((begin, end) for begin, end, _ in self._spans), *self._begin]
+        return any(begin <= poll.completed_at <= end + _MOVES_S for begin, end in moves)
 
     def are_few(self, old_heads: Sequence[Anomaly]) -> bool:
         """Whether so few readers met such replicas as may be, if they are replicas for long."""
