@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 
 import grpc
@@ -12,6 +13,15 @@ from h2_server_bench import SERVICE, Bench
 
 from gazette_platform.client.route_cache import Condition
 from gazette_platform.serving.h2.channel import Channel, Dialing
+from gazette_platform.serving.h2.frames import (
+    HEADERS,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    ErrorCode as E,
+    frame,
+    goaway,
+)
 from gazette_platform.serving.h2.limits import PEER_LIMITS
 from gazette_platform.serving.interface import Code, Kind, RpcFailed
 from gazette_platform.serving.tls import TlsMaterial, http2_client_context
@@ -246,6 +256,95 @@ async def test_server_that_leaves_serves_what_it_has(ours, open_channel):
     await call.done_sending()
     assert await call.next() is None
     await eventually(lambda: connection not in ours.shared.connections)
+
+
+class Front:
+    """Before a server: the first connection it answers itself, and passes all others on."""
+
+    def __init__(self, target, refusal):
+        self.target, self.refusal = target, refusal
+        self.asked, self.is_first = 0, True
+        self.tasks = set()
+
+    async def __aenter__(self):
+        self.server = await asyncio.start_server(self.meet, "127.0.0.1", 0)
+        host, port = self.server.sockets[0].getsockname()
+        self.address = f"{host}:{port}"
+        return self
+
+    async def __aexit__(self, *exc_info):
+        self.server.close()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def meet(self, reader, writer):
+        self.tasks.add(asyncio.current_task())
+        writers = [writer]
+        try:
+            if self.is_first:
+                self.is_first = False
+                await self.refuse(reader, writer)
+            else:
+                to_reader, to_writer = await asyncio.open_connection(*self.target.split(":"))
+                writers.append(to_writer)
+                await asyncio.gather(pass_on(reader, to_writer), pass_on(to_reader, writer))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            for each in writers:
+                each.close()
+                with contextlib.suppress(ConnectionError):
+                    await each.wait_closed()
+
+    async def refuse(self, reader, writer):
+        writer.write(frame(SETTINGS, 0, 0))
+        await reader.readexactly(len(PREFACE))
+        while True:
+            head = await reader.readexactly(9)
+            await reader.readexactly(int.from_bytes(head[:3], "big"))
+            if head[3] == HEADERS:
+                self.asked += 1
+                writer.write(self.refusal(int.from_bytes(head[5:], "big")))
+
+
+async def pass_on(reader, writer):
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+def leaves(_stream_id):
+    return goaway(0, E.NO_ERROR)
+
+
+def refuses(stream_id):
+    return frame(RST_STREAM, 0, stream_id, E.REFUSED_STREAM.to_bytes(4, "big"))
+
+
+async def test_call_that_a_leaving_server_did_not_serve_is_made_again(ours, open_channel):
+    async with Front(ours.address, leaves) as front:
+        assert await unary(open_channel(front.address)).answer() == b"abc"
+    assert front.asked == 1
+
+
+async def test_call_that_has_sent_something_is_not_made_again(ours, open_channel):
+    """What it sent is not kept; and whoever sends it must know."""
+    async with Front(ours.address, leaves) as front:
+        channel = open_channel(front.address)
+        call = channel.call(path("Both"), Kind.BIDI_STREAM)
+        await call.send(b"ab")
+        code, text = await error_of(call.next())
+        assert (code, text) == (Code.UNAVAILABLE, "Socket closed (the other side leaves)")
+        assert await unary(channel).answer() == b"abc"
+
+
+async def test_call_that_is_refused_is_made_again_once(ours, open_channel):
+    async with Front(ours.address, refuses) as front:
+        code, _ = await error_of(unary(open_channel(front.address)).answer())
+        assert code is Code.UNAVAILABLE
+        assert front.asked == 2
 
 
 async def test_closed_channel_ends_its_calls(channel, bench):

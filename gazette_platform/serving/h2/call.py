@@ -22,8 +22,6 @@ from gazette_platform.serving.h2.two_way import TwoWay
 from gazette_platform.serving.interface import Code, Kind, NotTaken, RpcFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
     from gazette_platform.serving.call_metrics import MethodMetrics
     from gazette_platform.serving.interface import Metadata, Rpc
 
@@ -42,13 +40,13 @@ class Method:
     kind: Kind
     handler: Any
     metrics: MethodMetrics
-    serve: Callable[[Call], Coroutine[Any, Any, None]]
+    has_one_response: bool
 
 
 def method_of(rpc: Rpc, metrics: MethodMetrics) -> Method:
     """Return the method that serves an RPC."""
-    is_once = rpc.kind in {Kind.UNARY, Kind.CLIENT_STREAM}
-    return Method(rpc.kind, rpc.handler, metrics, _serve_once if is_once else _serve_stream)
+    has_one_response = rpc.kind in {Kind.UNARY, Kind.CLIENT_STREAM}
+    return Method(rpc.kind, rpc.handler, metrics, has_one_response)
 
 
 @final
@@ -151,7 +149,7 @@ class Call(TwoWay[Carrier]):
     def begin(self) -> None:
         """Run the handler."""
         connection = self._connection
-        self.task = connection.loop.create_task(self.method.serve(self))
+        self.task = connection.loop.create_task(_serve(self))
         connection.tasks.add(self.task)
 
     def stall(self, limit_s: float) -> None:
@@ -279,27 +277,12 @@ class Call(TwoWay[Carrier]):
         return status
 
 
-async def _serve_once(call: Call) -> None:
+async def _serve(call: Call) -> None:
     metrics = call.method.metrics
     began, code = metrics.begin(), "OK"
     call.has_run = True
     try:
-        await call.run_once()
-    # The errors of a handler end only its call. A task that ended by an error would keep it, and so all
-    # that its frames hold, such as the content of an append, until a garbage collection.
-    except (Exception, asyncio.CancelledError) as err:  # noqa: BLE001
-        code = call.broke(err).go_name
-    finally:
-        metrics.end(began, code)
-        call.finished()
-
-
-async def _serve_stream(call: Call) -> None:
-    metrics = call.method.metrics
-    began, code = metrics.begin(), "OK"
-    call.has_run = True
-    try:
-        await call.run_stream()
+        await (call.run_once() if call.method.has_one_response else call.run_stream())
     # The errors of a handler end only its call. A task that ended by an error would keep it, and so all
     # that its frames hold, such as the content of an append, until a garbage collection.
     except (Exception, asyncio.CancelledError) as err:  # noqa: BLE001
