@@ -36,7 +36,7 @@ class FsyncMode(Enum):
 
 
 class Wire(Enum):
-    """Who serves the gRPC port; the values are those of --broker.wire. Callers see no difference."""
+    """Who serves the gRPC port, and calls peers; the values are those of --broker.wire. Callers see no difference."""
 
     H2 = "h2"
     """Our own HTTP/2, which takes a tenth of the CPU for a small call."""

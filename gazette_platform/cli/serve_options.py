@@ -57,7 +57,7 @@ SERVE_OPTIONS = (
     _BROKER.own(
         "wire",
         Wire,
-        "Who serves the gRPC port: h2 is this program's own HTTP/2, with a fraction of the CPU for each "
+        "Who serves the gRPC port, and calls peers: h2 is this program's own HTTP/2, with a fraction of the CPU for each "
         "small call; grpc is the gRPC library.",
     ),
     _BROKER.own("limit", int, "Most journals that this broker takes on.", "journal_limit"),
