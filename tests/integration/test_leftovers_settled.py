@@ -6,13 +6,12 @@ Long because all of it is shown at one bench, which has a store that may be away
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from spool_files import put, state_of
+from spool_files import crash_home, put, state_of
 
 from gazette_platform.broker import epoch_store, leftovers as leftovers_module
 from gazette_platform.broker.epoch_store import (
@@ -150,9 +149,7 @@ class Bench:
             tenure.record(file.ordinal, state_of(at - len(content), at, REGISTERS, **options))
         if harm is not None:
             harm(tenure)
-        os.close(home._lock_fd)
-        os.close(home._heads_fd)
-        home._lock_fd = -1
+        crash_home(home)
         (home,) = free_homes(self.spools, Owner("cluster", "zone#us", boot))
         home.history = NOW
         self.homes.append(home)
@@ -164,9 +161,7 @@ class Bench:
         """End the process that took over the only home, and take it over again. Returns: what was found."""
         finish_closing()
         (home,) = self.homes
-        os.close(home._lock_fd)
-        os.close(home._heads_fd)
-        home._lock_fd = -1
+        crash_home(home)
         (home,) = free_homes(self.spools, Owner("cluster", "zone#us", boot))
         home.history = NOW
         self.homes = [home]
@@ -188,9 +183,7 @@ class Bench:
         put(tenure, later, end)
         end += len(later)
         tenure.record(0, state_of(end, end, REGISTERS))
-        os.close(home._lock_fd)
-        os.close(home._heads_fd)
-        home._lock_fd = -1
+        crash_home(home)
         homes = free_homes(self.spools, Owner("cluster", "zone#us", BOOT))
         self.homes += homes
         found = {one.folder.name: recover(one) for one in homes}

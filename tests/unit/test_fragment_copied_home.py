@@ -6,7 +6,7 @@ import os
 import shutil
 
 import pytest
-from spool_files import put, state_of
+from spool_files import crash_home, put, state_of
 
 from gazette_platform.fragment import home_place
 from gazette_platform.fragment.files import birth_ns, write_all
@@ -38,13 +38,6 @@ def take(tmp_path):
         one.close()
 
 
-def end(home):
-    """As if its process had ended: the lock is free, and nothing is tidied up."""
-    os.close(home._lock_fd)
-    os.close(home._heads_fd)
-    home._lock_fd = -1
-
-
 def copied(home, **options):
     return shutil.copytree(home.folder, home.folder.with_name("copy"), **options)
 
@@ -66,7 +59,7 @@ def test_a_copy_made_of_links_takes_nothing_from_its_original(home, take):
     assert held(copy) == set()
     copy.close()
     assert not copy.folder.exists()
-    end(home)
+    crash_home(home)
     (found,) = recover(take()[home.folder.name])
     assert (found.end, found.is_whole) == (7, True)
 
@@ -82,14 +75,14 @@ def test_a_home_is_no_copy_if_less_is_known_of_its_place(home, take, monkeypatch
     values = {"dev": info.st_dev, "inode": info.st_ino, "born": birth_ns(home._lock_fd)}
     if said is not None:
         (home.folder / "place").write_text(said.format(**values))
-    end(home)
+    crash_home(home)
     if born is not None:
         monkeypatch.setattr(home_place, "birth_ns", lambda _: born)
     (found,) = take().values()
     assert not found.is_copied
     found.own(OTHER)
     monkeypatch.undo()
-    end(found)
+    crash_home(found)
     (found,) = take().values()
     assert not found.is_copied, "birth was unknown"
 
@@ -99,7 +92,7 @@ def test_a_snapshot_of_a_disk_proves_no_end_of_a_process(home, take):
     place = (home.folder / "place").read_text()
     device = home.folder.stat().st_dev
     (home.folder / "place").write_text(place.replace(f"device {device}", f"device {device + 1}"))
-    end(home)
+    crash_home(home)
     (found,) = take().values()
     assert (found.is_copied, found.former_has_ended) == (False, False)
 
@@ -107,7 +100,7 @@ def test_a_snapshot_of_a_disk_proves_no_end_of_a_process(home, take):
 @pytest.mark.parametrize("said", ["1:2", "inode 1 born 2", "what nobody understands"])
 def test_a_home_of_another_place_is_a_copy(home, take, said):
     (home.folder / "place").write_text(said)
-    end(home)
+    crash_home(home)
     (found,) = take().values()
     assert found.is_copied
 
@@ -129,7 +122,7 @@ def test_files_that_were_restored_into_the_folder_are_a_copy(home, take, tmp_pat
     put(tenure, b"content")
     backup = shutil.copytree(home.folder, tmp_path / "backup")
     put(tenure, b"and more", 7)
-    end(home)
+    crash_home(home)
     if is_emptied:
         for path in home.folder.iterdir():
             path.unlink()
@@ -157,7 +150,7 @@ def test_a_copy_that_was_made_while_files_came_keeps_them(home, take):
 def test_records_without_an_owner_are_left_alone(home, take):
     """Somebody may be copying them here at this moment, or may restore the owner's file."""
     home.tenure("a/journal", 1).record(0, state_of(7, 7))
-    end(home)
+    crash_home(home)
     said = (home.folder / "home.json").read_bytes()
     (home.folder / "home.json").unlink()
     assert take() == {}

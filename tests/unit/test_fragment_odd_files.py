@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from spool_files import put
+from spool_files import crash_home, put
 
 from gazette_platform.errors import SetupError
 from gazette_platform.fragment import head_records
@@ -24,19 +24,13 @@ def open_files():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def crash(home):
-    os.close(home._lock_fd)
-    os.close(home._heads_fd)
-    home._lock_fd = home._heads_fd = -1
-
-
 def written(spool_dir, journal):
     """A home with two fragments of a journal, whose process has ended. Returns: it, and the tenure."""
     home = SpoolHome.make(spool_dir, OWNER)
     tenure = home.tenure(journal, 7)
     put(tenure, b"one", 5)
     put(tenure, b"three", 8)
-    crash(home)
+    crash_home(home)
     return home.folder, tenure
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from spool_files import put, say_made_here, state_of
+from spool_files import crash_home, put, say_made_here, state_of
 
 from gazette_platform.fragment.aside import SET_ASIDE, set_aside
 from gazette_platform.fragment.files import SpoolFile, finish_closing, write_all
@@ -72,9 +72,7 @@ class Disk:
         """All processes end; nothing is tidied up."""
         for home in self.homes:
             if home._lock_fd >= 0:
-                os.close(home._lock_fd)
-                os.close(home._heads_fd)
-                home._lock_fd = home._heads_fd = -1
+                crash_home(home)
         self.homes = []
 
     def recover(self, boot=BOOT):

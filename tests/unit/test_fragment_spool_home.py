@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from spool_files import put, state_of
+from spool_files import crash_home, put, state_of
 
 from gazette_platform.errors import SetupError
 from gazette_platform.fragment import home_place, spool_home
@@ -77,7 +77,7 @@ def again(tmp_path):
 
     def again_one(*homes, owner=OTHER):
         for home in homes:
-            end(home)
+            crash_home(home)
         found = free_homes(tmp_path, owner)
         taken.extend(found)
         return found
@@ -85,13 +85,6 @@ def again(tmp_path):
     yield again_one
     for home in taken:
         home.close()
-
-
-def end(home):
-    """As if its process had ended: the lock is free, and nothing is tidied up."""
-    os.close(home._lock_fd)
-    os.close(home._heads_fd)
-    home._lock_fd = -1
 
 
 @pytest.fixture
@@ -147,7 +140,7 @@ def test_a_copied_home_proves_no_end_of_its_process(tmp_path, make, again):
 def test_a_home_that_was_moved_on_its_disk_is_no_copy(tmp_path, make, again):
     """Inode and birth stay, also if the disk gets another number when it is mounted anew."""
     home = make()
-    end(home)
+    crash_home(home)
     (tmp_path / SPOOLS).rename(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").rename(tmp_path / SPOOLS)
     (found,) = again()
@@ -160,7 +153,7 @@ def test_a_copy_that_got_the_inode_of_its_original_is_still_one(make, again, mon
     home = make()
     born = birth_ns(home._lock_fd)
     assert born > 0
-    end(home)
+    crash_home(home)
     monkeypatch.setattr(home_place, "birth_ns", lambda _: born + 1)
     (found,) = again()
     assert found.is_copied
@@ -614,7 +607,7 @@ def test_full_disk(tmp_path):
         disk.free()
         late.record(0, state_of(0, 0))
         assert [header.journal for _, header in home.blocks()] == ["a/journal", "late"]
-        end(home)
+        crash_home(home)
         (taken,) = free_homes(disk.folder, OTHER)
         found = {one.tenure.journal: one for one in recover(taken)}
         assert [one.state.end for one in found["a/journal"].fragments] == [7]
