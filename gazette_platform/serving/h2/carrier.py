@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
+from typing_extensions import override
+
 from gazette_platform.serving.h2.client_machine import ClientMachine
 from gazette_platform.serving.h2.endpoint import Endpoint
 from gazette_platform.serving.h2.machine import Machine
@@ -47,6 +49,23 @@ class Sending(Endpoint):
             transport.write(b"".join(pieces))
         else:
             transport.writelines(pieces)
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Close the connection, which has nothing more to do."""
+
+    @override
+    def on_room(self, stream: Any | None) -> None:
+        for call in tuple(self.blocked) if stream is None else (stream,):
+            call.make_room()
+
+    @override
+    def on_idle(self) -> None:
+        self.loop.call_soon(self._close)
+
+    @override
+    def on_output(self) -> None:
+        self.loop.call_soon(self.flush)
 
 
 class Carrier(Sending, Machine):

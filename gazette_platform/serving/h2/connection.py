@@ -153,19 +153,6 @@ class Connection(Carrier, asyncio.Protocol):
     def on_gone(self, stream: Call) -> None:
         stream.leave()
 
-    @override
-    def on_room(self, stream: Call | None) -> None:
-        for call in tuple(self.blocked) if stream is None else (stream,):
-            call.make_room()
-
-    @override
-    def on_idle(self) -> None:
-        self.loop.call_soon(self._close)
-
-    @override
-    def on_output(self) -> None:
-        self.loop.call_soon(self.flush)
-
     # ------------------------------------------------------------------------------------- its end
     def close_soon(self) -> None:
         """Take no more calls, and close once those that are open have ended."""
@@ -185,6 +172,7 @@ class Connection(Carrier, asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    @override
     def _close(self) -> None:
         """Close once everything is written; `sweep` sees to it that this does not last."""
         if self._closing_at or self._transport is None:

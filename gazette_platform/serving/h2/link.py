@@ -220,19 +220,6 @@ class Link(ClientCarrier, asyncio.Protocol):
             self.loop.call_soon(self._channel.submit, call)
 
     @override
-    def on_room(self, stream: ClientCall | None) -> None:
-        for call in tuple(self.blocked) if stream is None else (stream,):
-            call.make_room()
-
-    @override
-    def on_idle(self) -> None:
-        self.loop.call_soon(self._close)
-
-    @override
-    def on_output(self) -> None:
-        self.loop.call_soon(self.flush)
-
-    @override
     def end(self, code: int, text: str) -> None:
         self.why = self.why or text
         super().end(code, text)
@@ -255,6 +242,7 @@ class Link(ClientCarrier, asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    @override
     def _close(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self.flush()
