@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["WRITE_BYTES", "Carrier", "ClientCarrier", "Sending"]
 
-# Below this, one copy is cheaper than many pieces.
-_JOIN_BYTES: Final = 64 << 10
-
 WRITE_BYTES: Final = 256 << 10
 """Bytes that a transport may hold before those that send wait. Peers allow 64 KiB of most streams."""
 
@@ -40,15 +37,13 @@ class Sending(Endpoint):
 
     def flush(self) -> None:
         """Write all that was collected."""
-        size = self.out_bytes
         pieces = self.take_out()
         transport = self._transport
         if transport is None or not pieces or transport.is_closing():
             return
-        if size < _JOIN_BYTES:
-            transport.write(b"".join(pieces))
-        else:
-            transport.writelines(pieces)
+        # `writelines` does not copy, but before 3.12.9 and 3.13.2 it never says that the transport has enough
+        # (CPython issue 127655), and it may hang on an empty last piece (issue 155888).
+        transport.write(b"".join(pieces))
 
     @abstractmethod
     def _close(self) -> None:
