@@ -18,7 +18,14 @@ from gazette_platform.client.wire import ASK_AGAIN
 from gazette_platform.errors import SetupError, TransportError
 from gazette_platform.ops.keepalive import keepalive_options
 from gazette_platform.serving.grpc_calls import GO_CODES, GRPC_CODES, caller_left
-from gazette_platform.serving.interface import READ_AHEAD_BYTES, Code, Kind, NotTaken, RpcFailed
+from gazette_platform.serving.interface import (
+    READ_AHEAD_BYTES,
+    Code,
+    ContentSource,
+    Kind,
+    NotTaken,
+    RpcFailed,
+)
 from gazette_platform.serving.listening import why_not
 
 if TYPE_CHECKING:
@@ -62,7 +69,7 @@ _STALL_S = 60.0
 
 
 @final
-class _Stream:
+class _Stream(ContentSource):
     """Both directions of a call."""
 
     __slots__ = ("_context", "_metrics")
