@@ -78,6 +78,7 @@ class _Stream(ContentSource):
         self._context = context
         self._metrics = metrics
 
+    @override
     async def next(self) -> bytes | None:
         try:
             raw = await self._context.read()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from google.protobuf.message import DecodeError
+from typing_extensions import override
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.interrupt import Interrupt, Interrupted
@@ -304,7 +305,7 @@ class Body:
                     await self._hold(delay_s)
         return chunk
 
-    def take_all(self, bytes_max: int) -> list[memoryview] | None:
+    def take_all(self, bytes_max: int) -> list[bytes | memoryview] | None:
         """All chunks, without a wait, if the client has sent all and the journal takes them at any rate.
 
         Returns: None: that is not so, or they are more than `bytes_max`; then none was taken.
@@ -315,7 +316,7 @@ class Body:
         messages = self._content.take_all(bytes_max)
         if messages is None:
             return None
-        chunks = []
+        chunks: list[bytes | memoryview] = []
         for number, raw in enumerate(messages, start=1):
             content = decode_append_content(raw)
             chunk = content if content is not None else memoryview(_decode_chunk(raw))
@@ -441,6 +442,7 @@ class Replay(ContentSource):
         self._stream = pending.stream
         self._is_over = False
 
+    @override
     async def next(self) -> bytes | None:
         """The next message; None at the end. Raises: RpcFailed: the client's stream broke."""
         if self._is_over:

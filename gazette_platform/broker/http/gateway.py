@@ -213,6 +213,7 @@ class _Body(ContentSource):
         self._content = request.content
         self._is_over = False
 
+    @override
     async def next(self) -> bytes | None:
         if self._is_over:
             return None
