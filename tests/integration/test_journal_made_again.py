@@ -302,7 +302,7 @@ class TestSavepoints:
         label = names.prefix.replace("/", "-")
         made = client.create_savepoint(label, f"name:prefix={names.prefix}/")
         assert made.created == {
-            one.name: one.create_revision for one in client.list(f"name:prefix={names.prefix}/")
+            one.name: one.created for one in client.list(f"name:prefix={names.prefix}/")
         }
         # Whoever names offsets has them of the journals of now.
         own = client.create_savepoint(f"{label}-own", offsets={kept: 7})
@@ -327,7 +327,7 @@ class TestReads:
     ):
         [name] = create(client, names.prefix, "a")
         client.append(name, b"x" * 100)
-        created = client.get(name).create_revision
+        created = client.get(name).created
         async with AsyncClient(ClientConfig(address=shared.address)) as reading:
             read = reading.read(name, 90, block=True, created=created)
             assert bytes(await anext(read)) == b"x" * 10
@@ -347,7 +347,7 @@ class TestReads:
     ):
         [name] = create(client, names.prefix, "a")
         client.append(name, b"x" * 100)
-        created = client.get(name).create_revision
+        created = client.get(name).created
         look, looks = reader.list_journals, []
 
         async def looked(transport, selector):
@@ -368,7 +368,7 @@ class TestReads:
     ):
         """Fragments are listed ahead, without any new stream."""
         [name] = create(client, names.prefix, "a")
-        created = client.get(name).create_revision
+        created = client.get(name).created
 
         def store(*contents):
             for content in contents:
