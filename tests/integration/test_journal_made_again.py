@@ -307,6 +307,12 @@ class TestSavepoints:
         # Whoever names offsets has them of the journals of now.
         own = client.create_savepoint(f"{label}-own", offsets={kept: 7})
         assert own.created == {kept: made.created[kept]}
+        # A client that learned of it from a broker of Gazette does not know the history of etcd.
+        found = client.get(kept)
+        less = client.create_savepoint(
+            f"{label}-less", offsets={kept: 7}, created={kept: found.create_revision}
+        )
+        assert less.created == {kept: found.created} != {kept: found.create_revision}
         make_again(other)
         client.append(other, b"y" * 200)
         with pytest.raises(
