@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Protocol
 
@@ -179,3 +179,5 @@ class Rpc:
     name: str
     kind: Kind
     handler: Any
+    greeting: Metadata = field(default_factory=dict)
+    """Sent ahead of all responses, of a call whose responses are a stream."""

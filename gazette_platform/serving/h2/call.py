@@ -41,12 +41,13 @@ class Method:
     handler: Any
     metrics: MethodMetrics
     has_one_response: bool
+    greeting: Metadata
 
 
 def method_of(rpc: Rpc, metrics: MethodMetrics) -> Method:
     """Return the method that serves an RPC."""
     has_one_response = rpc.kind in {Kind.UNARY, Kind.CLIENT_STREAM}
-    return Method(rpc.kind, rpc.handler, metrics, has_one_response)
+    return Method(rpc.kind, rpc.handler, metrics, has_one_response, rpc.greeting)
 
 
 @final
@@ -263,6 +264,8 @@ class Call(TwoWay[Carrier]):
             first = await self.next()
             if first is None:
                 raise RpcFailed(Code.INTERNAL, "the call has no request")
+            if method.greeting:
+                await self.greet(method.greeting)
             await method.handler(first, self.send, self._metadata)
         self.succeed()
 
