@@ -372,7 +372,7 @@ class _Requests:
 
 def _code_of(code: Any) -> Code | None:
     """Return our name of a code of gRPC; None: OK. Raises: ValueError: not a code."""
-    name = getattr(code, "name", None)
+    name: str = getattr(code, "name", "")
     if name == "OK":
         return None
     if name not in Code.__members__:
