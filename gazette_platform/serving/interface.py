@@ -25,6 +25,7 @@ __all__ = [
     "Rpc",
     "RpcFailed",
     "Send",
+    "ServedCall",
     "ServerStream",
     "Unary",
     "go_spelling",
@@ -41,13 +42,20 @@ class Code(Enum):
 
     CANCELLED = "CANCELLED"
     UNKNOWN = "UNKNOWN"
-    INTERNAL = "INTERNAL"
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     NOT_FOUND = "NOT_FOUND"
     ALREADY_EXISTS = "ALREADY_EXISTS"
-    UNAVAILABLE = "UNAVAILABLE"
-    UNAUTHENTICATED = "UNAUTHENTICATED"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    ABORTED = "ABORTED"
+    OUT_OF_RANGE = "OUT_OF_RANGE"
     UNIMPLEMENTED = "UNIMPLEMENTED"
+    INTERNAL = "INTERNAL"
+    UNAVAILABLE = "UNAVAILABLE"
+    DATA_LOSS = "DATA_LOSS"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
 
 
 def go_spelling(name: str) -> str:
@@ -137,6 +145,29 @@ class MessageStream(Protocol):
 
     async def greet(self, metadata: Metadata) -> None:
         """Tell the caller this ahead of all messages. Raises: RpcFailed: the stream broke."""
+        ...
+
+
+class ServedCall(MessageStream, Protocol):
+    """A `MessageStream` with all that a transport knows of it, for services of applications.
+
+    Attributes:
+        is_greeted: whether the headers of the response are sent.
+        is_closed: whether the call is over.
+        trailing: what the caller hears after all messages.
+    """
+
+    is_greeted: bool
+    is_closed: bool
+    trailing: Metadata
+
+    @property
+    def peer(self) -> str:
+        """The address of the caller, as gRPC writes it."""
+        ...
+
+    def time_left_s(self) -> float | None:
+        """Return the seconds until the caller's deadline; None if it has none."""
         ...
 
 
