@@ -306,7 +306,7 @@ class Broker:
         self._leftovers = Leftovers(
             etcd=etcd,
             space=space,
-            others=OtherHomes(etcd, config.etcd_prefix, process_id),
+            others=OtherHomes(config.etcd_prefix, process_id),
             prefix=config.etcd_prefix,
             persister=self._persister,
             spool_dir=config.spool_dir,

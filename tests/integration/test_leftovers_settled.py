@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -18,13 +19,14 @@ from gazette_platform.broker.epoch_store import (
     delete_record,
     has_foreign_members,
     held_journals,
+    read_own_members,
     read_record,
     write_record,
 )
 from gazette_platform.broker.epochs import EpochRecord, Holder, Past, Released
 from gazette_platform.broker.homes_said import OtherHomes
 from gazette_platform.broker.leftovers import Leftovers
-from gazette_platform.broker.side_keys import history_key, own_member_key
+from gazette_platform.broker.side_keys import history_key, own_member_key, own_members_prefix
 from gazette_platform.broker.verdicts import Todo, Verdict
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.fragment import files as files_module
@@ -104,7 +106,7 @@ class Bench:
         return Leftovers(
             etcd=self.etcd,
             space=SimpleNamespace(state=SimpleNamespace(items=self.items)),
-            others=OtherHomes(self.etcd, self.prefix, US),
+            others=OtherHomes(self.prefix, US),
             prefix=self.prefix,
             persister=self._persister,
             spool_dir=self.spools,
@@ -192,6 +194,21 @@ class Bench:
         (copy,) = found.pop(name)
         ((original,),) = found.values()
         return copy, original
+
+    def find_copied(self, content):
+        """Take over the copy of a home whose original is lost. Returns: what was found of it."""
+        home = SpoolHome.make(self.spools, Owner("cluster", "zone#us", BOOT))
+        tenure, end = home.tenure(JOURNAL, REVISION), len(content)
+        put(tenure, content, 0)
+        tenure.record(0, state_of(end, end, REGISTERS))
+        shutil.copytree(home.folder, home.folder.parent / "copy")
+        crash_home(home)
+        shutil.rmtree(home.folder)
+        (home,) = free_homes(self.spools, Owner("cluster", "zone#us", BOOT))
+        self.homes.append(home)
+        (found,) = recover(home)
+        self.leftovers.add(found)
+        return found
 
     async def say(self, *holders, journal=JOURNAL, **options):
         """Write the epoch record; a tenure that was found is a holder of ours."""
@@ -567,6 +584,59 @@ async def test_harmed_spool_waits_for_an_operator_however_often_its_broker_start
     assert bench.aside == [b"three"]
 
 
+def lose_second(tenure):
+    """Remove the content of the second fragment."""
+    tenure.path(2, "content").unlink()
+
+
+async def test_registers_of_a_harmed_spool_outlive_the_reset(bench):
+    """Without them a stale writer would pass the fence."""
+    found = bench.find(b"one", b"three", harm=lose_second)
+    record = await bench.say(found, is_wanted=True)
+    await bench.settle()
+    assert await bench.said() == record, "only an operator gives up what is missing"
+    for _ in range(2):
+        await bench.settle(is_given_up=True)
+        assert await bench.said() == replace(record, saved=Released(8, REGISTERS))
+    assert bench.stored == [(0, b"one")]
+
+
+@pytest.mark.parametrize(
+    ("copied", "stored", "aside"),
+    [
+        (b"first X!", [(0, b"first Y")], [b"first X!"]),
+        (b"first X", [(0, b"first Y")], [b"first X"]),
+        (b"first Yes", [(0, b"first Y"), (0, b"first Yes")], []),
+    ],
+    ids=["further", "as far", "no contradiction"],
+)
+@pytest.mark.parametrize("is_stored_before", [False, True])
+async def test_reset_stores_nothing_that_contradicts_the_store(
+    bench, copied, stored, aside, is_stored_before
+):
+    found = bench.find(b"first Y", b"later", harm=lose_second)
+    if is_stored_before:
+        await bench.say(found, is_wanted=True)
+        await bench.settle()
+    copy = bench.find_copied(copied)
+    await bench.say(found, copy, is_wanted=True)
+    await bench.settle(is_given_up=True)
+    assert (bench.stored, bench.aside) == (stored, aside)
+    assert not bench.leftovers.has_content(JOURNAL)
+
+
+async def test_reset_waits_for_an_original_before_it_stores_a_copy(bench):
+    copy = bench.find_copied(b"first X!")
+    found = bench.find(b"first Y", b"later", harm=lose_second)
+    await bench.say(found, copy, is_wanted=True)
+    bench.store_goes_away()
+    await bench.settle(is_given_up=True)
+    assert len(bench.handed) == 1
+    bench.store_comes_back()
+    await bench.settle(is_given_up=True)
+    assert (bench.stored, bench.aside) == ([(0, b"first Y")], [b"first X!"])
+
+
 async def test_what_cannot_be_set_aside_stays(bench):
     (bench.spools / SET_ASIDE).write_text("in the way")
     found = bench.find(b"content")
@@ -673,6 +743,20 @@ async def test_heirs_are_whole_holders_in_clusters_without_brokers_of_gazette(be
     assert await bench.take() is whole
 
 
+async def test_take_reads_own_members_once(bench, monkeypatch):
+    found = bench.find(b"content")
+    await bench.say(found)
+    read, asked = bench.etcd.range, []
+
+    async def noted(prefix, **options):
+        asked.append(prefix)
+        return await read(prefix, **options)
+
+    monkeypatch.setattr(bench.etcd, "range", noted)
+    assert await bench.take() is found
+    assert asked.count(own_members_prefix(bench.prefix)) == 1
+
+
 # ------------------------------------------------------------------------------------- copies
 @pytest.mark.parametrize("name", ["00copy", "zzcopy"], ids=["before", "after"])
 async def test_copy_beside_the_original_lets_nothing_go(bench, name):
@@ -706,9 +790,12 @@ async def test_a_broker_of_gazette_may_have_the_name_of_a_former_one_of_ours(etc
     key = member_key(etcd_prefix, OTHER)
     await etcd.txn((), (Put(own_member_key(etcd_prefix, OTHER), b"", lease=former.id),))
     await etcd.txn((), (Put(key, b"", lease=present.id),))
-    assert await has_foreign_members(etcd, etcd_prefix)
+    ours = await read_own_members(etcd, etcd_prefix)
+    assert await has_foreign_members(etcd, etcd_prefix, ours)
     await etcd.txn((), (Put(key, b"", lease=former.id),))
-    assert not await has_foreign_members(etcd, etcd_prefix)
+    assert await has_foreign_members(etcd, etcd_prefix, ours), "they are of one moment"
+    ours = await read_own_members(etcd, etcd_prefix)
+    assert not await has_foreign_members(etcd, etcd_prefix, ours)
 
 
 async def test_a_record_that_was_replaced_meanwhile_is_not_written_over(etcd, etcd_prefix):

@@ -311,7 +311,7 @@ class Planner:
                 status, is_local = journal.locate()
                 return events.Resolved(status, is_local, journal.spec)
             case events.Sync(roll_to, registers):
-                if roll_to == 0 and replicator.is_synced:
+                if roll_to == 0 and registers is None and replicator.is_synced:
                     return synced.Synced()
                 # Others may hold the journal once it is synced, so no later append may skip that check.
                 self._known_at = -1
