@@ -28,7 +28,7 @@ from gazette_platform.broker.epoch_store import (
 from gazette_platform.broker.epochs import announce, is_long, release, save, settled
 from gazette_platform.broker.side_keys import history_key
 from gazette_platform.broker.verdicts import Evidence, Todo, continuation, decide, heir, is_furthest
-from gazette_platform.errors import GazetteError, SetupError, StoreUnavailable
+from gazette_platform.errors import EtcdError, GazetteError, SetupError, StoreUnavailable
 from gazette_platform.fragment.aside import set_aside
 from gazette_platform.fragment.completed import CompletedSpool
 from gazette_platform.fragment.files import finish_closing, remove_fragment
@@ -265,19 +265,20 @@ class Leftovers:
             is_leaving: whether to let go of journals that nobody else holds, since this broker may
                 not come back.
 
-        Raises: EtcdError.
         Cancellation: safe.
         """
         names = list(self._found)
-        if len(names) > _ONE_BY_ONE_MAX:
+        if len(names) > _ONE_BY_ONE_MAX and not is_leaving:
             # The records may have changed by the time that we act. That does no harm: a tenure that is
             # no holder never becomes one again, and `settle` reads the record once more.
-            held = await held_journals(self._etcd, self._prefix, self._found)
+            try:
+                held = await held_journals(self._etcd, self._prefix, self._found)
+            except EtcdError as err:
+                _log.warning("spools of former processes stay for now: %s", err)
+                return
             kept = {one.tenure.id for found in self._found.values() for one in found}
             names = [
-                name
-                for name in names
-                if is_leaving or not held.get(name, set()) & kept or self._is_in_part(name)
+                name for name in names if not held.get(name, set()) & kept or self._is_in_part(name)
             ]
 
         # One whose store is away, or whose spool nobody foresaw, must not hold up the others.
