@@ -176,7 +176,9 @@ def _holders_from_json(said: Any) -> tuple[Holder, ...]:
 
 
 def _released_to_json(released: Released | None) -> dict[str, Any] | None:
-    return released and {"head": released.head, "registers": released.registers.pairs()}
+    if released is None:
+        return None
+    return {"head": released.head, "registers": released.registers.pairs()}
 
 
 def _released_from_json(said: Any) -> Released | None:

@@ -1,4 +1,7 @@
-"""The sequencer, outcome by outcome, and the scenarios of Gazette's."""
+"""The sequencer, outcome by outcome, and the scenarios of Gazette's.
+
+Long because one log in memory serves all of them.
+"""
 
 from __future__ import annotations
 

@@ -238,8 +238,7 @@ class LocalSql(Closing):
 
         self._begin(query)
         try:
-            statements = self._duckdb.extract_statements(query)
-            _require_one_answer(statements)
+            _require_one_answer(statements := self._duckdb.extract_statements(query))
             self._refresh_for(query)
             for statement in statements[:-1]:
                 self._ask(statement.query, None)
@@ -248,7 +247,7 @@ class LocalSql(Closing):
             raise self._told(err) from err
 
     def _ask(self, query: str, parameters: Sequence[Any] | None) -> DuckDBPyConnection:
-        """Run one statement. If DuckDB fails to hand its filters to Arrow, DuckDB filters the rows itself."""
+        """Run a statement. If DuckDB fails to hand its filters to Arrow, DuckDB filters the rows itself."""
         import duckdb  # noqa: PLC0415
 
         try:
@@ -266,7 +265,6 @@ class LocalSql(Closing):
 
     def _leave_filters_to_duckdb(self) -> None:
         """Make the views of the present snapshots again, so that scans read all rows."""
-        self._typed.begin()
         for dataset in list(self._datasets.values()):
             self._register(dataset.snapshot, is_filtered=False)
         for name, view in self._typed.views.items():
@@ -407,7 +405,6 @@ class LocalSql(Closing):
                 self._duckdb.execute(f"DROP VIEW IF EXISTS temp.main.{view}")
 
     def _register(self, snapshot: TableSnapshot, *, is_filtered: bool = True) -> None:
-        """Make the views of a snapshot; `is_filtered` as of `selected`."""
         from gazette_platform.lake.local_sql.dataset import TableDataset, selected  # noqa: PLC0415
 
         spec = snapshot.spec
