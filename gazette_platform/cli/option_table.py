@@ -72,8 +72,8 @@ class ProcessOption:
 
         Raises: ValidationError: a duration is malformed.
         """
-        if self.kind is Path:
-            return Path(value)
+        if self.kind is Path or issubclass(self.kind, Enum):
+            return self.kind(value)
         if self.kind is list:
             return tuple(value)
         if self.kind is not float:
