@@ -13,7 +13,7 @@ from gazette_platform.client.results import (
     StoreHealth,
 )
 from gazette_platform.client.unary import Repeat, UnaryCall, UnaryMethod, ask, may_repeat
-from gazette_platform.client.wire import CALL_ERRORS, decoded
+from gazette_platform.client.wire import decoded
 from gazette_platform.errors import (
     CallFailed,
     DataError,
@@ -36,6 +36,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
+from gazette_platform.serving.interface import RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -101,17 +102,19 @@ async def list_journals(transport: Transport, selector: LabelSelector) -> ListSn
 async def _list_once(transport: Transport, selector: LabelSelector) -> ListSnapshot:
     wire = transport.wire()
     call = wire.list(
-        pb.ListRequest(selector=selector.to_pb()),
-        timeout=transport.config.call_timeout_s,
-        metadata=transport.auth.metadata(Capability.LIST, selector),
+        pb.ListRequest(selector=selector.to_pb()).SerializeToString(),
+        transport.auth.metadata(Capability.LIST, selector),
+        timeout_s=transport.config.call_timeout_s,
     )
+    messages: list[pb.ListResponse] = []
     try:
         with wire:
-            messages: list[pb.ListResponse] = []
-            async for raw in call:
+            while (raw := await call.next()) is not None:
                 messages.append(_decoded(raw, messages))
-    except CALL_ERRORS as err:
+    except RpcFailed as err:
         raise transport.failed(err, wire, "", "list of journals") from err
+    finally:
+        call.cancel()
     return _snapshot(transport, messages)
 
 
@@ -132,12 +135,13 @@ async def watch_journals(
         wire = transport.wire()
         if await wire.connected():
             patience.connected()
-        call = wire.list(request, metadata=transport.auth.metadata(Capability.LIST, selector))
+        metadata = transport.auth.metadata(Capability.LIST, selector)
+        call = wire.list(request.SerializeToString(), metadata)
         messages: list[pb.ListResponse] = []
         error: GazetteError = TransportError("watch of journals: the broker ended the stream")
         try:
             with wire:
-                async for raw in call:
+                while (raw := await call.next()) is not None:
                     message = _decoded(raw, messages)
                     if messages and _ends_snapshot(message):
                         snapshot = _snapshot(transport, messages)
@@ -148,7 +152,7 @@ async def watch_journals(
                         yield snapshot
                     else:
                         messages.append(message)
-        except CALL_ERRORS as err:
+        except RpcFailed as err:
             error = transport.failed(err, wire, "", "watch of journals")
             if not may_repeat(error):
                 raise error from err

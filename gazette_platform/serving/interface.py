@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol
 
-from gazette_platform.client.wire import ASK_AGAIN
 from gazette_platform.errors import GazetteError
 
 __all__ = [
+    "ASK_AGAIN",
+    "ASK_ANOTHER",
     "READ_AHEAD_BYTES",
+    "TRY_AGAIN",
     "BidiStream",
     "ClientStream",
     "Code",
@@ -30,6 +32,11 @@ __all__ = [
     "go_spelling",
 ]
 
+ASK_AGAIN: Final = "; ask again"
+TRY_AGAIN: Final = "; try again"
+ASK_ANOTHER: Final = "; ask another one"
+"""How texts end when a process itself answers UNAVAILABLE: then it was reached."""
+
 READ_AHEAD_BYTES = 4 << 20
 """Bytes that a transport may hold of a stream that nobody reads. One message of the largest size
 fits. Clients need as much to go on sending while Python is busy: with a quarter of it, streamed
@@ -41,13 +48,20 @@ class Code(Enum):
 
     CANCELLED = "CANCELLED"
     UNKNOWN = "UNKNOWN"
-    INTERNAL = "INTERNAL"
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     NOT_FOUND = "NOT_FOUND"
     ALREADY_EXISTS = "ALREADY_EXISTS"
-    UNAVAILABLE = "UNAVAILABLE"
-    UNAUTHENTICATED = "UNAUTHENTICATED"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    ABORTED = "ABORTED"
+    OUT_OF_RANGE = "OUT_OF_RANGE"
     UNIMPLEMENTED = "UNIMPLEMENTED"
+    INTERNAL = "INTERNAL"
+    UNAVAILABLE = "UNAVAILABLE"
+    DATA_LOSS = "DATA_LOSS"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
 
 
 def go_spelling(name: str) -> str:

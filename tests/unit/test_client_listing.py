@@ -5,9 +5,7 @@ import grpc
 import pytest
 
 from gazette_platform.client import AsyncClient, Client, ClientConfig
-from gazette_platform.client.route_cache import Condition
 from gazette_platform.client.transport import Patience
-from gazette_platform.client.wire import condition_of
 from gazette_platform.errors import (
     CallFailed,
     DataError,
@@ -28,6 +26,7 @@ from gazette_platform.protocol import (
     LabelSet,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.outgoing import Condition
 from gazette_platform.testing.fake_broker import FakeBroker, Fault
 from gazette_platform.testing.fault_proxy import FaultProxy
 from gazette_platform.testing.waiting import eventually
@@ -125,7 +124,7 @@ async def test_li5_an_apply_that_was_never_sent_is_tried_again(monkeypatch):
             await client.list()
             proxy.refuse()
             channel = client._transport.wire().channel
-            await eventually(lambda: condition_of(channel) is not Condition.READY)
+            await eventually(lambda: channel.condition is not Condition.READY)
             applying = asyncio.get_running_loop().create_task(
                 client.apply([JournalChange(spec("a/one"))])
             )

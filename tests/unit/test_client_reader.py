@@ -261,8 +261,8 @@ def metadata(offset=0, *, begin=0, end=0, head=0, status=pb.OK, url=""):
     return response.SerializeToString()
 
 
-def failed(code=grpc.StatusCode.UNAVAILABLE, details="broken"):
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+def failed(code=Code.UNAVAILABLE, text="broken"):
+    return RpcFailed(code, text)
 
 
 class Script:
@@ -279,7 +279,7 @@ class Script:
     async def connected(self):
         return True
 
-    def read(self, request, *, metadata):
+    def read(self, request, metadata):
         self.requests.append(pb.ReadRequest.FromString(request))
         return Call(self.answers.pop(0))
 
@@ -288,10 +288,10 @@ class Call:
     def __init__(self, messages):
         self.messages = [*messages]
 
-    async def read(self):
+    async def next(self):
         await turns()
         if not self.messages:
-            return grpc.aio.EOF
+            return None
         message = self.messages.pop(0)
         if isinstance(message, Exception):
             raise message

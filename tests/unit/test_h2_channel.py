@@ -11,7 +11,6 @@ import pytest
 from grpc import aio
 from h2_server_bench import SERVICE, Bench
 
-from gazette_platform.client.route_cache import Condition
 from gazette_platform.serving.h2.channel import Channel, Dialing
 from gazette_platform.serving.h2.frames import (
     HEADERS,
@@ -24,6 +23,7 @@ from gazette_platform.serving.h2.frames import (
 )
 from gazette_platform.serving.h2.limits import PEER_LIMITS
 from gazette_platform.serving.interface import Code, Kind, RpcFailed
+from gazette_platform.serving.outgoing import Condition
 from gazette_platform.serving.tls import TlsMaterial, http2_client_context
 from gazette_platform.testing.certificates import CertificateAuthority
 from gazette_platform.testing.waiting import eventually, patient

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "code_of", "code_of_reset", "read_answer", "request_block", "timeout_field"]
 
-_CODES: Final = {
-    status.value: Code[status.name] for status in Status if status.name in Code.__members__
-}
+_CODES: Final = {status.value: Code[status.name] for status in Status if status is not Status.OK}
 _CONTENT_TYPE: Final = re.compile(rb"application/grpc(?:[+;].*)?", re.DOTALL)
 _PSEUDO_POST: Final = b"\x83"
 _SCHEMES: Final = {False: b"\x86", True: b"\x87"}  # http, https

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, final
 
 from typing_extensions import override
 
-from gazette_platform.client.wire import DROPPED
 from gazette_platform.serving.h2.answers import Answer, code_of, code_of_reset
 from gazette_platform.serving.h2.carrier import WRITE_BYTES, ClientCarrier
 from gazette_platform.serving.h2.frames import ErrorCode
 from gazette_platform.serving.interface import Code
+from gazette_platform.serving.outgoing import DROPPED
 
 if TYPE_CHECKING:
     from gazette_platform.serving.h2.client_call import ClientCall
+    from gazette_platform.serving.h2.deadlines import Deadlines
     from gazette_platform.serving.h2.limits import Limits
+    from gazette_platform.serving.proxies import Proxy
 
 __all__ = ["Dialing", "Link"]
 
@@ -28,12 +30,14 @@ class Dialing:
 
     limits: Limits
     message_bytes_max: int
+    """Largest message, in both directions."""
     ping_every_s: float = 0.0
     """Seconds of silence, while calls are open, after which we ping; 0: never."""
     ping_timeout_s: float = 0.0
     """Seconds without an answer to it after which the connection counts as broken."""
     connect_s: float = 4.0
     """Seconds for a connection, with TLS and the first settings of the other side."""
+    proxy: Proxy | None = None
     backoff_s_min: float = 0.05
     backoff_s_max: float = 0.5
 
@@ -42,6 +46,7 @@ class Owner(Protocol):
     """A channel, as its connections know it."""
 
     dialing: Dialing
+    deadlines: Deadlines
 
     def submit(self, call: ClientCall) -> None:
         """Begin a call, on the connection that takes new ones."""
@@ -73,6 +78,8 @@ class Link(ClientCarrier, asyncio.Protocol):
         dialing = channel.dialing
         super().__init__(dialing.limits, dialing.message_bytes_max)
         self.loop = loop
+        self.deadlines = channel.deadlines
+        self.message_bytes_max = dialing.message_bytes_max
         self.is_paused = self.is_ready = False
         self.blocked = set()
         self.settled: asyncio.Future[None] = loop.create_future()
@@ -190,7 +197,7 @@ class Link(ClientCarrier, asyncio.Protocol):
     @override
     def on_broken(self, stream: ClientCall, number: int, text: str) -> None:
         self.cancel(stream)
-        stream.fail(code_of(number), text)
+        stream.fail(code_of(number), text.removeprefix("SERVER: "))
 
     @override
     def on_gone(self, stream: ClientCall) -> None:

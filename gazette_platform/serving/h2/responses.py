@@ -46,13 +46,19 @@ class Status(IntEnum):
     OK = 0
     CANCELLED = 1
     UNKNOWN = 2
+    INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
     ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
     UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
+    DATA_LOSS = 15
     UNAUTHENTICATED = 16
 
     @property
@@ -87,9 +93,13 @@ _PERCENT: Final = {
 _ENCODINGS = literal(b"grpc-accept-encoding", b"identity,deflate,gzip")
 
 
-def message(stream_id: int, length: int) -> bytes:
-    """Build all that precedes a message of `length` bytes that is one frame."""
-    return _MESSAGE.pack(length + PREFIX_BYTES << 8, 0, stream_id, 0, length)
+def message(stream_id: int, length: int, *, is_last: bool = False) -> bytes:
+    """Build all that precedes a message of `length` bytes that is one frame.
+
+    Args:
+        is_last: whether it ends our side.
+    """
+    return _MESSAGE.pack(length + PREFIX_BYTES << 8, is_last, stream_id, 0, length)
 
 
 def greeted_message(stream_id: int, length: int) -> bytes:
