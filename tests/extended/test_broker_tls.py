@@ -18,6 +18,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.interface import Kind, RpcFailed
 from gazette_platform.testing.certificates import CertificateAuthority
 from gazette_platform.testing.etcd import EtcdServer
 from gazette_platform.testing.local_broker import LocalBrokers
@@ -143,23 +144,19 @@ async def test_peers_show_their_certificates_and_tokens(cluster, authority):
     settings = serving(authority, asks_clients=True) | peer | {"peer_ca_file": authority.ca}
     one = await cluster.start(**settings, auth_keys="c2VjcmV0")
     two = await cluster.start(**settings, auth_keys="b3RoZXI=,c2VjcmV0")
-    peers = two._context.peers
-    method = peers.channel(one.endpoint).unary_unary(
-        "/protocol.Journal/ListFragments",
-        request_serializer=pb.FragmentsRequest.SerializeToString,
-        response_deserializer=pb.FragmentsResponse.FromString,
-    )
-    request = pb.FragmentsRequest(journal=JOURNAL)
-    with pytest.raises(Exception, match="signature is invalid"):
-        await method(request, metadata=peers.metadata(Capability.READ, JOURNAL), timeout=10)
+
+    async def ask(peers, endpoint):
+        """Ask for the fragments of a journal that is not there."""
+        request = pb.FragmentsRequest(journal=JOURNAL).SerializeToString()
+        metadata = peers.metadata(Capability.READ, JOURNAL)
+        method = "/protocol.Journal/ListFragments"
+        call = peers.channel(endpoint).call(method, Kind.UNARY, metadata, request)
+        return pb.FragmentsResponse.FromString(await call.answer()).status
+
+    with pytest.raises(RpcFailed, match="signature is invalid"):
+        await ask(two._context.peers, one.endpoint)
     peers = one._context.peers
-    method = peers.channel(two.endpoint).unary_unary(
-        "/protocol.Journal/ListFragments",
-        request_serializer=pb.FragmentsRequest.SerializeToString,
-        response_deserializer=pb.FragmentsResponse.FromString,
-    )
-    metadata = peers.metadata(Capability.READ, JOURNAL)
-    assert (await method(request, metadata=metadata, timeout=10)).status == pb.JOURNAL_NOT_FOUND
+    assert await ask(peers, two.endpoint) == pb.JOURNAL_NOT_FOUND
     await peers.drop(two.endpoint)
 
 

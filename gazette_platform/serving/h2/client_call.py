@@ -129,8 +129,10 @@ class ClientCall(TwoWay[ClientCarrier]):
         deadlines = self._connection.deadlines
         if self._step:
             deadlines.discard(self, self._step)
-        is_set = timeout_s is not None and not self.is_over
-        self._step = deadlines.add(self, timeout_s) if is_set else 0
+        if timeout_s is None or self.is_over:
+            self._step = 0
+        else:
+            self._step = deadlines.add(self, timeout_s)
 
     def expire(self) -> None:
         """The deadline has come."""
@@ -175,15 +177,19 @@ class ClientCall(TwoWay[ClientCarrier]):
     # -------------------------------------------------------------------------- for its connection
     def bind(self, link: ClientCarrier) -> None:
         """Belong to a connection; `open` follows."""
+        if self.id:  # it was a stream of another one
+            waiter = self._waiter
+            super().__init__(link, 0)
+            self._waiter = waiter
+            self.is_sent = False
         self._connection = link
-        self.id = 0
-        self.is_sent = False
 
     def open(self, stream_id: int) -> None:
         """Be a stream of the connection."""
-        waiter = self._waiter
-        super().__init__(self._connection, stream_id)
-        self._waiter = waiter
+        link = self._connection
+        self.id = stream_id
+        self.send_room = link.peer_window
+        self.opened_at = link.swept_at
 
     def begin(self) -> None:
         """Send the headers, and the request if there is just one."""

@@ -47,9 +47,12 @@ def reason_of(err: Exception) -> str:
     """Say in a few words why there is no connection."""
     if isinstance(err, TimeoutError):
         return "it took too long"
-    if isinstance(err, OSError) and not isinstance(err, ssl.SSLError) and (err.errno or 0) > 0:
-        return os.strerror(err.errno)
-    return (isinstance(err, OSError) and err.strerror) or str(err) or type(err).__name__
+    said = str(err) or type(err).__name__
+    if not isinstance(err, OSError):
+        return said
+    if err.errno and err.errno > 0 and not isinstance(err, ssl.SSLError):
+        return os.strerror(err.errno)  # the loop's own words name the address, or both
+    return err.strerror or said
 
 
 async def _connect(host: str, port: int) -> socket.socket:
