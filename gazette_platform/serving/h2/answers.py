@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote_to_bytes
 
+from gazette_platform.serving.h2.frames import ErrorCode
 from gazette_platform.serving.h2.hpack import literal
 from gazette_platform.serving.h2.responses import Status
 from gazette_platform.serving.interface import Code
@@ -28,14 +29,20 @@ _TIMEOUT_MS_MAX: Final = 10**8 - 1
 _HTTP_CODES: Final = {
     400: Code.INTERNAL,
     401: Code.UNAUTHENTICATED,
+    403: Code.PERMISSION_DENIED,
     404: Code.UNIMPLEMENTED,
     429: Code.UNAVAILABLE,
     502: Code.UNAVAILABLE,
     503: Code.UNAVAILABLE,
     504: Code.UNAVAILABLE,
 }
-# By gRPC's rules for RST_STREAM; others are INTERNAL. The last is a server that refused a call unprocessed.
-_RESET_CODES: Final = {8: Code.CANCELLED, 7: Code.UNAVAILABLE}
+# By gRPC's rules for RST_STREAM; others are INTERNAL. With REFUSED_STREAM, a call was not processed.
+_RESET_CODES: Final = {
+    ErrorCode.REFUSED_STREAM: Code.UNAVAILABLE,
+    ErrorCode.CANCEL: Code.CANCELLED,
+    ErrorCode.ENHANCE_YOUR_CALM: Code.RESOURCE_EXHAUSTED,
+    ErrorCode.INADEQUATE_SECURITY: Code.PERMISSION_DENIED,
+}
 
 
 @dataclass(frozen=True, slots=True)
