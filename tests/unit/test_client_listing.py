@@ -298,9 +298,11 @@ class Answer:
     def __init__(self, *messages):
         self.messages = messages
 
-    async def __aiter__(self):
-        for message in self.messages:
-            yield message.SerializeToString()
+    async def next(self):
+        if not self.messages:
+            return None
+        message, *self.messages = self.messages
+        return message.SerializeToString()
 
     def cancel(self):
         pass
@@ -341,8 +343,8 @@ async def test_li3_a_watch_that_ends_is_begun_again(monkeypatch):
         async def connected(self):
             return True
 
-        def list(self, request, *, metadata):
-            requests.append(request)
+        def list(self, request, metadata):
+            requests.append(pb.ListRequest.FromString(request))
             return answers.pop(0)
 
     async with AsyncClient(ClientConfig(address="http://127.0.0.1:1")) as client:

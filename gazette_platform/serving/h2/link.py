@@ -139,11 +139,12 @@ class Link(ClientCarrier, asyncio.Protocol):
         """Fail the calls."""
         said = self.why or (exc and str(exc))
         text = f"Socket closed ({said})" if said else "Socket closed"
-        if not self.settled.done():
-            self.settled.set_exception(ConnectionError(text))
-            self.settled.exception()  # whoever connects may have given up
-        self._drop(text)
         self._transport = None
+        if self.settled.done() or self.is_over:
+            self._drop(text)
+        else:  # whoever connects fails the calls, unless it has given up
+            self.settled.set_exception(ConnectionError(text))
+            self.settled.exception()
         if not self.closed.done():
             self.closed.set_result(None)
 
