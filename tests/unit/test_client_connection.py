@@ -142,6 +142,18 @@ async def test_server_without_tls_is_reported(broker):
     assert "it speaks no TLS: its address begins with http://" in text
 
 
+async def test_server_of_something_else_is_reported():
+    async def serve(reader, writer):
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        text = await said(f"http://127.0.0.1:{port}")
+        assert "Failed to connect to remote host: Socket closed (" in text
+
+
 async def test_server_that_is_not_there_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

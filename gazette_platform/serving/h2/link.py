@@ -140,11 +140,7 @@ class Link(ClientCarrier, asyncio.Protocol):
         said = self.why or (exc and str(exc))
         text = f"Socket closed ({said})" if said else "Socket closed"
         self._transport = None
-        if self.settled.done() or self.is_over:
-            self._drop(text)
-        else:  # whoever connects fails the calls, unless it has given up
-            self.settled.set_exception(ConnectionError(text))
-            self.settled.exception()
+        self._lose(text)
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -254,8 +250,15 @@ class Link(ClientCarrier, asyncio.Protocol):
     def _close(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self.flush()
-            self._drop(f"Socket closed ({self.why})" if self.why else "Socket closed")
+            self._lose(f"Socket closed ({self.why})" if self.why else "Socket closed")
             self._transport.close()
+
+    def _lose(self, text: str) -> None:
+        """Fail all calls. If the connection is yet to be made, whoever makes it does that."""
+        if not self.settled.done():
+            self.settled.set_exception(ConnectionError(text))
+        if self.settled.exception() is None:
+            self._drop(text)
 
     def _drop(self, text: str) -> None:
         """Fail all calls."""
