@@ -8,7 +8,9 @@ import logging
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +38,7 @@ class Proxy:
     authorization: str = field(default="", repr=False)
     """Value of the header Proxy-Authorization; empty: it asks for none."""
 
+    @override
     def __str__(self) -> str:
         return f"the HTTP proxy {self.host}:{self.port} of {self.variable}"
 
@@ -74,16 +77,21 @@ def _spares(entry: str, host: str) -> bool:
 
 def _parsed(variable: str, value: str) -> Proxy | None:
     try:
-        url = urlsplit(value)
-        host, port = url.hostname, url.port
+        found = _of_url(variable, urlsplit(value))
     except ValueError:
-        host, port = None, None
-    if host is None or url.scheme != "http":
+        found = None
+    if found is None:
         # The value may hold a password.
         _log.warning("%s is ignored: give it as http://HOST:PORT", variable)
+    return found
+
+
+def _of_url(variable: str, url: SplitResult) -> Proxy | None:
+    """Raises: ValueError: the port is no number."""
+    if url.scheme != "http" or url.hostname is None:
         return None
     authorization = ""
     if url.username is not None:
         secret = f"{unquote(url.username)}:{unquote(url.password or '')}"
         authorization = f"Basic {base64.b64encode(secret.encode()).decode()}"
-    return Proxy(host, port or _PORT, variable, authorization)
+    return Proxy(url.hostname, url.port or _PORT, variable, authorization)

@@ -72,7 +72,9 @@ def test_url_of_a_proxy_has_host_port_and_credentials(value, host, port, authori
     assert "Basic" not in f"{found!r} {found}"
 
 
-@pytest.mark.parametrize("value", ["proxy:3128", "https://me:secret@proxy:1", "http://proxy:port"])
+@pytest.mark.parametrize(
+    "value", ["proxy:3128", "https://me:secret@proxy:1", "http://proxy:port", "http://[x"]
+)
 def test_proxy_that_cannot_be_used_is_reported(value, caplog):
     assert proxy_for(FAR, {"http_proxy": value}) is None
     assert "http_proxy is ignored: give it as http://HOST:PORT" in caplog.text

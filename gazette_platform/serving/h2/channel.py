@@ -56,7 +56,7 @@ class Channel:
         self._link: Link | None = None
         self._links: set[Link] = set()
         self._connecting: asyncio.Task[None] | None = None
-        # Of the attempt under way, or of the last one.
+        # Done once the attempt that began last has ended.
         self._tried: asyncio.Future[None] | None = None
         self._failure = ""
         self._closed_why = ""
@@ -107,7 +107,9 @@ class Channel:
         if not self._closed_why and not self._failure:
             link = self._current()
             if not link.is_ready:
-                await asyncio.shield(self._begin_connecting(link))
+                self._begin_connecting(link)
+            if self._tried is not None:
+                await asyncio.shield(self._tried)
         return self.condition is Condition.READY
 
     def _current(self) -> Link:
@@ -158,12 +160,11 @@ class Channel:
         self.deadlines.stop()
 
     # -------------------------------------------------------------------------------- connecting
-    def _begin_connecting(self, link: Link) -> asyncio.Future[None]:
-        """Connect, unless that is under way. Returns: what is done once an attempt has ended."""
-        if self._connecting is None or self._tried is None:
+    def _begin_connecting(self, link: Link) -> None:
+        """Connect, unless that is under way."""
+        if self._connecting is None:
             self._tried = link.loop.create_future()
             self._connecting = link.loop.create_task(self._connect(self._tried))
-        return self._tried
 
     async def _connect(self, tried: asyncio.Future[None]) -> None:
         """Connect, and do not give up."""
