@@ -12,7 +12,7 @@ from connect_proxy import ConnectProxy
 from grpc import aio
 from h2_server_bench import Bench
 
-from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.client import AsyncClient, Client, ClientConfig
 from gazette_platform.errors import CallFailed, SetupError, TransportError
 from gazette_platform.serving.outgoing import Condition
 from gazette_platform.serving.tls import TlsMaterial
@@ -97,21 +97,38 @@ def material(authority, *hosts, asks_clients=False):
     return TlsMaterial(issued.cert.read_bytes(), issued.key.read_bytes(), ca)
 
 
-async def said(address, authority=None, shown=None):
-    """The error of a call: a server that is reached knows no such call."""
-    files = {"trusted_ca_file": str(authority.ca)} if authority is not None else {}
-    if shown is not None:
-        files |= {"cert_file": str(shown.cert), "cert_key_file": str(shown.key)}
-    async with client_of(address, **files) as client:
-        with pytest.raises(TransportError) as caught:
-            await client.list()
+@pytest.fixture(params=["asyncio", "uvloop"])
+def said(request):
+    """The error of a call, by the event loop of this test, or by that of a synchronous client.
+
+    A server that is reached knows no such call.
+    """
+
+    async def said(address, authority=None, shown=None):
+        files = {"trusted_ca_file": str(authority.ca)} if authority is not None else {}
+        if shown is not None:
+            files |= {"cert_file": str(shown.cert), "cert_key_file": str(shown.key)}
+        if request.param == "uvloop":
+            return await asyncio.to_thread(said_by_thread, address, **files)
+        async with client_of(address, **files) as client:
+            with pytest.raises(TransportError) as caught:
+                await client.list()
+        return str(caught.value)
+
+    return said
+
+
+def said_by_thread(address, **files):
+    config = ClientConfig(address=address, retry_timeout_s=0.0, **files)
+    with Client(config) as client, pytest.raises(TransportError) as caught:
+        client.list()
     return str(caught.value)
 
 
 REACHED = "a broker of a version that lacks this call"
 
 
-async def test_tls_errors_say_what_to_do(serve, authority, another):
+async def test_tls_errors_say_what_to_do(serve, authority, another, said):
     async with serve(material(authority)) as port:
         address = f"https://127.0.0.1:{port}"
         assert REACHED in await said(address, authority)
@@ -121,14 +138,14 @@ async def test_tls_errors_say_what_to_do(serve, authority, another):
         assert "does it speak TLS? then its address begins with https://" in plain
 
 
-async def test_certificate_of_another_host_is_reported(serve, authority):
+async def test_certificate_of_another_host_is_reported(serve, authority, said):
     async with serve(material(authority, "broker.example")) as port:
         for host in ("127.0.0.1", "localhost"):
             text = await said(f"https://{host}:{port}", authority)
             assert "its certificate names other hosts: address it by one of them" in text
 
 
-async def test_server_that_wants_a_certificate_gets_it(serve, authority, another):
+async def test_server_that_wants_a_certificate_gets_it(serve, authority, another, said):
     async with serve(material(authority, asks_clients=True)) as port:
         address = f"https://127.0.0.1:{port}"
         assert REACHED in await said(address, authority, authority.issue("client"))
@@ -137,12 +154,12 @@ async def test_server_that_wants_a_certificate_gets_it(serve, authority, another
             assert "does it ask for a certificate? give cert-file and cert-key-file" in text
 
 
-async def test_server_without_tls_is_reported(broker):
+async def test_server_without_tls_is_reported(broker, said):
     text = await said(broker.address.replace("http", "https"))
     assert "it speaks no TLS: its address begins with http://" in text
 
 
-async def test_server_of_something_else_is_reported():
+async def test_server_of_something_else_is_reported(said):
     async def serve(reader, writer):
         writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
         await writer.drain()
@@ -154,7 +171,7 @@ async def test_server_of_something_else_is_reported():
         assert "Failed to connect to remote host: Socket closed (" in text
 
 
-async def test_server_that_is_not_there_is_reported():
+async def test_server_that_is_not_there_is_reported(said):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     text = await said(f"https://127.0.0.1:{port}")
@@ -174,7 +191,7 @@ async def test_file_that_cannot_be_used_is_named(tmp_path, name, content):
 
 
 # ---------------------------------------------------------------------------------------- proxies
-async def test_far_brokers_are_asked_through_a_proxy(broker, monkeypatch):
+async def test_far_brokers_are_asked_through_a_proxy(broker, monkeypatch, said):
     port = int(broker.address.rpartition(":")[2])
     for variable in ("no_proxy", "no_grpc_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.delenv(variable, raising=False)
