@@ -21,6 +21,7 @@ from gazette_platform.serving.interface import (
     ASK_AGAIN,
     READ_AHEAD_BYTES,
     Code,
+    ContentSource,
     Kind,
     NotTaken,
     RpcFailed,
@@ -68,7 +69,7 @@ _STALL_S = 60.0
 
 
 @final
-class _Stream:
+class _Stream(ContentSource):
     """Both directions of a call."""
 
     __slots__ = ("_context", "_metrics")
@@ -77,6 +78,7 @@ class _Stream:
         self._context = context
         self._metrics = metrics
 
+    @override
     async def next(self) -> bytes | None:
         try:
             raw = await self._context.read()

@@ -122,6 +122,17 @@ class ContentSource(Protocol):
         """
         ...
 
+    def take_all(self, bytes_max: int) -> list[bytes] | None:  # noqa: ARG002
+        """All messages that are left, without a wait.
+
+        Args:
+            bytes_max: of them and their framing together.
+
+        Returns: None: they are more, or the stream has not ended, or the transport does not know; then none
+            was taken.
+        """
+        return None
+
 
 class MessageStream(Protocol):
     """A call of which both sides are streams."""

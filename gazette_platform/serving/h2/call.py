@@ -97,6 +97,15 @@ class Call(TwoWay[Carrier]):
             connection.report()
         return message
 
+    def take_all(self, bytes_max: int) -> list[bytes] | None:
+        """As `ContentSource` has it."""
+        if not self.is_ended or self.is_closed or self.unread > bytes_max:
+            return None
+        messages = self._connection.take_all(self)
+        if messages is not None:
+            self.method.metrics.received.count += len(messages)
+        return messages
+
     async def send(self, raw: bytes) -> None:
         """As `MessageStream` and `Send` have it."""
         connection, length = self._connection, len(raw)
@@ -140,11 +149,6 @@ class Call(TwoWay[Carrier]):
         return NotTaken(Code.CANCELLED, _GONE)
 
     # ------------------------------------------------------------------------ for its connection
-    def progress(self) -> None:
-        """Go on: a message, or the end of the caller's side, was received."""
-        if not self.wake() and self.task is None:
-            self.begin()
-
     def begin(self) -> None:
         """Run the handler."""
         connection = self._connection

@@ -142,7 +142,10 @@ class Connection(Carrier, asyncio.Protocol):
 
     @override
     def on_progress(self, stream: Call) -> None:
-        stream.progress()
+        if stream.task is None:
+            stream.begin()
+        else:
+            stream.wake()
 
     @override
     def on_broken(self, stream: Call, number: int, text: str) -> None:
