@@ -14,7 +14,6 @@ from gazette_platform.cli.instants import UNIX_TIME_MAX, seconds_of
 from gazette_platform.cli.logs import set_up_logging
 from gazette_platform.cli.selection import Selection, Selector, no_match, parse_selector
 from gazette_platform.client import AsyncClient, ClientConfig, JournalListing, ListSnapshot
-from gazette_platform.client.loop_thread import on_loop_error
 from gazette_platform.errors import ValidationError
 
 __all__ = [
@@ -308,7 +307,6 @@ def connected(
         config = replace(config, file_root=file_root)
 
     async def run() -> T:
-        asyncio.get_running_loop().set_exception_handler(on_loop_error)
         async with AsyncClient(config) as client:
             return await work(client)
 

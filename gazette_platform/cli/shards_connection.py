@@ -26,7 +26,6 @@ from gazette_platform.cli.connection import (
 )
 from gazette_platform.cli.logs import set_up_logging
 from gazette_platform.client import AsyncClient
-from gazette_platform.client.loop_thread import on_loop_error
 from gazette_platform.errors import ShardNotFound, ValidationError
 from gazette_platform.protocol import LabelSelector, LabelSet
 
@@ -241,7 +240,6 @@ def connected_shards(
         broker = replace(broker, file_root=file_root)
 
     async def run() -> T:
-        asyncio.get_running_loop().set_exception_handler(on_loop_error)
         async with ShardClient(connection.consumer) as shards, AsyncClient(broker) as client:
             return await work(shards, client)
 

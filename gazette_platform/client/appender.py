@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.client.append_outcome import settle
 from gazette_platform.client.results import AppendResult
-from gazette_platform.client.wire import (
-    CALL_ERRORS,
-    Wire,
-    decoded,
-)
+from gazette_platform.client.wire import decoded
 from gazette_platform.errors import (
     CallFailed,
     CallUnanswered,
@@ -39,9 +35,12 @@ from gazette_platform.protocol.content import (
 )
 from gazette_platform.protocol.fragments import sum_from_pb
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.interface import RpcFailed
 
 if TYPE_CHECKING:
     from gazette_platform.client.transport import Transport
+    from gazette_platform.client.wire import Wire
+    from gazette_platform.serving.h2.client_call import ClientCall
 
 __all__ = ["AppendOptions", "Content", "ContentSource", "append"]
 
@@ -333,21 +332,19 @@ class _Attempt:
         if whole is not None:
             self._sent()
             try:
-                return await self._answer(
-                    wire, wire.append_whole(request + whole, metadata=metadata)
-                )
+                return await self._answer(wire, wire.append_whole(request + whole, metadata))
             except CallFailed as err:
                 if err.code not in _NO_WHOLE_CODES:
                     raise
                 self.was_refused()
                 self._is_sent = False
-        response = await self._answer(wire, wire.append(metadata=metadata), request)
+        response = await self._answer(wire, wire.append(metadata), request)
         if whole is not None:
             wire.takes_whole = False
         return response
 
     async def _answer(
-        self, wire: Wire, call: Any, request: bytes | None = None
+        self, wire: Wire, call: ClientCall, request: bytes | None = None
     ) -> pb.AppendResponse:
         """What a call gives, once `request` and the content were sent; None: all was.
 
@@ -356,92 +353,78 @@ class _Attempt:
         transport, journal = self._transport, self._journal
         what = f"append to {journal}"
         stall_s = transport.config.append_timeout_s
-        has_finished = False
-        stall = asyncio.timeout(stall_s)
         try:
-            async with stall:
-                if request is not None:
-                    with contextlib.suppress(_CallOver):
-                        await self._send(call, request, stall)
-                try:
-                    raw: bytes = await call
-                except CALL_ERRORS as err:
-                    has_finished = True
-                    raise transport.failed(err, wire, journal, what) from err
-        except TimeoutError as err:
-            if not stall.expired():
-                raise  # an error of the caller's iterator
+            call.expire_in(stall_s)
+            if request is not None:
+                with contextlib.suppress(_CallOver):
+                    await self._send(call, request)
+            raw = await call.answer()
+        except RpcFailed as err:
+            if not call.has_expired:
+                raise transport.failed(err, wire, journal, what) from err
             transport.forget(journal)
             raise CallUnanswered(
                 f"{what}: broker {wire.endpoint} took or answered nothing for {stall_s} s; "
                 "whether the content was committed is unknown (read the journal's end to find out)"
             ) from err
-        else:
-            has_finished = True
-            return decoded(pb.AppendResponse, raw, validate_append_response)
         finally:
-            if not has_finished:
-                # Without the commit marker and a half-close the broker rolls back.
-                call.cancel()
+            # Without the commit marker and a half-close the broker rolls back.
+            call.cancel()
+        return decoded(pb.AppendResponse, raw, validate_append_response)
 
-    async def _send(self, call: Any, request: bytes, stall: asyncio.Timeout) -> None:
-        loop = asyncio.get_running_loop()
+    async def _send(self, call: ClientCall, request: bytes) -> None:
         stall_s = self._transport.config.append_timeout_s
         await _write(call, request)
         if (messages := self._content.encoded()) is not None:
             for number, message in enumerate(messages):
                 await _write(call, message)
                 if number:
-                    stall.reschedule(loop.time() + stall_s)
+                    call.expire_in(stall_s)
         else:
             # The caller's iterator may take as long as it likes; only the broker may not.
-            stall.reschedule(None)
+            call.expire_in(None)
             async with _until_over(call):
                 async for message in self._content.messages():
-                    stall.reschedule(loop.time() + stall_s)
+                    call.expire_in(stall_s)
                     await _write(call, message)
-                    stall.reschedule(None)
-            stall.reschedule(loop.time() + stall_s)
+                    call.expire_in(None)
+            call.expire_in(stall_s)
         self._sent()
         await _write(call, COMMIT_MARKER)
         try:
-            await call.done_writing()
-        except CALL_ERRORS as err:
+            await call.done_sending()
+        except RpcFailed as err:
             raise _CallOver from err
 
 
 @contextlib.asynccontextmanager
-async def _until_over(call: Any) -> AsyncIterator[None]:
+async def _until_over(call: ClientCall) -> AsyncIterator[None]:
     """Leave the block when the call ends, as a broker may refuse while a caller's iterator waits.
 
     Raises: _CallOver: the call ended first.
     """
     loop = asyncio.get_running_loop()
-    is_left = False
-
-    def on_end(_: object) -> None:
-        if not is_left:
-            scope.reschedule(loop.time())
-
     scope = asyncio.timeout(None)
     try:
         async with scope:
-            call.add_done_callback(on_end)
+            call.on_over = lambda: scope.reschedule(loop.time())
             try:
+                if call.is_over:
+                    scope.reschedule(loop.time())
                 yield
             finally:
-                is_left = True
+                call.on_over = None
     except TimeoutError as err:
         if scope.expired():
             raise _CallOver from err
         raise
 
 
-async def _write(call: Any, message: bytes) -> None:
+async def _write(call: ClientCall, message: bytes) -> None:
     # A function by itself, so that errors of the caller's iterator are not taken for the call's.
     try:
-        await call.write(message)
-    except CALL_ERRORS as err:
+        await call.send(message)
+    except RpcFailed as err:
         raise _CallOver from err
 
 

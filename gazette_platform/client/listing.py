@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from gazette_platform.client.results import (
     FragmentListing,
@@ -13,7 +13,7 @@ from gazette_platform.client.results import (
     StoreHealth,
 )
 from gazette_platform.client.unary import Repeat, UnaryCall, UnaryMethod, ask, may_repeat
-from gazette_platform.client.wire import CALL_ERRORS, decoded
+from gazette_platform.client.wire import decoded
 from gazette_platform.errors import (
     CallFailed,
     DataError,
@@ -38,11 +38,13 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
+from gazette_platform.serving.interface import RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from gazette_platform.client.transport import Transport
+    from gazette_platform.serving.outgoing import OutgoingCall
 
 __all__ = [
     "apply_changes",
@@ -103,18 +105,20 @@ async def list_journals(transport: Transport, selector: LabelSelector) -> ListSn
 async def _list_once(transport: Transport, selector: LabelSelector) -> ListSnapshot:
     wire = transport.wire()
     call = wire.list(
-        pb.ListRequest(selector=selector.to_pb()),
-        timeout=transport.config.call_timeout_s,
-        metadata=transport.auth.metadata(Capability.LIST, selector),
+        pb.ListRequest(selector=selector.to_pb()).SerializeToString(),
+        transport.auth.metadata(Capability.LIST, selector),
+        timeout_s=transport.config.call_timeout_s,
     )
+    messages: list[pb.ListResponse] = []
     try:
         with wire:
-            messages: list[pb.ListResponse] = []
-            async for raw in call:
+            while (raw := await call.next()) is not None:
                 messages.append(_decoded(raw, messages))
             history = await _history(call)
-    except CALL_ERRORS as err:
+    except RpcFailed as err:
         raise transport.failed(err, wire, "", "list of journals") from err
+    finally:
+        call.cancel()
     return _snapshot(transport, messages, history)
 
 
@@ -135,12 +139,13 @@ async def watch_journals(
         wire = transport.wire()
         if await wire.connected():
             patience.connected()
-        call = wire.list(request, metadata=transport.auth.metadata(Capability.LIST, selector))
+        metadata = transport.auth.metadata(Capability.LIST, selector)
+        call = wire.list(request.SerializeToString(), metadata)
         messages: list[pb.ListResponse] = []
         error: GazetteError = TransportError("watch of journals: the broker ended the stream")
         try:
             with wire:
-                async for raw in call:
+                while (raw := await call.next()) is not None:
                     message = _decoded(raw, messages)
                     if messages and _ends_snapshot(message):
                         snapshot = _snapshot(transport, messages, await _history(call))
@@ -151,7 +156,7 @@ async def watch_journals(
                         yield snapshot
                     else:
                         messages.append(message)
-        except CALL_ERRORS as err:
+        except RpcFailed as err:
             error = transport.failed(err, wire, "", "watch of journals")
             if not may_repeat(error):
                 raise error from err
@@ -184,9 +189,9 @@ def _require_newer(header: Header, last: Header | None) -> None:
         )
 
 
-async def _history(call: Any) -> int:
+async def _history(call: OutgoingCall) -> int:
     """What the broker said, ahead of a listing, of the history of etcd."""
-    return history_bits(str(dict(await call.initial_metadata()).get(HISTORY, "")))
+    return history_bits((await call.greeting()).get(HISTORY, ""))
 
 
 def _snapshot(

@@ -16,7 +16,7 @@ from gazette_platform.errors import ValidationError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-__all__ = ["LoopThread", "next_or_none", "on_loop_error"]
+__all__ = ["LoopThread", "next_or_none"]
 
 T = TypeVar("T")
 _JOIN_TIMEOUT_S = 10.0
@@ -33,7 +33,6 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self.closed_why = "is closed"
         self._loop = uvloop.new_event_loop()
-        self._loop.set_exception_handler(on_loop_error)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._is_closed = False
         self._posting = threading.Lock()
@@ -107,15 +106,3 @@ os.register_at_fork(after_in_child=_forked)
 async def next_or_none(source: AsyncIterator[T]) -> T | None:
     """The next of `source`, which gives no None; None at its end. For `LoopThread.run`."""
     return await anext(source, None)
-
-
-def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """An event loop's exception handler: reports what callbacks raise, except for two errors of gRPC.
-
-    Where several event loops of a process use gRPC, all are woken for each completion, and all but
-    one find nothing to read. gRPC means to ignore that, but the error gets out. And a completion
-    that comes while a loop ends finds the loop closed; nobody waits for it by then.
-    """
-    is_grpcs = "PollerCompletionQueue" in str(context.get("message", ""))
-    if not (is_grpcs and isinstance(context.get("exception"), BlockingIOError | RuntimeError)):
-        loop.default_exception_handler(context)

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self, final
-
-import grpc.aio  # type: ignore[import-untyped]
+from typing import TYPE_CHECKING, Literal, Self, final
 
 from gazette_platform.client.direct import stream_of
 from gazette_platform.client.direct_read import URL_TTL_S, DirectRead
 from gazette_platform.client.listing import fragment_page, list_journals
 from gazette_platform.client.results import FragmentListing
 from gazette_platform.client.savepoints import savepoint_place
-from gazette_platform.client.wire import (
-    CALL_ERRORS,
-    Wire,
-    decoded,
-)
+from gazette_platform.client.wire import decoded
 from gazette_platform.errors import (
     CallFailed,
     CallUnanswered,
@@ -34,7 +27,6 @@ from gazette_platform.errors import (
     status_error,
 )
 from gazette_platform.ops.closing import Aclosing
-from gazette_platform.ops.interrupt import is_cancelled
 from gazette_platform.protocol import (
     Fragment,
     LabelSelector,
@@ -47,12 +39,15 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.content import decode_read_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.interface import RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gazette_platform.client.read_ahead import FragmentStream
     from gazette_platform.client.transport import Transport
+    from gazette_platform.client.wire import Wire
+    from gazette_platform.serving.h2.client_call import ClientCall
 
 __all__ = ["ReadOptions", "Reader"]
 
@@ -148,7 +143,7 @@ class Reader(Aclosing):
         self._asks_others = False
         self._patience = transport.patience()
         self._not_found = 0
-        self._call: Any = None
+        self._call: ClientCall | None = None
         self._wire: Wire | None = None
         self._metadata: pb.ReadResponse | None = None
         self._store: DirectRead | None = None
@@ -264,17 +259,11 @@ class Reader(Aclosing):
             return None  # ended meanwhile
         is_whole = False
         try:
-            raw = await call.read()
+            raw = await call.next()
             is_whole = True
-        except asyncio.CancelledError as err:
-            if is_cancelled():
-                raise
+        except RpcFailed as err:
             if self._is_done:
-                return None  # `aclose` cancelled the call, not our task
-            raise TransportError(
-                f"read of {self.journal}: the client was closed during the call"
-            ) from err
-        except CALL_ERRORS as err:
+                return None  # `aclose` has ended the call
             raise self._transport.failed(
                 err, wire, self.journal, f"read of {self.journal}"
             ) from err
@@ -282,7 +271,7 @@ class Reader(Aclosing):
             if not is_whole and self._call is call:
                 # Also when cancelled, which ends the RPC: the next use starts another.
                 self._drop()
-        if raw is grpc.aio.EOF:
+        if raw is None:
             await self._ended()
             return None
         content_of = decode_read_content(raw)
@@ -341,10 +330,8 @@ class Reader(Aclosing):
         self._metadata, self._told_at = None, 0
         self._wire = wire
         wire.calls += 1
-        self._call = wire.read(
-            request.SerializeToString(),
-            metadata=self._transport.auth.metadata(Capability.READ, self.journal),
-        )
+        metadata = self._transport.auth.metadata(Capability.READ, self.journal)
+        self._call = wire.read(request.SerializeToString(), metadata)
 
     async def _require_same(self, revision: int = 0) -> None:
         """Look which journal it is.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.ops.lru import Lru
+from gazette_platform.serving.outgoing import Condition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,15 +13,7 @@ if TYPE_CHECKING:
     from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol import Route
 
-__all__ = ["Condition", "RouteCache", "pick_endpoint"]
-
-
-class Condition(IntEnum):
-    """What is known of the connection to a broker; a smaller value is better."""
-
-    READY = 0
-    UNKNOWN = 1
-    FAILED = 2
+__all__ = ["RouteCache", "pick_endpoint"]
 
 
 def _unknown(_: str) -> Condition:

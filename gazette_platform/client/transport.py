@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol.pb import protocol_pb2 as pb
+    from gazette_platform.serving.interface import RpcFailed
 
 __all__ = ["Patience", "Transport"]
 
@@ -155,8 +156,8 @@ class Transport:
             revision = self._applied_revision = 0
         return max(revision, asked)
 
-    def failed(self, err: Exception, wire: Wire, journal: str, what: str) -> TransportError:
-        """Translate gRPC's error of a call through `wire`; forgets a route that led nowhere."""
+    def failed(self, err: RpcFailed, wire: Wire, journal: str, what: str) -> TransportError:
+        """Translate the error of a call through `wire`; forgets a route that led nowhere."""
         error = call_error(err, wire.endpoint, what, peer=self.peer)
         if minds_pings(err):
             self._pool.spare(wire)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from gazette_platform.client.wire import CALL_ERRORS, Wire, decoded
+from gazette_platform.client.wire import Wire, decoded
 from gazette_platform.errors import CallUnanswered, GazetteError
+from gazette_platform.serving.interface import Kind, RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,17 +102,17 @@ async def ask_once(transport: Transport, call: UnaryCall[M]) -> M:
 
 async def _answer(transport: Transport, wire: Wire, call: UnaryCall[M]) -> M:
     method, request, config = call.method, call.request, transport.config
-    made: Any = wire.channel.unary_unary(
-        method.path, request_serializer=type(request).SerializeToString
+    made = wire.channel.call(
+        method.path,
+        Kind.UNARY,
+        transport.auth.metadata(method.capability, call.claim or call.journal) or (),
+        request.SerializeToString(),
+        timeout_s=config.call_timeout_s if call.timeout_s is None else call.timeout_s,
     )
     try:
         with wire:
-            raw = await made(
-                request,
-                timeout=config.call_timeout_s if call.timeout_s is None else call.timeout_s,
-                metadata=transport.auth.metadata(method.capability, call.claim or call.journal),
-            )
-    except CALL_ERRORS as err:
+            raw = await made.answer()
+    except RpcFailed as err:
         raise transport.failed(err, wire, call.journal, call.what) from err
     return decoded(method.response, raw, method.validate, peer=transport.peer)
 

@@ -39,7 +39,7 @@ class WireEnum(IntEnum):
     @property
     def is_known(self) -> bool:
         """Whether this build knows the number."""
-        return self._name_ in type(self).__members__
+        return type(self)._value2member_map_.get(self._value_) is self
 
     def require_known(self) -> None:
         """Refuse a number that this build does not know."""

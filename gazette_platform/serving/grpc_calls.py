@@ -9,15 +9,14 @@ over. And when a call ends because its channel is closed, its waiters see a canc
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc  # type: ignore[import-untyped]
 from grpc import aio
 
-from gazette_platform.client.wire import DROPPED, WRITE_FAILED
 from gazette_platform.ops.interrupt import is_cancelled
 from gazette_platform.serving.interface import Code, RpcFailed, go_spelling
-from gazette_platform.serving.outgoing import PEER_LEFT
+from gazette_platform.serving.outgoing import DROPPED, PEER_LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -25,6 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["CALL_ERRORS", "GO_CODES", "GRPC_CODES", "caller_left", "message_of", "of_call"]
 
 T = TypeVar("T")
+
+# What grpc.aio says in place of the peer's status if it could not write a message of ours any more and had
+# not yet learned of that status, as when a peer leaves, or refuses a token.
+_WRITE_FAILED: Final = "Internal error from Core"
 
 CALL_ERRORS = (grpc.RpcError, aio.BaseError, asyncio.InvalidStateError)
 """All errors that operations on our calls raise, beside cancellation."""
@@ -66,7 +69,7 @@ async def _failure(call: Any) -> RpcFailed:
     if not call.done():
         return RpcFailed(Code.UNAVAILABLE, "the connection broke")
     code, details = await call.code(), await call.details() or ""
-    if code is grpc.StatusCode.INTERNAL and details == WRITE_FAILED:
+    if code is grpc.StatusCode.INTERNAL and details == _WRITE_FAILED:
         # gRPC gives this in place of the other side's answer, or of what became of the connection.
         return RpcFailed(Code.UNAVAILABLE, "the call ended while it was being sent")
     if code is grpc.StatusCode.CANCELLED:  # by the other side

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any, Final, final
 import grpc  # type: ignore[import-untyped]
 from grpc import aio
 
-from gazette_platform.client.wire import condition_of
 from gazette_platform.serving.grpc_calls import message_of, of_call
 from gazette_platform.serving.interface import Kind
+from gazette_platform.serving.outgoing import Condition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gazette_platform.client.route_cache import Condition
     from gazette_platform.serving.tls import TlsMaterial
 
 __all__ = ["GrpcCall", "GrpcChannel"]
@@ -25,6 +24,9 @@ _METHODS: Final = {
     Kind.SERVER_STREAM: "unary_stream",
     Kind.BIDI_STREAM: "stream_stream",
 }
+_BROKEN: Final = frozenset(
+    {grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN}
+)
 
 
 @final
@@ -63,7 +65,10 @@ class GrpcChannel:
     @property
     def condition(self) -> Condition:
         """As `OutgoingChannel` has it."""
-        return condition_of(self._channel)
+        state = self._channel.get_state()
+        if state is grpc.ChannelConnectivity.READY:
+            return Condition.READY
+        return Condition.FAILED if state in _BROKEN else Condition.UNKNOWN
 
     async def close(self) -> None:
         """As `OutgoingChannel` has it."""

@@ -14,11 +14,11 @@ from grpc import aio
 from grpc._cython import cygrpc  # type: ignore[import-untyped]
 from typing_extensions import override
 
-from gazette_platform.client.wire import ASK_AGAIN
 from gazette_platform.errors import SetupError, TransportError
 from gazette_platform.ops.keepalive import keepalive_options
 from gazette_platform.serving.grpc_calls import GO_CODES, GRPC_CODES, caller_left
 from gazette_platform.serving.interface import (
+    ASK_AGAIN,
     READ_AHEAD_BYTES,
     Code,
     ContentSource,

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Protocol
 
-from gazette_platform.client.wire import ASK_AGAIN
 from gazette_platform.errors import GazetteError
 
 __all__ = [
+    "ASK_AGAIN",
+    "ASK_ANOTHER",
     "READ_AHEAD_BYTES",
+    "TRY_AGAIN",
     "BidiStream",
     "ClientStream",
     "Code",
@@ -30,6 +32,11 @@ __all__ = [
     "Unary",
     "go_spelling",
 ]
+
+ASK_AGAIN: Final = "; ask again"
+TRY_AGAIN: Final = "; try again"
+ASK_ANOTHER: Final = "; ask another one"
+"""How texts end when a process itself answers UNAVAILABLE: then it was reached."""
 
 READ_AHEAD_BYTES = 4 << 20
 """Bytes that a transport may hold of a stream that nobody reads. One message of the largest size

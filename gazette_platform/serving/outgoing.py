@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gazette_platform.client.route_cache import Condition
     from gazette_platform.serving.interface import Kind
 
-__all__ = ["PEER_LEFT", "OutgoingCall", "OutgoingChannel"]
+__all__ = [
+    "CANNOT_REACH",
+    "DROPPED",
+    "PEER_LEFT",
+    "Condition",
+    "OutgoingCall",
+    "OutgoingChannel",
+    "brief_details",
+]
+
+CANNOT_REACH: Final = "cannot reach broker "
+"""How a broker says that another one, which it had to ask, cannot be reached."""
+
+DROPPED: Final = "dropped the call, as it does while thousands wait for it, and when it stops"
+"""What it means if the other side cancels a call: with a thousand or more calls waiting to begin, a gRPC
+library cancels some of the new ones at random."""
 
 PEER_LEFT: Final = "the peer has left the cluster"
 """The text of the error of a call that ends because its channel is closed."""
+
+
+class Condition(IntEnum):
+    """What is known of the connection to another process; a smaller value is better."""
+
+    READY = 0
+    UNKNOWN = 1
+    FAILED = 2
+
+
+def brief_details(details: str) -> str:
+    """Return the last and most precise part of the gRPC library's nested explanations."""
+    for marker in ("last error: ", "UNKNOWN: "):
+        details = details.rpartition(marker)[2]
+    return details.strip()
 
 
 class OutgoingCall(Protocol):

@@ -11,10 +11,10 @@ from grpc import aio  # type: ignore[import-untyped]
 
 from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.serve import Broker
-from gazette_platform.client.wire import CALL_ERRORS, proxy_options
 from gazette_platform.codecs import compressor
 from gazette_platform.protocol import CompressionCodec, Fragment, JournalSpec, Status
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
+from gazette_platform.serving.grpc_calls import CALL_ERRORS
 from gazette_platform.testing.chosen_wire import wire_settings
 from gazette_platform.testing.expected_errors import ExpectedErrors
 from gazette_platform.testing.waiting import patient
@@ -30,6 +30,7 @@ __all__ = [
     "apply",
     "calls_begun",
     "messages_taken",
+    "open_channel",
     "read",
     "read_all",
     "spans",
@@ -102,13 +103,18 @@ class LocalBrokers:
     def stub(self, broker: Broker) -> Any:
         """The raw RPCs of a broker, as protobuf's generated stub has them."""
         target = f"{broker.config.host}:{broker.port}"
-        channel = aio.insecure_channel(target, options=proxy_options(target))
+        channel = open_channel(target)
         self._channels.append(channel)
         return protocol_pb2_grpc.JournalStub(channel)  # type: ignore[no-untyped-call]
 
     async def apply(self, stub: Any, *specs: JournalSpec) -> None:
         """As the function `apply`."""
         await apply(stub, *specs)
+
+
+def open_channel(target: str) -> aio.Channel:
+    """Open a channel of the gRPC library to a server of this machine, past all proxies."""
+    return aio.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])
 
 
 @final

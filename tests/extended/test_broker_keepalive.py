@@ -160,9 +160,8 @@ async def test_a_broker_that_minds_pings_gets_fewer_and_tails_go_on(brokers, mon
         assert former.calls == 0
         pool.sweep()
         await reader.aclose()
-    options = dict(wire_module._channel_options(config, is_spared=True))
-    assert options["grpc.keepalive_time_ms"] == 310_000
-    assert options["grpc.http2.ping_timeout_ms"] == 1000
+    dialing = wire_module._dialing(config, "127.0.0.1:1", is_spared=True)
+    assert (dialing.ping_every_s, dialing.ping_timeout_s) == (310.0, 1.0)
 
 
 class Keys:

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from grpc import aio
 from server_fixtures import cluster, start_servers
 from shared_servers import Leftovers, Names, SharedBrokers, SharedEtcd, shared_servers
 
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.client.wire import proxy_options
 from gazette_platform.protocol.pb import protocol_pb2_grpc
+from gazette_platform.testing.local_broker import open_channel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -101,5 +100,5 @@ async def client(shared: SharedBrokers) -> AsyncIterator[AsyncClient]:
 async def stub(shared: SharedBrokers) -> AsyncIterator[protocol_pb2_grpc.JournalStub]:
     """The raw RPCs of `broker-a`."""
     target = shared.address.removeprefix("http://")
-    async with aio.insecure_channel(target, options=proxy_options(target)) as channel:
+    async with open_channel(target) as channel:
         yield protocol_pb2_grpc.JournalStub(channel)

@@ -19,8 +19,8 @@ import pytest
 from grpc import aio
 from raw_protobuf import blob, decode, number, only
 
-from gazette_platform.client.wire import CALL_ERRORS
 from gazette_platform.keyspace import item_key
+from gazette_platform.serving.grpc_calls import CALL_ERRORS
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

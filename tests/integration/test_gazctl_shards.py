@@ -12,7 +12,6 @@ from shard_group import FAILED, PRIMARY, STANDBY, ShardGroup, shard
 
 from gazette_platform.cli.gazctl import main
 from gazette_platform.client import AsyncClient, Change, ClientConfig
-from gazette_platform.client.loop_thread import on_loop_error
 from gazette_platform.consumer.protocol import ShardSource
 from gazette_platform.consumer.recoverylog import (
     CONTENT_TYPE,
@@ -89,8 +88,6 @@ def gazctl(group, broker, capfdbinary, tmp_path, monkeypatch):
             path = tmp_path / "specs.yaml"
             path.write_text(specs.replace("/PREFIX", group.prefix))
             args = (*args, "--specs", path)
-        # Two loops use gRPC then, and what it lets out would be told on the command's stderr.
-        asyncio.get_running_loop().set_exception_handler(on_loop_error)
         code = await asyncio.to_thread(main, ["shards", *map(str, args)])
         out, err = capfdbinary.readouterr()
         return types.SimpleNamespace(code=code, out=out.decode(), err=err.decode())

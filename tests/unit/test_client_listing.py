@@ -5,9 +5,7 @@ import grpc
 import pytest
 
 from gazette_platform.client import AsyncClient, Client, ClientConfig
-from gazette_platform.client.route_cache import Condition
 from gazette_platform.client.transport import Patience
-from gazette_platform.client.wire import condition_of
 from gazette_platform.errors import (
     CallFailed,
     DataError,
@@ -29,6 +27,7 @@ from gazette_platform.protocol import (
     is_another,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.outgoing import Condition
 from gazette_platform.testing.fake_broker import FakeBroker, Fault
 from gazette_platform.testing.fault_proxy import FaultProxy
 from gazette_platform.testing.waiting import eventually
@@ -126,7 +125,7 @@ async def test_li5_an_apply_that_was_never_sent_is_tried_again(monkeypatch):
             await client.list()
             proxy.refuse()
             channel = client._transport.wire().channel
-            await eventually(lambda: condition_of(channel) is not Condition.READY)
+            await eventually(lambda: channel.condition is not Condition.READY)
             applying = asyncio.get_running_loop().create_task(
                 client.apply([JournalChange(spec("a/one"))])
             )
@@ -317,12 +316,14 @@ class Answer:
     def __init__(self, *messages):
         self.messages = messages
 
-    async def __aiter__(self):
-        for message in self.messages:
-            yield message.SerializeToString()
+    async def next(self):
+        if not self.messages:
+            return None
+        message, *self.messages = self.messages
+        return message.SerializeToString()
 
-    async def initial_metadata(self):
-        return ()
+    async def greeting(self):
+        return {}
 
     def cancel(self):
         pass
@@ -363,8 +364,8 @@ async def test_li3_a_watch_that_ends_is_begun_again(monkeypatch):
         async def connected(self):
             return True
 
-        def list(self, request, *, metadata):
-            requests.append(request)
+        def list(self, request, metadata):
+            requests.append(pb.ListRequest.FromString(request))
             return answers.pop(0)
 
     async with AsyncClient(ClientConfig(address="http://127.0.0.1:1")) as client:

@@ -1,4 +1,3 @@
-import asyncio
 import threading
 
 import pytest
@@ -44,21 +43,3 @@ def test_loop_does_not_wait_for_itself(loop):
 
     with pytest.raises(ValidationError, match="cannot wait for its own event loop"):
         loop.run(nested())
-
-
-@pytest.mark.parametrize(
-    ("message", "error", "is_told"),
-    [
-        ("Exception in callback PollerCompletionQueue._handle_events", BlockingIOError(), False),
-        ("Exception in callback PollerCompletionQueue._handle_events", OSError("x"), True),
-        ("Exception in callback other", BlockingIOError(), True),
-    ],
-    ids=["grpc", "other-error", "other-callback"],
-)
-def test_only_what_grpc_leaves_for_other_loops_is_dropped(loop, caplog, message, error, is_told):
-    async def complain():
-        context = {"message": message, "exception": error}
-        asyncio.get_running_loop().call_exception_handler(context)
-
-    loop.run(complain())
-    assert bool(caplog.records) == is_told

@@ -32,6 +32,7 @@ from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import CompressionCodec, Fragment
 from gazette_platform.protocol.content import encode_read_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.testing.fake_broker import FakeBroker, Fault
 from gazette_platform.testing.fault_proxy import FaultProxy
 from gazette_platform.testing.waiting import eventually, turns
@@ -261,8 +262,8 @@ def metadata(offset=0, *, begin=0, end=0, head=0, status=pb.OK, url=""):
     return response.SerializeToString()
 
 
-def failed(code=grpc.StatusCode.UNAVAILABLE, details="broken"):
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+def failed(code=Code.UNAVAILABLE, text="broken"):
+    return RpcFailed(code, text)
 
 
 class Script:
@@ -279,7 +280,7 @@ class Script:
     async def connected(self):
         return True
 
-    def read(self, request, *, metadata):
+    def read(self, request, metadata):
         self.requests.append(pb.ReadRequest.FromString(request))
         return Call(self.answers.pop(0))
 
@@ -288,10 +289,10 @@ class Call:
     def __init__(self, messages):
         self.messages = [*messages]
 
-    async def read(self):
+    async def next(self):
         await turns()
         if not self.messages:
-            return grpc.aio.EOF
+            return None
         message = self.messages.pop(0)
         if isinstance(message, Exception):
             raise message
@@ -354,7 +355,7 @@ async def test_re2_a_partial_response_that_fails_is_surfaced_behind_its_content(
         [
             metadata(0, end=9, head=9),
             encode_read_content(0, b"par"),
-            failed(grpc.StatusCode.UNKNOWN, "tial"),
+            failed(Code.UNKNOWN, "tial"),
         ]
     )
     reader = client.read("a/journal")
@@ -375,7 +376,7 @@ async def test_rr1_the_end_offset_holds_over_restarts(scripted):
     client, script = scripted(
         [metadata(4, end=9, head=9), encode_read_content(4, b"56"), failed()],
         [metadata(6, end=9, head=9), encode_read_content(6, b"78")],
-        [failed(grpc.StatusCode.DEADLINE_EXCEEDED)],
+        [failed(Code.DEADLINE_EXCEEDED)],
         [metadata(8, end=9, head=9), encode_read_content(8, b"9")],
     )
     assert await client.read("a/journal", 4, end_offset=9).read() == b"56789"
@@ -395,7 +396,7 @@ async def test_rr1_a_blocking_read_goes_on_at_the_head(scripted):
 async def test_rr2_streams_that_trickle_end_early_or_time_out_give_everything_once(scripted):
     content = b"0123456789abcdef"
     answers, at = [], 0
-    endings = [[], [failed()], [failed(grpc.StatusCode.DEADLINE_EXCEEDED)]]
+    endings = [[], [failed()], [failed(Code.DEADLINE_EXCEEDED)]]
     while at < len(content):
         end = min(at + 1 + len(answers) % 3, len(content))
         pieces = [encode_read_content(n, content[n : n + 1]) for n in range(at, end)]

@@ -8,10 +8,10 @@ import socket
 
 import grpc
 import pytest
+from connect_proxy import pass_on
 from grpc import aio
 from h2_server_bench import SERVICE, Bench
 
-from gazette_platform.client.route_cache import Condition
 from gazette_platform.serving.h2.channel import Channel, Dialing
 from gazette_platform.serving.h2.frames import (
     HEADERS,
@@ -24,6 +24,7 @@ from gazette_platform.serving.h2.frames import (
 )
 from gazette_platform.serving.h2.limits import PEER_LIMITS
 from gazette_platform.serving.interface import Code, Kind, RpcFailed
+from gazette_platform.serving.outgoing import Condition
 from gazette_platform.serving.tls import TlsMaterial, http2_client_context
 from gazette_platform.testing.certificates import CertificateAuthority
 from gazette_platform.testing.waiting import eventually, patient
@@ -229,6 +230,37 @@ async def test_nobody_listens_and_then_somebody_does(open_channel, free_port):
         assert await unary(channel).answer() == b"abc"
 
 
+async def test_connected_waits_for_the_first_attempt(ours, open_channel, free_port):
+    channel = open_channel(ours.address)
+    assert await channel.connected()
+    assert channel.condition is Condition.READY
+    await channel.close()
+    assert not await channel.connected()
+    assert not await open_channel(f"127.0.0.1:{free_port}").connected()
+
+
+async def test_message_larger_than_the_limit_is_not_sent(ours, open_channel):
+    channel = open_channel(ours.address, message_bytes_max=1000)
+    too_large = (Code.RESOURCE_EXHAUSTED, "Sent message larger than max (1001 vs. 1000)")
+    assert await error_of(unary(channel, request=bytes(1001)).answer()) == too_large
+    call = channel.call(path("Both"), Kind.BIDI_STREAM)
+    assert await error_of(call.send(bytes(1001))) == too_large
+    assert await error_of(call.next()) == too_large
+    assert await unary(channel, request=bytes(1000)).answer() == bytes(1000)
+
+
+async def test_deadline_may_be_moved_and_taken_back(ours, open_channel):
+    channel = open_channel(ours.address)
+    call = unary(channel, "Wait")
+    call.expire_in(60.0)
+    call.expire_in(None)
+    assert not channel.deadlines._steps
+    call.expire_in(0.05)
+    code, text = await error_of(call.answer())
+    assert (code, text, call.has_expired) == (Code.DEADLINE_EXCEEDED, "Deadline Exceeded", True)
+    assert not channel.deadlines._steps
+
+
 async def test_call_after_a_lost_connection_makes_another(ours, open_channel):
     channel = open_channel(ours.address)
     call = channel.call(path("Both"), Kind.BIDI_STREAM)
@@ -261,8 +293,8 @@ async def test_server_that_leaves_serves_what_it_has(ours, open_channel):
 class Front:
     """Before a server: the first connection it answers itself, and passes all others on."""
 
-    def __init__(self, target, refusal):
-        self.target, self.refusal = target, refusal
+    def __init__(self, target, refusal, farewell=b""):
+        self.target, self.refusal, self.farewell = target, refusal, farewell
         self.asked, self.is_first = 0, True
         self.tasks = set()
 
@@ -298,7 +330,7 @@ class Front:
                     await each.wait_closed()
 
     async def refuse(self, reader, writer):
-        writer.write(frame(SETTINGS, 0, 0))
+        writer.write(frame(SETTINGS, 0, 0) + self.farewell)
         await reader.readexactly(len(PREFACE))
         while True:
             head = await reader.readexactly(9)
@@ -306,13 +338,6 @@ class Front:
             if head[3] == HEADERS:
                 self.asked += 1
                 writer.write(self.refusal(int.from_bytes(head[5:], "big")))
-
-
-async def pass_on(reader, writer):
-    while data := await reader.read(1 << 16):
-        writer.write(data)
-        await writer.drain()
-    writer.close()
 
 
 def leaves(_stream_id):
@@ -327,6 +352,11 @@ async def test_call_that_a_leaving_server_did_not_serve_is_made_again(ours, open
     async with Front(ours.address, leaves) as front:
         assert await unary(open_channel(front.address)).answer() == b"abc"
     assert front.asked == 1
+
+
+async def test_call_is_made_again_after_a_server_left_at_once(ours, open_channel):
+    async with Front(ours.address, leaves, goaway(0, E.NO_ERROR)) as front:
+        assert await unary(open_channel(front.address)).answer() == b"abc"
 
 
 async def test_call_that_has_sent_something_is_not_made_again(ours, open_channel):

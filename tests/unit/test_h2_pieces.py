@@ -6,11 +6,13 @@ import asyncio
 import gzip
 import zlib
 
+import grpc
 import pytest
 from hpack import Decoder
 from http2_bench import REQUEST, START, Lazy, block, frames_of, headers, message
 
 from gazette_platform.serving.h2 import responses
+from gazette_platform.serving.h2.answers import code_of, code_of_reset, read_answer
 from gazette_platform.serving.h2.blocks import Blocks, Refusal, Requests
 from gazette_platform.serving.h2.budget import UnreadBudget
 from gazette_platform.serving.h2.deadlines import Deadlines
@@ -199,3 +201,42 @@ def test_compressed_messages_wait_as_they_came():
     assert machine.take(machine.opened[1]) == bytes(1 << 20)
     assert machine.take(machine.opened[1]) == b"x"
     assert machine.unread == 0
+
+
+# ------------------------------------------------------------------- what answers of servers mean
+@pytest.mark.parametrize(
+    ("error_code", "code"),
+    [
+        (0, Code.INTERNAL),
+        (2, Code.INTERNAL),
+        (7, Code.UNAVAILABLE),
+        (8, Code.CANCELLED),
+        (11, Code.RESOURCE_EXHAUSTED),
+        (12, Code.PERMISSION_DENIED),
+    ],
+)
+def test_reset_has_the_code_of_grpcs_rules(error_code, code):
+    assert code_of_reset(error_code) is code
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (b"401", Code.UNAUTHENTICATED),
+        (b"403", Code.PERMISSION_DENIED),
+        (b"404", Code.UNIMPLEMENTED),
+        (b"502", Code.UNAVAILABLE),
+        (b"200", Code.UNKNOWN),
+    ],
+)
+def test_answer_that_is_none_of_grpc_has_the_code_of_its_status(status, code):
+    fields = [(b":status", status), (b"content-type", b"text/html")]
+    answer = read_answer(fields, is_first=True, is_last=False)
+    text = f"the answer is none of gRPC: HTTP status {status.decode()}"
+    assert answer.status == (code, text)
+
+
+def test_every_code_has_its_number():
+    for number in range(1, 17):
+        assert grpc.StatusCode[code_of(number).value].value[0] == number
+    assert code_of(17) is Code.UNKNOWN

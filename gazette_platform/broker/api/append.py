@@ -28,7 +28,6 @@ from gazette_platform.broker.append.content import (
     pump,
 )
 from gazette_platform.broker.journal.spec_writes import write_suspend
-from gazette_platform.client.wire import TRY_AGAIN
 from gazette_platform.protocol import (
     AppendSuspend,
     LabelSelector,
@@ -40,7 +39,7 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.auth import ALL_CLAIMS
 from gazette_platform.protocol.content import COMMIT_MARKER, encode_append_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.serving.interface import Code, ContentSource, NotNow, RpcFailed
+from gazette_platform.serving.interface import TRY_AGAIN, Code, ContentSource, NotNow, RpcFailed
 
 if TYPE_CHECKING:
     from gazette_platform.broker.api.proxy import Proxy

@@ -32,11 +32,10 @@ from gazette_platform.broker.append.batch import (
     refuse,
 )
 from gazette_platform.broker.spool.disk import DiskFull
-from gazette_platform.client.wire import ASK_ANOTHER
 from gazette_platform.errors import GazetteError
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.retry import backoff_s
-from gazette_platform.serving.interface import Code, NotNow, RpcFailed
+from gazette_platform.serving.interface import ASK_ANOTHER, Code, NotNow, RpcFailed
 
 if TYPE_CHECKING:
     from gazette_platform.broker.append.batch import Pending

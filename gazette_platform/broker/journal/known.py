@@ -7,8 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S
-from gazette_platform.client.wire import ASK_ANOTHER
-from gazette_platform.serving.interface import NotNow
+from gazette_platform.serving.interface import ASK_ANOTHER, NotNow
 
 if TYPE_CHECKING:
     from gazette_platform.broker.journal.replica import Replica

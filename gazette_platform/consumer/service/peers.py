@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import ssl
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Final, final
 
 import aiohttp
 from google.protobuf.message import DecodeError
 from yarl import URL
 
 from gazette_platform.client.auth import Authorizer
-from gazette_platform.client.wire import WirePool, brief_details
+from gazette_platform.client.wire import WirePool
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import LabelSelector, LabelSet
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import admin_pb2 as pb
-from gazette_platform.serving.grpc_calls import of_call
-from gazette_platform.serving.interface import Code, NotNow, RpcFailed
+from gazette_platform.serving.interface import Code, Kind, NotNow, RpcFailed
+from gazette_platform.serving.outgoing import brief_details
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,18 +88,16 @@ class ConsumerPeers:
         if not endpoint:
             raise NotNow(f"shard {shard}: its primary has no endpoint")
         wire = self._pool.get(endpoint)
-        call: Any = wire.channel.unary_unary(method)(
-            request, timeout=timeout_s, metadata=self._metadata(shard)
-        )
+        metadata = self._metadata(shard) or ()
+        call = wire.channel.call(method, Kind.UNARY, metadata, request, timeout_s=timeout_s)
         try:
             with wire:
-                raw: bytes = await of_call(call, call)
+                return await call.answer()
         except RpcFailed as err:
             if err.code is Code.UNAVAILABLE:
                 why = brief_details(err.text)
                 raise NotNow(f"shard {shard}: its primary at {endpoint}: {why}") from err
             raise
-        return raw
 
     async def page(
         self,

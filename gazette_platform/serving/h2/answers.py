@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote_to_bytes
 
+from gazette_platform.serving.h2.frames import ErrorCode
 from gazette_platform.serving.h2.hpack import literal
 from gazette_platform.serving.h2.responses import Status
 from gazette_platform.serving.interface import Code
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "code_of", "code_of_reset", "read_answer", "request_block", "timeout_field"]
 
-_CODES: Final = {
-    status.value: Code[status.name] for status in Status if status.name in Code.__members__
-}
+_CODES: Final = {status.value: Code[status.name] for status in Status if status is not Status.OK}
 _CONTENT_TYPE: Final = re.compile(rb"application/grpc(?:[+;].*)?", re.DOTALL)
 _PSEUDO_POST: Final = b"\x83"
 _SCHEMES: Final = {False: b"\x86", True: b"\x87"}  # http, https
@@ -30,14 +29,20 @@ _TIMEOUT_MS_MAX: Final = 10**8 - 1
 _HTTP_CODES: Final = {
     400: Code.INTERNAL,
     401: Code.UNAUTHENTICATED,
+    403: Code.PERMISSION_DENIED,
     404: Code.UNIMPLEMENTED,
     429: Code.UNAVAILABLE,
     502: Code.UNAVAILABLE,
     503: Code.UNAVAILABLE,
     504: Code.UNAVAILABLE,
 }
-# By gRPC's rules for RST_STREAM; others are INTERNAL. The last is a server that refused a call unprocessed.
-_RESET_CODES: Final = {8: Code.CANCELLED, 7: Code.UNAVAILABLE}
+# By gRPC's rules for RST_STREAM; others are INTERNAL. With REFUSED_STREAM, a call was not processed.
+_RESET_CODES: Final = {
+    ErrorCode.REFUSED_STREAM: Code.UNAVAILABLE,
+    ErrorCode.CANCEL: Code.CANCELLED,
+    ErrorCode.ENHANCE_YOUR_CALM: Code.RESOURCE_EXHAUSTED,
+    ErrorCode.INADEQUATE_SECURITY: Code.PERMISSION_DENIED,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, final
 
 from typing_extensions import override
 
-from gazette_platform.client.wire import ASK_AGAIN
 from gazette_platform.serving.h2 import responses
 from gazette_platform.serving.h2.carrier import Carrier
 from gazette_platform.serving.h2.inflate import MessageRefused
 from gazette_platform.serving.h2.responses import PREFIX_BYTES, STATUS_OF, Status
 from gazette_platform.serving.h2.two_way import TwoWay
-from gazette_platform.serving.interface import Code, Kind, NotTaken, RpcFailed
+from gazette_platform.serving.interface import ASK_AGAIN, Code, Kind, NotTaken, RpcFailed
 
 if TYPE_CHECKING:
     from gazette_platform.serving.call_metrics import MethodMetrics

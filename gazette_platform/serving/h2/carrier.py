@@ -86,7 +86,10 @@ class ClientCarrier(Sending, ClientMachine):
     """A machine that makes calls.
 
     Attributes:
+        message_bytes_max: largest message to send.
         sending: tasks that send requests which have to wait for room.
     """
 
+    deadlines: Deadlines
+    message_bytes_max: int
     sending: set[asyncio.Task[None]]

@@ -17,7 +17,7 @@ from gazette_platform.serving.outgoing import PEER_LEFT
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = ["ClientCall"]
 
@@ -30,6 +30,8 @@ class ClientCall(TwoWay[ClientCarrier]):
         is_over: whether its status is known.
         is_sent: whether we have ended our side.
         can_repeat: whether it may begin anew, if the server has not processed it.
+        has_expired: whether it was ended by `expire_in`.
+        on_over: called once its status is known.
     """
 
     __slots__ = (
@@ -38,10 +40,12 @@ class ClientCall(TwoWay[ClientCarrier]):
         "_greeting",
         "_opening",
         "_request",
-        "_timer",
+        "_step",
         "can_repeat",
+        "has_expired",
         "is_over",
         "is_sent",
+        "on_over",
     )
 
     def __init__(self, link: ClientCarrier, block: bytes, request: bytes | None) -> None:
@@ -51,14 +55,18 @@ class ClientCall(TwoWay[ClientCarrier]):
         self._failure: tuple[Code, str] | None = None
         self._greeting: Mapping[str, str] = {}
         self._opening: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self.is_over = self.is_sent = False
+        self._step = 0
+        self.is_over = self.is_sent = self.has_expired = False
+        self.on_over: Callable[[], object] | None = None
         self.can_repeat = True
 
     # --------------------------------------------------------------------------- for its caller
     async def send(self, raw: bytes) -> None:
         """As `OutgoingCall` has it."""
-        await self._opened()
+        if not self.id or self.is_closed:
+            await self._opened()
+        if not self.may_send(raw):
+            raise self.gone()
         self.can_repeat = False
         link, length = self._connection, len(raw)
         size = length + PREFIX_BYTES
@@ -116,11 +124,28 @@ class ClientCall(TwoWay[ClientCarrier]):
         """As `OutgoingCall` has it."""
         self._break(Code.UNAVAILABLE, PEER_LEFT)
 
-    def expire_in(self, timeout_s: float) -> None:
-        """Set the deadline."""
-        self._timer = self._connection.loop.call_later(
-            timeout_s, self._break, Code.DEADLINE_EXCEEDED, "Deadline Exceeded"
-        )
+    def expire_in(self, timeout_s: float | None) -> None:
+        """Set the deadline, of which the other side is not told; None: there is none any more."""
+        deadlines = self._connection.deadlines
+        if self._step:
+            deadlines.discard(self, self._step)
+        if timeout_s is None or self.is_over:
+            self._step = 0
+        else:
+            self._step = deadlines.add(self, timeout_s)
+
+    def expire(self) -> None:
+        """The deadline has come."""
+        self.has_expired = not self.is_over
+        self._break(Code.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    def may_send(self, raw: bytes) -> bool:
+        """Whether a message is small enough; else it ends the call."""
+        bytes_max = self._connection.message_bytes_max
+        if len(raw) > bytes_max:
+            text = f"Sent message larger than max ({len(raw)} vs. {bytes_max})"
+            self._break(Code.RESOURCE_EXHAUSTED, text)
+        return len(raw) <= bytes_max
 
     def _break(self, code: Code, text: str) -> None:
         if not self.is_over:
@@ -152,15 +177,19 @@ class ClientCall(TwoWay[ClientCarrier]):
     # -------------------------------------------------------------------------- for its connection
     def bind(self, link: ClientCarrier) -> None:
         """Belong to a connection; `open` follows."""
+        if self.id:  # it was a stream of another one
+            waiter = self._waiter
+            super().__init__(link, 0)
+            self._waiter = waiter
+            self.is_sent = False
         self._connection = link
-        self.id = 0
-        self.is_sent = False
 
     def open(self, stream_id: int) -> None:
         """Be a stream of the connection."""
-        waiter = self._waiter
-        super().__init__(self._connection, stream_id)
-        self._waiter = waiter
+        link = self._connection
+        self.id = stream_id
+        self.send_room = link.peer_window
+        self.opened_at = link.swept_at
 
     def begin(self) -> None:
         """Send the headers, and the request if there is just one."""
@@ -174,8 +203,8 @@ class ClientCall(TwoWay[ClientCarrier]):
         if size <= min(self.send_room, link.send_room, link.peer_frame) and not link.is_paused:
             self.send_room -= size
             link.send_room -= size
-            link.put_message(responses.message(self.id, len(raw)), raw)
-            self._end_sending()
+            link.put_message(responses.message(self.id, len(raw), is_last=True), raw)
+            self.is_sent = True
         else:
             self.can_repeat = False
             task: asyncio.Task[Any] = link.loop.create_task(self._send_request(raw))
@@ -206,8 +235,11 @@ class ClientCall(TwoWay[ClientCarrier]):
 
     def _over(self) -> None:
         self.is_over = self.is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._step:
+            self._connection.deadlines.discard(self, self._step)
+            self._step = 0
+        if self.on_over is not None:
+            self.on_over()
         self.wake()
         self.make_room()
         if self._opening is not None and not self._opening.done():

@@ -95,6 +95,9 @@ class ClientMachine(Endpoint):
         """Begin a stream."""
         end = frames.END_STREAM if is_last else 0
         size = self.peer_frame
+        if len(block) <= size:
+            self.put(frames.frame(frames.HEADERS, end | frames.END_HEADERS, stream_id, block))
+            return
         pieces = [block[at : at + size] for at in range(0, len(block), size)]
         for number, piece in enumerate(pieces):
             kind = frames.CONTINUATION if number else frames.HEADERS

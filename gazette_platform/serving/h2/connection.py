@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from typing_extensions import override
 
-from gazette_platform.client.wire import ASK_AGAIN
 from gazette_platform.serving.h2.budget import REPORT_BYTES
 from gazette_platform.serving.h2.call import Call
 from gazette_platform.serving.h2.carrier import WRITE_BYTES, Carrier
 from gazette_platform.serving.h2.frames import ErrorCode
 from gazette_platform.serving.h2.responses import Status
-from gazette_platform.serving.interface import Kind
+from gazette_platform.serving.interface import ASK_AGAIN, Kind
 
 if TYPE_CHECKING:
     from gazette_platform.serving.h2.requests import Request

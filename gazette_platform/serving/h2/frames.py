@@ -84,6 +84,7 @@ class ErrorCode:
     CANCEL: Final = 8
     COMPRESSION_ERROR: Final = 9
     ENHANCE_YOUR_CALM: Final = 11
+    INADEQUATE_SECURITY: Final = 12
 
 
 class Setting:

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, final
 
 from typing_extensions import override
 
-from gazette_platform.client.wire import DROPPED
 from gazette_platform.serving.h2.answers import Answer, code_of, code_of_reset
 from gazette_platform.serving.h2.carrier import WRITE_BYTES, ClientCarrier
 from gazette_platform.serving.h2.frames import ErrorCode
 from gazette_platform.serving.interface import Code
+from gazette_platform.serving.outgoing import DROPPED
 
 if TYPE_CHECKING:
     from gazette_platform.serving.h2.client_call import ClientCall
+    from gazette_platform.serving.h2.deadlines import Deadlines
     from gazette_platform.serving.h2.limits import Limits
+    from gazette_platform.serving.proxies import Proxy
 
 __all__ = ["Dialing", "Link"]
 
@@ -28,12 +30,14 @@ class Dialing:
 
     limits: Limits
     message_bytes_max: int
+    """Largest message, in both directions."""
     ping_every_s: float = 0.0
     """Seconds of silence, while calls are open, after which we ping; 0: never."""
     ping_timeout_s: float = 0.0
     """Seconds without an answer to it after which the connection counts as broken."""
     connect_s: float = 4.0
     """Seconds for a connection, with TLS and the first settings of the other side."""
+    proxy: Proxy | None = None
     backoff_s_min: float = 0.05
     backoff_s_max: float = 0.5
 
@@ -42,6 +46,7 @@ class Owner(Protocol):
     """A channel, as its connections know it."""
 
     dialing: Dialing
+    deadlines: Deadlines
 
     def submit(self, call: ClientCall) -> None:
         """Begin a call, on the connection that takes new ones."""
@@ -73,6 +78,8 @@ class Link(ClientCarrier, asyncio.Protocol):
         dialing = channel.dialing
         super().__init__(dialing.limits, dialing.message_bytes_max)
         self.loop = loop
+        self.deadlines = channel.deadlines
+        self.message_bytes_max = dialing.message_bytes_max
         self.is_paused = self.is_ready = False
         self.blocked = set()
         self.settled: asyncio.Future[None] = loop.create_future()
@@ -132,11 +139,8 @@ class Link(ClientCarrier, asyncio.Protocol):
         """Fail the calls."""
         said = self.why or (exc and str(exc))
         text = f"Socket closed ({said})" if said else "Socket closed"
-        if not self.settled.done():
-            self.settled.set_exception(ConnectionError(text))
-            self.settled.exception()  # whoever connects may have given up
-        self._drop(text)
         self._transport = None
+        self._lose(text)
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -190,7 +194,7 @@ class Link(ClientCarrier, asyncio.Protocol):
     @override
     def on_broken(self, stream: ClientCall, number: int, text: str) -> None:
         self.cancel(stream)
-        stream.fail(code_of(number), text)
+        stream.fail(code_of(number), text.removeprefix("SERVER: "))
 
     @override
     def on_gone(self, stream: ClientCall) -> None:
@@ -246,8 +250,15 @@ class Link(ClientCarrier, asyncio.Protocol):
     def _close(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self.flush()
-            self._drop(f"Socket closed ({self.why})" if self.why else "Socket closed")
+            self._lose(f"Socket closed ({self.why})" if self.why else "Socket closed")
             self._transport.close()
+
+    def _lose(self, text: str) -> None:
+        """Fail all calls. If the connection is yet to be made, whoever makes it does that."""
+        if not self.settled.done():
+            self.settled.set_exception(ConnectionError(text))
+        if self.settled.exception() is None:
+            self._drop(text)
 
     def _drop(self, text: str) -> None:
         """Fail all calls."""

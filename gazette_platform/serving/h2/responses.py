@@ -93,9 +93,13 @@ _PERCENT: Final = {
 _ENCODINGS = literal(b"grpc-accept-encoding", b"identity,deflate,gzip")
 
 
-def message(stream_id: int, length: int) -> bytes:
-    """Build all that precedes a message of `length` bytes that is one frame."""
-    return _MESSAGE.pack(length + PREFIX_BYTES << 8, 0, stream_id, 0, length)
+def message(stream_id: int, length: int, *, is_last: bool = False) -> bytes:
+    """Build all that precedes a message of `length` bytes that is one frame.
+
+    Args:
+        is_last: whether it ends our side.
+    """
+    return _MESSAGE.pack(length + PREFIX_BYTES << 8, is_last, stream_id, 0, length)
 
 
 def greeted_message(stream_id: int, length: int) -> bytes:
