@@ -81,19 +81,25 @@ async def test_nobody_waits_beyond_the_lease(can_complete):
 
 
 @pytest.mark.parametrize(
-    ("exiting", "stays_for_others", "waits"),
+    ("exiting", "hosts", "stays_for_others", "waits"),
     [
-        ((True, True, True), False, False),
-        ((True, True, True), True, True),
-        ((True, False, True), False, True),  # that one may have room later
+        ((True, True, True), 3, False, False),
+        ((True, True, True), 3, True, True),
+        ((True, True, True), 1, True, False),  # the processes of a host that stops
+        ((True, False, True), 3, False, True),  # that one may have room later
+        ((True, False, True), 1, True, True),
     ],
 )
 async def test_who_leaves_with_all_others_waits_only_for_what_nobody_else_knows(
-    exiting, stays_for_others, waits
+    exiting, hosts, stays_for_others, waits
 ):
     clock = SystemClock()
     members = {
-        number: SimpleNamespace(spec=SimpleNamespace(exiting=is_exiting))
+        number: SimpleNamespace(
+            spec=SimpleNamespace(
+                exiting=is_exiting, endpoint=f"http://host-{number % hosts}:80{number}"
+            )
+        )
         for number, is_exiting in enumerate(exiting)
     }
     asked = Statuses(status(2))
