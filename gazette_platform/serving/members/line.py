@@ -131,8 +131,8 @@ class SupervisorLine:
                 elif line == METRICS:
                     with contextlib.suppress(RuntimeError):  # the loop is closed
                         self._loop.call_soon_threadsafe(self._report_page)
-        _log.warning("the supervisor is gone")
         signals.ask()
+        _log.warning("the supervisor is gone")
 
     def _report_page(self) -> None:
         content = self._page()
