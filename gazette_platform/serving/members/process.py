@@ -60,6 +60,7 @@ class MemberProcess:
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
+        self._has_page = False
         self._page: asyncio.Future[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._orders = task_of(task)  # until there is a writer
@@ -124,8 +125,8 @@ class MemberProcess:
             self._popen.kill()
 
     async def page(self) -> bytes | None:
-        """Return its page of metrics; None: it does not serve, or does not answer in time."""
-        if not self.serves:
+        """Return its page of metrics; None: it does not serve yet, or does not answer in time."""
+        if not self._has_page:
             return None
         if self._page is None or self._page.done():
             self._page = self._loop.create_future()
@@ -142,7 +143,7 @@ class MemberProcess:
     def _started(self, stdin: socket.socket) -> subprocess.Popen[bytes]:
         return subprocess.Popen(  # noqa: S603  its own program
             [*self._command, self.name],
-            stdin=stdin,
+            stdin=stdin.fileno(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
@@ -150,6 +151,7 @@ class MemberProcess:
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         async for line in reader:
             if line in (SERVES, LEAVES):
+                self._has_page = True
                 self._set_serves(line == SERVES)
             elif line.startswith(b"metrics "):
                 content = await reader.readexactly(int(line.split()[1]))
@@ -172,8 +174,9 @@ class MemberProcess:
         assert popen.stdout is not None
         with popen.stdout as output:
             while line := output.readline(LINE_BYTES_MAX):
-                sys.stderr.write(named_line(line, self.name, is_json=self._is_json))
-                sys.stderr.flush()
+                with contextlib.suppress(OSError, ValueError):  # nobody reads our log any more
+                    sys.stderr.write(named_line(line, self.name, is_json=self._is_json))
+                    sys.stderr.flush()
         code = popen.wait()
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._set_ended, code)

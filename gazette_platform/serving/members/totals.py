@@ -101,4 +101,4 @@ def _lines(families: Iterable[_Family]) -> Iterable[str]:
             continue
         yield from (f"{line}\n" for line in family.head)
         for sample, value in family.samples.items():
-            yield f"{sample} {floatToGoString(value)}\n"
+            yield f"{sample} {floatToGoString(value)}\n"  # type: ignore[no-untyped-call]
