@@ -48,6 +48,7 @@ _START_S = 60.0
 _DRAIN_S = 300.0
 # Of large appends in each step: spool and store take twice as much of the disk.
 _LARGE_BYTES_MAX = 4 << 30
+_WIDTH = 110  # of the table, if no terminal says otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +277,8 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     """Run, and give the exit status."""
     arguments = _arguments()
-    console, found = Console(), dict[int, dict[str, Figures]]()
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    found: dict[int, dict[str, Figures]] = {}
     try:
         binary = find_etcd() or tools.etcd()
         with (
@@ -287,7 +289,7 @@ def main() -> int:
                 at = Path(folder, str(count))
                 with serving(count, at, etcd=etcd.endpoint, wire=arguments.wire) as hosts:
                     found[count] = asyncio.run(_measure(hosts, arguments))
-                console.print(_table({count: found[count]}, arguments))
+                console.print(f"{count} of {arguments.processes} measured", highlight=False)
     except (GazetteError, OSError) as err:
         print(f"benchmarks: {err}", file=sys.stderr)
         return 1

@@ -43,7 +43,11 @@ def status(assigned, *, can_complete=False, is_awaited=False):
 
 async def told(*statuses, timeout_s, members=3, lease_s=100.0):
     """How often a broker asked before it went on."""
-    space = SimpleNamespace(state=SimpleNamespace(members=dict.fromkeys(range(members))))
+    found = {
+        number: SimpleNamespace(spec=SimpleNamespace(exiting=number == 0, endpoint="http://h:80"))
+        for number in range(members)
+    }
+    space = SimpleNamespace(state=SimpleNamespace(members=found))
     context = SimpleNamespace(clock=SystemClock(), space=space)
     allocating = asyncio.get_running_loop().create_future()
     asked = Statuses(*statuses)

@@ -26,7 +26,8 @@ HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 # It serves once a file named after it is there, and writes down the orders that it gets.
 MEMBER = """
-import os, socket, sys, time
+import os, socket, sys
+from gazette_platform.testing.waiting import wait_until
 folder, name = sys.argv[1:]
 line = socket.socket(fileno=os.dup(0))
 file = line.makefile("rb")
@@ -34,8 +35,7 @@ task = file.read(int.from_bytes(file.read(8)))
 print("task", task.decode(), flush=True)
 if task == b"fails":
     sys.exit(3)
-while not os.path.exists(f"{folder}/{name}"):
-    time.sleep(0.01)
+wait_until(lambda: os.path.exists(f"{folder}/{name}"), timeout_s=60)
 line.sendall(b"serves\\n")
 for order in file:
     print("order", order.decode().strip(), flush=True)
