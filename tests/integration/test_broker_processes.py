@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -13,6 +15,7 @@ import sys
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pytest
 from typing_extensions import override
@@ -95,14 +98,14 @@ def brokers(tmp_path, etcd_server, etcd_prefix):
         yield running
 
 
-def spec(name):
+def spec(name, replication=1):
     fragment = FragmentSpec(
         length=1 << 20,
         codec=CompressionCodec.GZIP,
         stores=("file:///",),
         refresh_interval_ns=3600 * 10**9,
     )
-    return JournalSpec(name, 1, fragment=fragment)
+    return JournalSpec(name, replication, fragment=fragment)
 
 
 def client_of(brokers, *, zone="local"):
@@ -181,6 +184,36 @@ async def test_processes_that_are_all_signalled_leave_in_peace(tmp_path, etcd_se
         assert "told to leave again" not in log
         stored = {path.parent.name for path in brokers.fragments.rglob("*.gz")}
         assert stored == {name.rpartition("/")[2] for name in NAMES}
+
+
+async def test_replicas_are_on_two_hosts_and_one_may_leave(tmp_path, etcd_server, etcd_prefix):
+    """Both hosts are in one zone, so only their endpoints tell them apart."""
+    stores = f"--broker.file-root={tmp_path}"
+    with contextlib.ExitStack() as stack:
+        hosts = [
+            stack.enter_context(
+                Brokers(tmp_path / host, etcd_server.endpoint, etcd_prefix, flags=flags)
+            )
+            for host, flags in (
+                ("127.0.0.1", (stores,)),
+                ("127.0.0.2", (stores, "--broker.host=127.0.0.2", "--broker.id=other")),
+            )
+        ]
+        async with client_of(hosts[0]) as client:
+            await client.apply([Change(spec(name, replication=2)) for name in NAMES])
+            await append_to_all(client, b"one ")
+            for found in await client.list():
+                at = {urlsplit(endpoint).hostname for endpoint in found.route.endpoints}
+                assert at == {"127.0.0.1", "127.0.0.2"}, found.name
+            # No timeout: the processes of the other host wait until these have everything.
+            assert await asyncio.to_thread(hosts[1].stop, timeout_s=60.0) == 0
+            await append_to_all(client, b"two ")
+            for name in NAMES:
+                assert await content_of(client, name) == b"one two "
+            for found in await client.list():
+                assert len(found.route.members) == 2, found.name
+        # And these wait for nobody, though each journal wants two replicas.
+        assert await asyncio.to_thread(hosts[0].stop, timeout_s=60.0) == 0
 
 
 def test_a_process_that_cannot_start_ends_the_others(tmp_path, etcd_server, etcd_prefix):
