@@ -34,13 +34,16 @@ class _Content:
 
     __slots__ = ("_at", "_messages")
 
-    def __init__(self, messages: tuple[bytes | None, ...]) -> None:
+    def __init__(self, messages: tuple[bytes, ...]) -> None:
         self._messages = messages
         self._at = -1
 
     async def next(self) -> bytes | None:
         self._at += 1
-        return self._messages[self._at]
+        return self._messages[self._at] if self._at < len(self._messages) else None
+
+    def take_all(self, bytes_max: int) -> list[bytes] | None:  # noqa: ARG002
+        return [*self._messages]
 
 
 async def measure_core(folder: Path, *, etcd: str, scale: Scale) -> Figures:
@@ -59,7 +62,7 @@ async def measure_core(folder: Path, *, etcd: str, scale: Scale) -> Figures:
 
 async def _run(service: BrokerService) -> Figures:
     first = pb.AppendRequest(journal=_JOURNAL).SerializeToString()
-    messages = (encode_append_content(_CONTENT), COMMIT_MARKER, None)
+    messages = (encode_append_content(_CONTENT), COMMIT_MARKER)
     figures: Figures = {}
     for concurrency in _CONCURRENCY:
         each = _APPENDS // concurrency

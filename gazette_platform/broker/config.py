@@ -18,7 +18,7 @@ from gazette_platform.serving.config import (
     expect_setting,
 )
 
-__all__ = ["BrokerConfig", "FsyncMode", "Wire"]
+__all__ = ["BrokerConfig", "FsyncMode"]
 
 
 class FsyncMode(Enum):
@@ -33,15 +33,6 @@ class FsyncMode(Enum):
     """Each second: a power failure takes no more than that."""
     NEVER = "never"
     """When the kernel does it by itself, about thirty seconds later."""
-
-
-class Wire(Enum):
-    """Who serves the gRPC port, and calls peers; the values are those of --broker.wire. Callers see no difference."""
-
-    H2 = "h2"
-    """Our own HTTP/2, which takes a tenth of the CPU for a small call."""
-    GRPC = "grpc"
-    """The gRPC library."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,9 +101,6 @@ class BrokerConfig(ServerConfig):
 
     fsync: FsyncMode = FsyncMode.NEVER
     """When content that is appended is brought to the disk itself."""
-
-    wire: Wire = Wire.GRPC
-    """Who serves the gRPC port."""
 
     @override
     def _check_own(self) -> None:

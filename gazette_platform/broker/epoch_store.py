@@ -15,12 +15,13 @@ from gazette_platform.ops.turns import Turns
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from gazette_platform.etcd import EtcdClient
+    from gazette_platform.etcd import EtcdClient, RangeResult
 
 __all__ = [
     "delete_record",
     "has_foreign_members",
     "held_journals",
+    "read_own_members",
     "read_record",
     "write_record",
 ]
@@ -80,10 +81,14 @@ async def delete_record(
         await etcd.txn([Compare.mod(key, mod_revision)], [Delete(key)])
 
 
-async def has_foreign_members(etcd: EtcdClient, prefix: str) -> bool:
-    """Whether brokers of Gazette are members. Raises: EtcdError. Cancellation: safe."""
+async def read_own_members(etcd: EtcdClient, prefix: str) -> RangeResult:
+    """Read which members are brokers of this project. Raises: EtcdError. Cancellation: safe."""
+    return await etcd.range(own_members_prefix(prefix))
+
+
+async def has_foreign_members(etcd: EtcdClient, prefix: str, ours: RangeResult) -> bool:
+    """Whether brokers of Gazette were members when `ours` was read. Raises: EtcdError. Cancellation: safe."""
     own_prefix, their_prefix = own_members_prefix(prefix), members_prefix(prefix)
-    ours = await etcd.range(own_prefix)
     present = await etcd.range(their_prefix, revision=ours.header.revision)
     leases = {kv.key.removeprefix(own_prefix): kv.lease for kv in ours.kvs}
     return any(leases.get(kv.key.removeprefix(their_prefix)) != kv.lease for kv in present.kvs)

@@ -47,6 +47,7 @@ __all__ = [
     "is_long",
     "noted",
     "release",
+    "save",
     "settled",
     "standing",
 ]
@@ -104,20 +105,22 @@ class EpochRecord:
     released: Released | None = None
     is_wanted: bool = False
     """Whether somebody waits for a holder that is not in the journal's route."""
+    saved: Released | None = None
+    """The end and the registers that holders which are not whole know of, once an operator gives up the rest."""
 
     def encode(self) -> bytes:
         """The value in etcd."""
-        released = self.released
         said = {
             "version": _VERSION,
             "create_revision": self.create_revision,
             "epoch": self.epoch,
             "holders": _holders_to_json(self.holders),
             "past": [{"holders": _holders_to_json(p.holders), "end": p.end} for p in self.past],
-            "released": released
-            and {"head": released.head, "registers": released.registers.pairs()},
+            "released": _released_to_json(self.released),
             "wanted": self.is_wanted,
         }
+        if self.saved is not None:
+            said["saved"] = _released_to_json(self.saved)
         return json.dumps(said, ensure_ascii=False).encode()
 
     @classmethod
@@ -127,7 +130,6 @@ class EpochRecord:
             said = json.loads(value)
             if said["version"] != _VERSION:
                 raise ValueError(f"version {said['version']} (expected {_VERSION})")
-            released = said["released"]
             return cls(
                 _number(said["create_revision"]),
                 _number(said["epoch"]),
@@ -135,13 +137,9 @@ class EpochRecord:
                 tuple(
                     Past(_holders_from_json(p["holders"]), _number(p["end"])) for p in said["past"]
                 ),
-                None
-                if released is None
-                else Released(
-                    _number(released["head"]),
-                    LabelSet.of(*((_text(name), _text(v)) for name, v in released["registers"])),
-                ),
+                _released_from_json(said["released"]),
                 bool(said["wanted"]),
+                _released_from_json(said.get("saved")),
             )
         except (KeyError, TypeError, RecursionError) as err:
             raise ValueError(f"malformed epoch record: {err!r}") from err
@@ -175,6 +173,19 @@ def _holders_from_json(said: Any) -> tuple[Holder, ...]:
         Holder(_text(tenure), ProcessId(_text(zone), _text(suffix)))
         for tenure, zone, suffix in said
     )
+
+
+def _released_to_json(released: Released | None) -> dict[str, Any] | None:
+    if released is None:
+        return None
+    return {"head": released.head, "registers": released.registers.pairs()}
+
+
+def _released_from_json(said: Any) -> Released | None:
+    if said is None:
+        return None
+    registers = LabelSet.of(*((_text(name), _text(v)) for name, v in said["registers"]))
+    return Released(_number(said["head"]), registers)
 
 
 def _number(said: Any) -> int:
@@ -262,6 +273,8 @@ def claim(
     """
     if record is not None and record.create_revision != create_revision:
         record = EpochRecord(create_revision, record.epoch, ())
+    if is_reset and record is not None:
+        record = _with_saved(record, holders, end)
     released = record.released if record is not None else None
     if released is not None and end <= released.head:
         # Replicas that began at the offset in the spec are at the head, but lack the registers.
@@ -275,6 +288,18 @@ def claim(
         # appends would begin where content already is.
         return GoOn(noted_head, None)
     return decision
+
+
+def _with_saved(record: EpochRecord, holders: frozenset[Holder] | None, end: int) -> EpochRecord:
+    """The record with the last registers that are known, for an operator who gives up all other holders.
+
+    Without them a stale writer would pass the checks of registers. A holder in the route knows better.
+    """
+    tenures = {one.tenure for one in holders or ()}
+    saved = record.saved
+    if saved is None or any(one.tenure in tenures for one in record.holders):
+        return record
+    return replace(record, released=_furthest(record.released, Released(end, saved.registers)))
 
 
 def _claim(  # noqa: PLR0911  one per condition
@@ -302,7 +327,7 @@ def _claim(  # noqa: PLR0911  one per condition
     kept = released if released is not None and released.head == end else None
     if tenures == {one.tenure for one in record.holders}:
         # A tenure may have gone on in a broker with another name, on the same disk.
-        same = replace(record, holders=ours, is_wanted=False, released=kept)
+        same = replace(record, holders=ours, is_wanted=False, released=kept, saved=None)
         return Claim(same) if same != record else Held()
     if is_reset:
         # An operator gives up what lies behind `end`, whoever held it: other content takes its place.
@@ -403,6 +428,22 @@ def announce(
     if all(one.tenure != tenure for one in record.holders):
         return None
     return replace(record, released=_furthest(record.released, Released(head, registers)))
+
+
+def save(
+    record: EpochRecord | None, tenure: str, *, create_revision: int, head: int, registers: LabelSet
+) -> EpochRecord | None:
+    """The record once an operator gives up what a holder that is not whole does not know.
+
+    It lets no broker go on. The reset that follows does, with the registers of the furthest such holder.
+
+    Returns: the record as it is, if it says so already; None: the tenure is not a holder any more.
+    """
+    if record is None or record.create_revision != create_revision:
+        return None
+    if all(one.tenure != tenure for one in record.holders):
+        return None
+    return replace(record, saved=_furthest(record.saved, Released(head, registers)))
 
 
 def settled(record: EpochRecord | None, tenure: str, *, create_revision: int) -> EpochRecord | None:

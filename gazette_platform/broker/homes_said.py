@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gazette_platform.broker.epochs import EpochRecord
-    from gazette_platform.etcd import EtcdClient
+    from gazette_platform.etcd import KeyValue
     from gazette_platform.fragment.recovery import RecoveredTenure
     from gazette_platform.fragment.spool_home import SpoolHome
     from gazette_platform.protocol import ProcessId
@@ -35,25 +35,27 @@ def say_homes(homes: Iterable[SpoolHome]) -> bytes:
 class OtherHomes:
     """The homes that living brokers other than this one say they hold. Brokers of former versions say nothing."""
 
-    def __init__(self, etcd: EtcdClient, prefix: str, own: ProcessId) -> None:
-        self._etcd = etcd
+    def __init__(self, prefix: str, own: ProcessId) -> None:
         self._prefix = prefix
         self._own = own
         self._told: set[Path] = set()
 
-    async def doubled(
-        self, record: EpochRecord | None, found: Iterable[RecoveredTenure]
+    def doubled(
+        self,
+        record: EpochRecord | None,
+        found: Iterable[RecoveredTenure],
+        members: Iterable[KeyValue],
     ) -> set[RecoveredTenure]:
-        """Those of the tenures found here that another broker has, too.
+        """Return those of the tenures found here that another broker has, too.
 
         If etcd says that this broker is the holder, it goes on: it is not the one that came later.
 
         Args:
             record: what etcd has of their journal.
-
-        Raises: EtcdError. Cancellation: safe.
+            found: the tenures.
+            members: the brokers of this project, read after `record`.
         """
-        others = await self._others()
+        others = self._others(members)
         holders = record.holders if record is not None else ()
         ours = {one.tenure for one in holders if one.process == self._own}
         doubled = set()
@@ -64,13 +66,13 @@ class OtherHomes:
                 doubled.add(one)
         return doubled
 
-    async def _others(self) -> dict[str, str]:
-        """Whose homes are, by their names."""
-        members = own_members_prefix(self._prefix)
+    def _others(self, members: Iterable[KeyValue]) -> dict[str, str]:
+        """Return the owner of each home, by the home's name."""
+        prefix = own_members_prefix(self._prefix)
         ours = own_member_key(self._prefix, self._own)
         return {
-            name: kv.key.removeprefix(members)
-            for kv in (await self._etcd.range(members)).kvs
+            name: kv.key.removeprefix(prefix)
+            for kv in members
             if kv.key != ours
             for name in kv.value.decode(errors="replace").split()
         }

@@ -4,6 +4,8 @@ They come from processes that ended here before, or from replicas that closed. `
 becomes of them, from all tenures of a journal together; this module carries it out. A holder is kept as
 long as the journal may need it, and lets go of the journal once that waits for it elsewhere. Of any other
 tenure, content that belongs to the journal is stored, and the rest is set aside where an operator finds it.
+
+Long because it carries out every verdict, and all of them share the same tenures and locks.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from gazette_platform.broker.epoch_store import (
     delete_record,
     has_foreign_members,
     held_journals,
+    read_own_members,
     read_record,
     write_record,
 )
-from gazette_platform.broker.epochs import announce, is_long, release, settled
+from gazette_platform.broker.epochs import announce, is_long, release, save, settled
 from gazette_platform.broker.side_keys import history_key
 from gazette_platform.broker.verdicts import Evidence, Todo, continuation, decide, heir, is_furthest
-from gazette_platform.errors import GazetteError, SetupError
+from gazette_platform.errors import EtcdError, GazetteError, SetupError, StoreUnavailable
 from gazette_platform.fragment.aside import set_aside
 from gazette_platform.fragment.completed import CompletedSpool
 from gazette_platform.fragment.files import finish_closing, remove_fragment
@@ -35,20 +38,20 @@ from gazette_platform.ops.side_by_side import side_by_side
 from gazette_platform.ops.threads import run_in
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
     from concurrent.futures import Executor
     from pathlib import Path
 
     from gazette_platform.broker.epochs import EpochRecord
     from gazette_platform.broker.homes_said import OtherHomes
     from gazette_platform.broker.verdicts import Verdict
-    from gazette_platform.etcd import EtcdClient
+    from gazette_platform.etcd import EtcdClient, RangeResult
     from gazette_platform.fragment.persister import Persister
     from gazette_platform.fragment.recovery import RecoveredFragment, RecoveredTenure
     from gazette_platform.fragment.tenure import Tenure
     from gazette_platform.keyspace import BrokerState, KeySpace
     from gazette_platform.ops.faults import Faults
-    from gazette_platform.protocol import LabelSet
+    from gazette_platform.protocol import Fragment, LabelSet
 
 __all__ = ["Leftovers"]
 
@@ -64,15 +67,16 @@ _ONE_BY_ONE_MAX = 16
 _AT_A_TIME = 32
 _STORE_S = 5.0
 
-# How often to try to take a settled tenure out of a record that other brokers write, too.
-_SETTLED_TRIES = 5
+# How often to try to change a record that other brokers write, too.
+_RECORD_TRIES = 5
 
 _NOT_THE_JOURNALS = "others went on without it, or its journal was deleted"
+_OTHERS = "the store has other content at its offsets"
 _COPIED = "it is of a copied folder, and the one that was copied may have gone on since"
 
 
 class _Step(Protocol):
-    """`epochs.announce` or `epochs.release`."""
+    """`epochs.announce`, `epochs.release` or `epochs.save`."""
 
     def __call__(
         self,
@@ -182,7 +186,8 @@ class Leftovers:
             if not found:
                 return None
             record, _ = await read_record(self._etcd, self._prefix, journal)
-            evidence = await self._evidence(record, found)
+            ours = await read_own_members(self._etcd, self._prefix)
+            evidence = self._evidence(record, found, ours)
             number = heir(
                 record,
                 evidence,
@@ -192,8 +197,9 @@ class Leftovers:
             is_new = record is None or record.create_revision != create_revision
             if is_new and any(one.is_older_than_etcd for one in evidence):
                 number = continuation(evidence, stored_end=await stored_end())
+                ours = await read_own_members(self._etcd, self._prefix)  # that took a while
             # Gazette's brokers take appends without recording who holds them.
-            if number is None or await has_foreign_members(self._etcd, self._prefix):
+            if number is None or await has_foreign_members(self._etcd, self._prefix, ours):
                 return None
             taken = found[number]
             if is_new:
@@ -223,11 +229,11 @@ class Leftovers:
         in_use = self._in_use.get(journal)
         return () if in_use is None else (in_use,)
 
-    async def _evidence(
-        self, record: EpochRecord | None, found: list[RecoveredTenure]
+    def _evidence(
+        self, record: EpochRecord | None, found: list[RecoveredTenure], members: RangeResult
     ) -> list[Evidence]:
-        """What the disk proves of tenures, and who else has them. Raises: EtcdError."""
-        doubled = await self._others.doubled(record, found)
+        """What the disk proves of tenures, and who else has them, by members read after `record`."""
+        doubled = self._others.doubled(record, found, members.kvs)
         return [replace(_evidence(one), is_doubled=one in doubled) for one in found]
 
     @contextlib.asynccontextmanager
@@ -259,19 +265,20 @@ class Leftovers:
             is_leaving: whether to let go of journals that nobody else holds, since this broker may
                 not come back.
 
-        Raises: EtcdError.
         Cancellation: safe.
         """
         names = list(self._found)
-        if len(names) > _ONE_BY_ONE_MAX:
+        if len(names) > _ONE_BY_ONE_MAX and not is_leaving:
             # The records may have changed by the time that we act. That does no harm: a tenure that is
             # no holder never becomes one again, and `settle` reads the record once more.
-            held = await held_journals(self._etcd, self._prefix, self._found)
+            try:
+                held = await held_journals(self._etcd, self._prefix, self._found)
+            except EtcdError as err:
+                _log.warning("spools of former processes stay for now: %s", err)
+                return
             kept = {one.tenure.id for found in self._found.values() for one in found}
             names = [
-                name
-                for name in names
-                if is_leaving or not held.get(name, set()) & kept or self._is_in_part(name)
+                name for name in names if not held.get(name, set()) & kept or self._is_in_part(name)
             ]
 
         # One whose store is away, or whose spool nobody foresaw, must not hold up the others.
@@ -310,9 +317,11 @@ class Leftovers:
             _log.warning("%s: what was left of its spool stays: %s", journal, err)
             return False
         is_any_settled = False
-        for one, verdict in zip(found, verdicts, strict=False):
+        pairs = zip(found, verdicts, strict=False)
+        # What an original has counts before what copies have.
+        for one, verdict in sorted(pairs, key=lambda pair: pair[0].is_copied):
             try:
-                is_settled = await self._carry_out(one, verdict)
+                is_settled = await self._carry_out(one, verdict, is_given_up=is_given_up)
             except (GazetteError, OSError) as err:
                 _log.warning("%s: what was left of its spool stays: %s", journal, err)
                 continue
@@ -346,10 +355,11 @@ class Leftovers:
         record, _ = await read_record(self._etcd, self._prefix, journal)
         if record is None and await self._is_etcd_another(found):
             return None, []  # this broker is about to end, and the next process can tell
+        members = await read_own_members(self._etcd, self._prefix)
         suspend = item.spec.suspend if item is not None and item.spec.is_fully_suspended else None
         verdicts = decide(
             record,
-            await self._evidence(record, found),
+            self._evidence(record, found, members),
             journal_revision=item.create_revision if item is not None else None,
             in_use=self._used(journal),
             suspended_at=suspend.offset if suspend is not None else None,
@@ -361,7 +371,9 @@ class Leftovers:
                 await delete_record(self._etcd, self._prefix, journal, revision)
         return record, verdicts
 
-    async def _carry_out(self, found: RecoveredTenure, verdict: Verdict) -> bool:
+    async def _carry_out(
+        self, found: RecoveredTenure, verdict: Verdict, *, is_given_up: bool
+    ) -> bool:
         """Returns: whether nothing is left of the tenure. Raises: GazetteError, OSError: it stays."""
         tenure = found.tenure
         is_over = False
@@ -369,7 +381,7 @@ class Leftovers:
             case Todo.WAIT:
                 pass
             case Todo.SAVE:
-                await self._save(found)
+                await self._save(found, is_given_up=is_given_up)
             case Todo.LET_GO:
                 is_over = (
                     await self._announce(found)
@@ -397,7 +409,7 @@ class Leftovers:
             for one in self._found.get(journal, [])
         )
 
-    async def _save(self, found: RecoveredTenure) -> None:
+    async def _save(self, found: RecoveredTenure, *, is_given_up: bool) -> None:
         """Store what is left of content that nobody else has.
 
         How much was acknowledged behind that is not known: appends wait for an operator.
@@ -414,7 +426,36 @@ class Leftovers:
                 found.tenure.journal,
                 _why_not_whole(found),
             )
+        if is_given_up:
+            await self._tell_registers(found)
+            await self._set_contradicting_aside(found)
         await self._store(found, found.end)
+
+    async def _tell_registers(self, found: RecoveredTenure) -> None:
+        """Let the reset go on with the registers of the furthest of such tenures. Raises: GazetteError."""
+        if found.knows_registers:
+            for _ in range(_RECORD_TRIES):
+                if await self._let_go(found, save):
+                    return
+
+    async def _set_contradicting_aside(self, found: RecoveredTenure) -> None:
+        """Set content aside at whose offsets the store has other content.
+
+        An operator gives up what no holder can prove. Several that are not whole, and copies, may then
+        be stored, and what was never acknowledged may differ between them.
+
+        Raises: GazetteError, OSError: call again.
+        """
+        tenure = found.tenure
+        if not found.fragments:
+            return
+        others = [one for one in self._found.get(tenure.journal, []) if one is not found]
+        if any(one in self._storing for one in others):
+            raise StoreUnavailable("the store does not have what another spool knows yet")
+        stored = await self._persister.listed(tenure.journal, tenure.create_revision)
+        contradicting = await run_in(self._executor, _contradicting, found, stored)
+        if contradicting:
+            await run_in(self._executor, self._set_fragments_aside, found, contradicting, _OTHERS)
 
     async def _is_unreadable(self, journal: str, found: list[RecoveredTenure]) -> bool:
         """Whether the tenures' journal exists, with a spec that we cannot read. Raises: GazetteError."""
@@ -477,7 +518,7 @@ class Leftovers:
         if any(other.tenure.id == tenure.id for other in self._found.get(tenure.journal, [])):
             return  # a copy of it, which may have more
         with contextlib.suppress(GazetteError):  # it stays, and takes up a little room
-            for _ in range(_SETTLED_TRIES):
+            for _ in range(_RECORD_TRIES):
                 record, revision = await read_record(self._etcd, self._prefix, tenure.journal)
                 following = settled(record, tenure.id, create_revision=tenure.create_revision)
                 if following is None or await write_record(
@@ -521,10 +562,19 @@ class Leftovers:
 
     def _set_rest_aside(self, found: RecoveredTenure) -> None:
         """Set content aside that does not belong to the journal. Raises: OSError: it stays."""
-        paths = [found.tenure.path(one.file.ordinal, "content") for one in found.fragments]
-        spans = [(one.state.begin, one.state.end) for one in found.fragments]
-        self._aside(found, paths, spans, _COPIED if found.is_copied else _NOT_THE_JOURNALS)
-        found.release()
+        why = _COPIED if found.is_copied else _NOT_THE_JOURNALS
+        self._set_fragments_aside(found, found.fragments, why)
+
+    def _set_fragments_aside(
+        self, found: RecoveredTenure, fragments: list[RecoveredFragment], why: str
+    ) -> None:
+        """Set some fragments of a tenure aside, and forget them. Raises: OSError: they stay."""
+        paths = [found.tenure.path(one.file.ordinal, "content") for one in fragments]
+        spans = [(one.state.begin, one.state.end) for one in fragments]
+        self._aside(found, paths, spans, why)
+        found.fragments = [one for one in found.fragments if one not in fragments]
+        for one in fragments:
+            one.file.release()
 
     def _aside(
         self, found: RecoveredTenure, paths: list[Path], spans: list[tuple[int, int]], why: str
@@ -546,6 +596,10 @@ class Leftovers:
                 told[0],
                 f" and {len(told) - 1} more" if len(told) > 1 else "",
             )
+
+
+def _contradicting(found: RecoveredTenure, stored: Iterable[Fragment]) -> list[RecoveredFragment]:
+    return [one for one in found.fragments if any(one.contradicts(other) for other in stored)]
 
 
 def _evidence(found: RecoveredTenure) -> Evidence:

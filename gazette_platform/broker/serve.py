@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.allocator import Allocator, announce, leaving
 from gazette_platform.broker.api.service import BrokerService
-from gazette_platform.broker.config import FsyncMode, Wire
+from gazette_platform.broker.config import FsyncMode
 from gazette_platform.broker.context import BrokerContext
 from gazette_platform.broker.crash.evictor import Evictor
 from gazette_platform.broker.crash.former import await_former
@@ -47,6 +47,7 @@ from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.ops.threads import run_in
 from gazette_platform.protocol import BrokerSpec, ProcessId
 from gazette_platform.serving.auth import Authenticator
+from gazette_platform.serving.config import Wire
 from gazette_platform.serving.grpc_server import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.http_server import NOT_SERVING, HttpServer
@@ -305,7 +306,7 @@ class Broker:
         self._leftovers = Leftovers(
             etcd=etcd,
             space=space,
-            others=OtherHomes(etcd, config.etcd_prefix, process_id),
+            others=OtherHomes(config.etcd_prefix, process_id),
             prefix=config.etcd_prefix,
             persister=self._persister,
             spool_dir=config.spool_dir,

@@ -18,7 +18,7 @@ about keys that are neither items, members nor assignments. ``<prefix>`` begins 
     has a ``#``, so that clusters do not share a key whose prefixes begin alike.
 ``/.gazette-platform/history<prefix>#``
     A random id, written by the first broker of the cluster; under no lease. If etcd loses its data, the next
-    broker writes another one, and spools show that they are older than etcd.
+    broker writes another one. So spools, and offsets that clients keep, show that they are older than etcd.
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ _OPTIONS = (
         "Host name by which the HTTP port may be asked for, beside those of --consumer.host, "
         "--consumer.advertise and the machine; * for any. Repeatable.",
     ),
+    _CONSUMER.wire("serves the gRPC port"),
     _CONSUMER.own("limit", int, "Most shards that this process takes on."),
     _CONSUMER.own("max-hot-standbys", int, "Cap on the hot standbys of shards."),
     _CONSUMER.watch_delay(),

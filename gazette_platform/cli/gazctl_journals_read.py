@@ -25,7 +25,7 @@ from gazette_platform.errors import (
     ValidationError,
 )
 from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.protocol import require_same
+from gazette_platform.protocol import learned, require_same
 
 __all__ = ["read"]
 
@@ -195,7 +195,7 @@ class _Merge:
         self.offsets = dict(begins.offsets)
         """Behind what was written, of every journal read or given."""
         self.created = dict(begins.created)
-        """Create revisions of the journals that these belong to."""
+        """Which journals these belong to (`protocol.identity`)."""
         self.on_bytes: Callable[[int], None] | None = None
         """Is told how many bytes were written."""
         self._client = client
@@ -272,17 +272,17 @@ class _Merge:
         return True
 
     async def _read(self, listing: JournalListing) -> None:
-        journal, created = listing.name, listing.create_revision
+        journal, kept = listing.name, self.created.get(listing.name, 0)
         offset = self.offsets.get(journal, self._default_offset)
         require_same(
             journal,
-            self.created.get(journal, 0),
-            created,
+            kept,
+            listing.created,
             offset=offset,
             advice="take the journal out of the file of --offsets, and it is read from its beginning; or make the "
             "savepoint again",
         )
-        self.created[journal] = created or self.created.get(journal, 0)
+        self.created[journal] = created = learned(kept, listing.created)
         reader = self._client.read(
             journal,
             offset,

@@ -52,7 +52,7 @@ def _standing(catalog: TypedCatalog, client: Client, table: TypedTable) -> Typed
         f"{one.name} is not the journal that was read: it was deleted and made again (`gazctl lake run "
         f"{table.typed.name}` says what to do)"
         for one in listed
-        if one.name in known and is_another(known[one.name].created, one.create_revision)
+        if one.name in known and is_another(known[one.name].created, one.created)
     ]
     standing.is_unread |= bool(failures)
     return standing

@@ -2,7 +2,7 @@
 
     {"a/journal": 3690, "a/journal#created": 43}
 
-The second entry is the create revision of the journal that the offset belongs to; see `protocol.identity`.
+The second entry says which journal the offset belongs to; see `protocol.identity`.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ class Places(NamedTuple):
 
     offsets: dict[str, int]
     created: dict[str, int]
-    """Create revisions of the journals that the offsets belong to, as far as they are known."""
+    """Which journals the offsets belong to, as far as it is known."""
 
 
 def read_offsets(path: Path | None) -> Places:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gazette_platform.broker.config import BrokerConfig, FsyncMode, Wire
+from gazette_platform.broker.config import BrokerConfig, FsyncMode
 from gazette_platform.broker.processes import process_count
 from gazette_platform.cli.option_table import ListenAddress, ProcessOption, settings_of
 from gazette_platform.cli.server_options import ServerOptions
@@ -66,12 +66,7 @@ SERVE_OPTIONS = (
         "When what is appended is brought to the disk itself: at each commit, before it is acknowledged; "
         "at an interval of a second; or never by the broker. It survives the process in any case.",
     ),
-    _BROKER.own(
-        "wire",
-        Wire,
-        "Who serves the gRPC port, and calls peers: h2 is this program's own HTTP/2, with a fraction of the CPU for each "
-        "small call; grpc is the gRPC library.",
-    ),
+    _BROKER.wire("serves the gRPC port, and calls peers"),
     _BROKER.own("limit", int, "Most journals that this broker takes on.", "journal_limit"),
     _BROKER.own(
         "max-append-rate",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.cli.option_table import ProcessOption
+from gazette_platform.serving.config import Wire
 
 if TYPE_CHECKING:
     from gazette_platform.serving.config import ServerConfig
@@ -113,6 +114,19 @@ class ServerOptions:
                 "Base64 keys: the first signs, any verifies; AA== beside them admits calls without token. "
                 "Default: every call is allowed.",
             ),
+        )
+
+    def wire(self, does: str) -> ProcessOption:
+        """Who speaks gRPC.
+
+        Args:
+            does: what is done by it.
+        """
+        return self.own(
+            "wire",
+            Wire,
+            f"Who {does}: h2 is this program's own HTTP/2, with a fraction of the CPU for each small call; grpc is "
+            "the gRPC library.",
         )
 
     def recv_size(self) -> ProcessOption:

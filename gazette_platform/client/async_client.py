@@ -283,7 +283,7 @@ class AsyncClient(AsyncClosing):
                 broker that answers it.
             from_savepoint: name of a savepoint that tells the first byte, instead of `offset`. The
                 reader raises `SavepointNotFound` if there is none, or it says nothing of the journal.
-            created: create revision of the journal that `offset` belongs to, as a listing says it. The reader raises
+            created: of the journal that `offset` belongs to, as its listing has it. The reader raises
                 `JournalReplaced` if another journal has the name now, or later while it reads; 0: not known.
         """
         options = ReadOptions(
@@ -498,7 +498,7 @@ class AsyncClient(AsyncClosing):
             name: letters, numbers and ``-_+/.``.
             selector: journals whose write heads are kept, as of about now: they are asked one by one.
             offsets: keep these instead, by journal.
-            created: create revisions of the journals that `offsets` belong to; those not named are as of now.
+            created: by journal that `offsets` belong to, as listings have it; those not named are as of now.
             replace: whether a savepoint of that name may exist already.
 
         Raises: SavepointExists; ValidationError: no journal matches; StatusError, TransportError.
@@ -507,7 +507,7 @@ class AsyncClient(AsyncClosing):
         if offsets is None:
             journals = (await self.list_snapshot(selector)).journals
             offsets = await self.write_heads(journals)
-            created = {journal.name: journal.create_revision for journal in journals}
+            created = {journal.name: journal.created for journal in journals}
         if not offsets:
             raise ValidationError(f"there is no journal to keep an offset of ({selector})")
         return await savepoints.put_savepoint(

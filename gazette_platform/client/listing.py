@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gazette_platform.client.results import (
     FragmentListing,
@@ -22,6 +22,7 @@ from gazette_platform.errors import (
     status_error,
 )
 from gazette_platform.protocol import (
+    HISTORY,
     Fragment,
     Header,
     JournalChange,
@@ -29,6 +30,7 @@ from gazette_platform.protocol import (
     LabelSelector,
     Route,
     Status,
+    history_bits,
     validate_apply_response,
     validate_fragments_response,
     validate_health_response,
@@ -110,9 +112,10 @@ async def _list_once(transport: Transport, selector: LabelSelector) -> ListSnaps
             messages: list[pb.ListResponse] = []
             async for raw in call:
                 messages.append(_decoded(raw, messages))
+            history = await _history(call)
     except CALL_ERRORS as err:
         raise transport.failed(err, wire, "", "list of journals") from err
-    return _snapshot(transport, messages)
+    return _snapshot(transport, messages, history)
 
 
 async def watch_journals(
@@ -140,7 +143,7 @@ async def watch_journals(
                 async for raw in call:
                     message = _decoded(raw, messages)
                     if messages and _ends_snapshot(message):
-                        snapshot = _snapshot(transport, messages)
+                        snapshot = _snapshot(transport, messages, await _history(call))
                         messages = []
                         _require_newer(snapshot.header, last)
                         last = snapshot.header
@@ -181,7 +184,14 @@ def _require_newer(header: Header, last: Header | None) -> None:
         )
 
 
-def _snapshot(transport: Transport, messages: Sequence[pb.ListResponse]) -> ListSnapshot:
+async def _history(call: Any) -> int:
+    """What the broker said, ahead of a listing, of the history of etcd."""
+    return history_bits(str(dict(await call.initial_metadata()).get(HISTORY, "")))
+
+
+def _snapshot(
+    transport: Transport, messages: Sequence[pb.ListResponse], history: int
+) -> ListSnapshot:
     if not messages:
         raise DataError("validating broker response: a listing without any message")
     first, *rest = messages
@@ -192,16 +202,17 @@ def _snapshot(transport: Transport, messages: Sequence[pb.ListResponse]) -> List
         if not message.journals:
             raise DataError("validating broker response: an empty continuation of a listing")
     return ListSnapshot(
-        tuple(_listing(journal) for message in messages for journal in message.journals), header
+        tuple(_listing(each, history) for message in messages for each in message.journals), header
     )
 
 
-def _listing(journal: pb.ListResponse.Journal) -> JournalListing:
+def _listing(journal: pb.ListResponse.Journal, history: int) -> JournalListing:
     return JournalListing(
         spec=JournalSpec.from_pb(journal.spec),
         mod_revision=journal.mod_revision,
         create_revision=journal.create_revision,
         route=Route.from_pb(journal.route),
+        history=history,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict
 
-from gazette_platform.protocol import join_created
+from gazette_platform.protocol import created_by, join_created
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,11 +36,18 @@ class JournalListing:
     """Revision to expect when the spec is changed."""
     create_revision: int
     route: Route
+    history: int = 0
+    """Of etcd, as of `protocol.identity.history_bits`; 0: unknown, as brokers of Gazette do not send it."""
 
     @property
     def name(self) -> str:
         """Name of the journal."""
         return self.spec.name
+
+    @property
+    def created(self) -> int:
+        """Which journal of its name it is: a number to keep beside its offsets, and to give to `read`."""
+        return created_by(self.create_revision, self.history)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +167,10 @@ class Savepoint:
     journals: int
     """How many offsets there are."""
     created: Mapping[str, int] = field(default_factory=dict)
-    """By journal, the create revision of the one that its offset belongs to (`protocol.identity`). Savepoints of former
+    """By journal, `created` of the one that its offset belongs to (`protocol.identity`). Savepoints of former
     releases do not have them."""
 
     @property
     def places(self) -> dict[str, int]:
-        """Offsets and create revisions together, as files of offsets have them and readers of messages take them."""
+        """Offsets and `created` together, as files of offsets have them and readers of messages take them."""
         return join_created(self.offsets, self.created)

@@ -65,7 +65,7 @@ async def put_savepoint(
     """Store a savepoint.
 
     Args:
-        created: create revisions of journals of `offsets`. The broker adds the others as of now.
+        created: of journals of `offsets`, as listings have it. The broker adds the others as of now.
 
     Raises: SavepointExists. Cancellation: may be stored or not.
     """
@@ -86,7 +86,7 @@ class SavedPlace(NamedTuple):
 
     offset: int
     created: int
-    """Create revision of the journal that the offset belongs to; 0: not known."""
+    """Which journal the offset belongs to (`protocol.identity`); 0: not known."""
 
 
 async def savepoint_place(transport: Transport, name: str, journal: str) -> SavedPlace:

@@ -34,6 +34,7 @@ from gazette_platform.errors import (
     StoreUnavailable,
     ValidationError,
 )
+from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.fragment.files import CompressedForm
 from gazette_platform.ops.retry import backoff_s
 from gazette_platform.ops.threads import run_in
@@ -228,6 +229,11 @@ class Persister:
             if len(self):
                 await self._sleep(backoff_s(attempt))
             attempt += 1
+
+    async def listed(self, journal: str, create_revision: int) -> CoverSet[Fragment]:
+        """List what the stores of a journal hold. Raises: GazetteError. Cancellation: safe."""
+        spec = self._spec_of(journal, create_revision)
+        return await self._lister.list(spec) if spec is not None else CoverSet()
 
     async def flush(self, journal: str) -> None:
         """Persist now all that one journal has waiting, and try again what fails, until it is done.

@@ -63,6 +63,22 @@ class RecoveredFragment:
         _hash(self.file.fd, sha, 0, to - self.state.begin)
         return RecoveredFragment(self.file.hold(), self.state._replace(end=to), sha)
 
+    def contradicts(self, stored: Fragment) -> bool:
+        """Whether a store's fragment has, or may have, other bytes at offsets of this one. For a thread.
+
+        It does no harm if the store's fragment goes further on either side: readers take that one.
+
+        Raises: OSError.
+        """
+        begin, end = self.state.begin, self.state.end
+        if stored.end <= begin or end <= stored.begin:
+            return False
+        if begin <= stored.begin and stored.end <= end:
+            sha: Digest = hashlib.sha1(usedforsecurity=False)
+            _hash(self.file.fd, sha, stored.begin - begin, stored.end - begin)
+            return sha.digest() != stored.sum
+        return begin < stored.begin or stored.end < end  # only the store could tell
+
     def fragment(self, journal: str) -> Fragment:
         """Its span and sum."""
         state = self.state
@@ -102,6 +118,8 @@ class RecoveredTenure:
     """Whether the tenure never went further than `end`."""
     is_copied: bool = False
     """Whether it was found in a copy of its home."""
+    knows_registers: bool = True
+    """Whether `registers` could be read."""
 
     @property
     def gaps(self) -> list[tuple[int, int]]:
@@ -173,6 +191,7 @@ def _recover(
         is_whole=False,
         is_end_known=False,
         is_copied=home.is_copied,
+        knows_registers=False,
     )
     states, boot = _sealed_states(found, ordinals), home.boot_mark
     if latest is not None:
@@ -267,6 +286,7 @@ def _take_head(
             raw = _checked(read_small(path), latest.registers)
         found.registers = head_records.decode_registers(raw)
         found.tenure.knows(found.registers)
+        found.knows_registers = True
     except _DAMAGE as err:
         _log.error("%s: its registers are lost: %s", found.tenure.journal, err)
         found.is_whole = False

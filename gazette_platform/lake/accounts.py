@@ -166,14 +166,14 @@ def held_of_former(  # noqa: PLR0917
     """Up to where a Hive partition holds a journal that was deleted and made again as it was before; None: none does.
 
     Args:
-        kept: create revision of what was registered, as the cursor has it; 0: not known. Then the newest account that
+        kept: which journal was registered (`protocol.identity`), as the cursor has it; 0: not known. Then the newest account that
             knows its journal decides, which is nearly always the first.
-        now: create revision of the journal.
+        now: which journal has the name.
     """
     for state in _newest_first(session, spec, table, journal):
         if is_another(state.created or kept, now):
             return state.ranges[-1][1]
-        if not kept and state.created == now:
+        if not kept and state.created:
             return None
     return None
 

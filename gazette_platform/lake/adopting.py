@@ -1,6 +1,6 @@
 """Accounts of a raw table for journals that hold what they held, though they were created again.
 
-So it is when etcd was set up again from a listing of specs: create revisions are others (`protocol.identity`), and fragments
+So it is when etcd was set up again from a listing of specs: their numbers are others (`protocol.identity`), and fragments
 are those that were registered. Nothing here proves it: a person says so.
 """
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import partition_name
 from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.protocol import is_another
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +35,7 @@ def adopt_journals(
 
     Args:
         table: as the metastore has it.
-        created: by name, create revisions of the journals.
+        created: by name, which journals there are.
         is_dry_run: change nothing.
 
     Returns: how many accounts belonged to others, or did not say.
@@ -81,6 +82,7 @@ def _adopted(parameters: Mapping[str, str], created: Mapping[str, int]) -> dict[
     """Parameters whose account belongs to the journal of now; None: it does, or holds nothing."""
     state = PartitionState.from_parameters(parameters)
     now = created.get(state.journal, 0)
-    if not now or not state.ranges or state.created == now:
+    is_theirs = state.created and not is_another(state.created, now)
+    if not now or not state.ranges or is_theirs:
         return None
     return state.created_again(now).within(parameters)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import LakeError
-from gazette_platform.protocol import is_another
+from gazette_platform.protocol import is_another, learned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -79,9 +79,9 @@ class PartitionState:
     aside: tuple[tuple[int, int], ...] = ()
     """Begin and end of each fragment that was set aside, ascending: in no range and no total."""
     created: int = 0
-    """Create revision of the journal that the offsets belong to (`protocol.identity`); 0: not known."""
+    """Which journal the offsets belong to (`protocol.identity`); 0: not known."""
     formerly: tuple[int, ...] = ()
-    """Create revisions that it had before a person said that it holds what it held, ascending: others keep these."""
+    """What `created` was before a person said that it holds what it held, ascending: others keep these."""
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> PartitionState:
@@ -211,7 +211,7 @@ class PartitionState:
             rows: in it; None: they could not be counted.
             stored_bytes: size of its file; None: not known.
             stamp: of its file, if the rows could not be counted.
-            created: create revision of the journal.
+            created: which journal it is (`protocol.identity`).
         """
         known = self.rows if self.rows is not None else self.rows_known
         uncounted = self.uncounted
@@ -229,7 +229,7 @@ class PartitionState:
                 else self.stored_bytes + stored_bytes
             ),
             uncounted=uncounted,
-            created=created or self.created,
+            created=learned(self.created, created),
             formerly=() if is_another(self.created, created) else self.formerly,
         )
         return added.with_known(None if known is None else known + (rows or 0))

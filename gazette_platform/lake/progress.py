@@ -60,7 +60,7 @@ class JournalCursor:
     """Unix seconds at which that fragment had been stored when it was registered; None: not known. Another
     time tells that it was stored once more."""
     created: int = 0
-    """Create revision of the journal that the offsets belong to (`protocol.identity`); 0: not known."""
+    """Which journal the offsets belong to (`protocol.identity`); 0: not known."""
 
     @property
     def complete_to(self) -> int:

@@ -69,7 +69,7 @@ class Recount:
             before: its accounts.
             kept: the fragments that are left.
             location: directory of their files, as engines know it.
-            created: create revision of their journal.
+            created: which journal they are of (`protocol.identity`).
 
         Returns: None: there was no time for all, or a file cannot be read; another look finds out.
         """

@@ -40,7 +40,7 @@ from gazette_platform.lake.storage import Storage
 from gazette_platform.lake.tables import DIGEST, LAYOUT, table_definition
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
-from gazette_platform.protocol import CompressionCodec
+from gazette_platform.protocol import CompressionCodec, is_another, learned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -216,7 +216,8 @@ class Registrar:
             for journal, listing in listed.items():
                 # One that is gone by now, or of which a former release tells, stays what it was.
                 if not listing.is_refused and created.get(journal):
-                    listing.cursor = replace(listing.cursor, created=created[journal])
+                    now = learned(listing.cursor.created, created[journal])
+                    listing.cursor = replace(listing.cursor, created=now)
             is_current = table is not None and table.parameters.get(DIGEST) == spec.digest
             if table is None or not is_current:
                 table = self._make_table(session, spec, journals, listed, table, is_over)
@@ -283,7 +284,7 @@ class Registrar:
         """Begin anew with journals that were made again, once no account holds what they were before."""
         for journal, listing in listed.items():
             kept, now = listing.cursor.created, created.get(journal, 0)
-            if listing.error is not None or not now or kept == now:
+            if listing.error is not None or not now or (kept and not is_another(kept, now)):
                 continue
             end = held_of_former(session, spec, table, journal, kept, now)
             if end is None:

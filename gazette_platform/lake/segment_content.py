@@ -62,7 +62,7 @@ def pieces_of(
         client: of brokers; its config says where ``file`` stores are rooted.
         held: what is read.
         on_jump: what to do about content that is gone, as of `Client.read`.
-        created: create revision of the journal, as of `Client.read`: of what brokers are asked for.
+        created: which journal brokers are asked for, as of `Client.read`.
 
     Returns: a generator, to be closed before the client is.
     Raises: OffsetJump: content is gone. DataError: what is stored is damaged. StatusError, TransportError: it

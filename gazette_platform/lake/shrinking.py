@@ -41,7 +41,7 @@ from gazette_platform.lake.retention import (
 )
 from gazette_platform.lake.storage import Storage
 from gazette_platform.lake.tables import LAYOUT
-from gazette_platform.protocol import LabelSelector, LabelSet, is_another
+from gazette_platform.protocol import LabelSelector, LabelSet, is_another, learned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -313,9 +313,8 @@ class Shrinker:
             if judgement.verdict == "empty":
                 wanted[part.name] = (part, PartitionState(journal=part.state.journal))
             elif judgement.verdict == "shrink":
-                state = recount.state(
-                    part.state, judgement.kept, part.partition.location, view.created
-                )
+                created = learned(part.state.created, view.created)
+                state = recount.state(part.state, judgement.kept, part.partition.location, created)
                 # Accounts of former releases took the smallest of many holes for covered.
                 if state is not None and state != part.state:
                     wanted[part.name] = (part, state)
@@ -407,7 +406,7 @@ class _View:
         self.sizes: dict[tuple[str, str], int] = {}
         found = source.created(LabelSelector(include=LabelSet.of(name=journal.name)))
         self.created = found.get(journal.name, 0)
-        """Create revision of the journal."""
+        """Which journal it is (`protocol.identity`)."""
         self._source = source
         self._roots = roots
         self._storage = storage

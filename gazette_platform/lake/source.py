@@ -29,7 +29,7 @@ class FragmentSource(Protocol):
         ...
 
     def created(self, selector: LabelSelector) -> dict[str, int]:
-        """Create revisions of the journals that match (`protocol.identity`), by name. Ask for them after fragments."""
+        """Which journals match (`protocol.identity`), by name. Ask for them after fragments."""
         ...
 
     def fragments(self, journal: str, offset: int, limit: int) -> list[Fragment]:
@@ -56,8 +56,8 @@ class BrokerSource:
         return [listing.spec for listing in self._client.list(selector)]
 
     def created(self, selector: LabelSelector) -> dict[str, int]:
-        """Create revisions of the journals that match, by name."""
-        return {listing.name: listing.create_revision for listing in self._client.list(selector)}
+        """Which journals match, by name."""
+        return {listing.name: listing.created for listing in self._client.list(selector)}
 
     def fragments(self, journal: str, offset: int, limit: int) -> list[Fragment]:
         """Fragments that begin at `offset` or later, in offset order, at most `limit`.

@@ -82,7 +82,7 @@ async def read_committed(
         offset: used if `checkpoint` says nothing of the journal.
         from_savepoint: name of a savepoint; used instead of `offset`, likewise.
         checkpoint: of a reader before; see `CommittedReader.checkpoint`.
-        created: create revision of the journal that `checkpoint` or `offset` is of, as of `AsyncClient.read`.
+        created: of the journal that `checkpoint` or `offset` is of, as of `AsyncClient.read`.
         ring_size: messages of open transactions to keep in memory.
         counts: is to count what becomes of messages, for metrics.
         framing, block, end_offset, direct: as of `read_uncommitted`.

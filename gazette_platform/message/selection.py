@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.protocol import require_same, split_created
+from gazette_platform.protocol import learned, require_same, split_created
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +31,7 @@ class JournalSpan:
     end: int | None
     """Byte offset to end at; None: wait for more."""
     created: int = 0
-    """Create revision of the journal (`protocol.identity`); 0: not known."""
+    """Which journal it is (`protocol.identity`); 0: not known."""
     is_long: bool = False
     """Whether the read waits for more, or begins at an offset that was kept with its journal."""
 
@@ -93,11 +93,11 @@ async def select_spans(
     begins, created = split_created(offsets or {})
     spans = []
     for journal in journals:
-        begin = begins.get(journal.name, 0)
+        begin, kept = begins.get(journal.name, 0), created.get(journal.name, 0)
         require_same(
             journal.name,
-            created.get(journal.name, 0),
-            journal.create_revision,
+            kept,
+            journal.created,
             offset=begin,
             advice="leave it out of `offsets`, and it is read from its beginning",
         )
@@ -106,7 +106,12 @@ async def select_spans(
         is_long = end is None or journal.name in created
         spans.append(
             JournalSpan(
-                journal.name, journal.spec.labels, begin, end, journal.create_revision, is_long
+                journal.name,
+                journal.spec.labels,
+                begin,
+                end,
+                learned(kept, journal.created),
+                is_long,
             )
         )
     return spans

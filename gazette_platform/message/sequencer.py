@@ -76,6 +76,7 @@ M = TypeVar("M")
 # Plain numbers, for every message is compared with them.
 _OUTSIDE, _CONTINUE, _ACK = map(int, Flags)
 _Key = tuple[str, bytes]
+_LATE_MAX = 100  # such producers are named
 _log = logging.getLogger(__name__)
 
 
@@ -157,7 +158,7 @@ class Sequencer(Generic[M]):
         ring_bytes: of these messages, as they are in their journals; None: any number.
         checkpoint: where to go on.
         warn: is told what should not be: flags without meaning, spans that their producer dropped,
-            and ACKs that take back what was delivered.
+            ACKs that take back what was delivered, and clocks that are a day behind.
         counts: is to count what becomes of messages.
     """
 
@@ -185,6 +186,7 @@ class Sequencer(Generic[M]):
         self._ring_bytes = 0  # of messages that are in it
         self._taken = self._dropped = 0  # slots, ever: those between are the ring's
         self._newest: dict[str, int] = {}  # by journal, as of the last pruning
+        self._late: set[bytes] = set()  # producers that are behind that, and named
         self._warn = warn
         self._counts = counts
         # The commit that is being delivered: its ACK, or the message itself; the producer's state; the
@@ -228,6 +230,8 @@ class Sequencer(Generic[M]):
         state = self._states.get(key)
         if state is None:
             state = self._states[key] = _State(clock - 1)
+            if flags != _ACK and clock < self._newest.get(envelope.journal, 0) - PRUNE_HORIZON:
+                self._warn_late(envelope)
         if flags == _CONTINUE:
             outcome = self._continued(envelope, key, state)
         elif flags == _ACK:
@@ -447,6 +451,16 @@ class Sequencer(Generic[M]):
     def _drop_span(self, key: _Key, state: _State[M]) -> None:
         self._empty(state)
         self._pending.discard(key)
+
+    def _warn_late(self, envelope: Envelope[M]) -> None:
+        """Name a producer that each checkpoint forgets, once."""
+        producer = envelope.uuid.producer
+        if producer not in self._late and len(self._late) < _LATE_MAX:
+            self._late.add(producer)
+            self._warn(
+                f"{_where(envelope)}: its clock is more than 24 hours behind the newest of the journal, so checkpoints "
+                "forget this producer, and an append that came twice counts twice (set the clock of its host)"
+            )
 
     def _prune(self, horizon: int, now: int | None) -> None:
         newest: dict[str, int] = {}

@@ -22,10 +22,14 @@ from gazette_platform.protocol.enums import (
 from gazette_platform.protocol.fragments import ZERO_SUM, Fragment, parse_fragment_path
 from gazette_platform.protocol.identity import (
     DOUBTED,
+    HISTORY,
+    created_by,
     created_list,
     created_map,
+    history_bits,
     is_another,
     join_created,
+    learned,
     require_same,
     split_created,
 )
@@ -87,6 +91,7 @@ from gazette_platform.protocol.text_form import fragments_text, message_text, ro
 
 __all__ = [
     "DOUBTED",
+    "HISTORY",
     "PAGE_LIMIT_MAX",
     "ZERO_SUM",
     "AppendSuspend",
@@ -110,6 +115,7 @@ __all__ = [
     "SuspendLevel",
     "SuspendSpec",
     "conflicting_prefix",
+    "created_by",
     "created_list",
     "created_map",
     "endpoint_grpc_address",
@@ -118,8 +124,10 @@ __all__ = [
     "format_duration",
     "fragment_json",
     "fragments_text",
+    "history_bits",
     "is_another",
     "join_created",
+    "learned",
     "message_jsonpb",
     "message_text",
     "parse_duration",

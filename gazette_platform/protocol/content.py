@@ -64,6 +64,9 @@ def decode_append_content(raw: bytes) -> memoryview | None:
         return memoryview(raw)
     if raw[0] != _APPEND_CONTENT_TAG:
         return None
+    length = len(raw) - 2
+    if 0 < length < 0x80 and raw[1] == length:  # most small ones
+        return memoryview(raw)[2:]
     return _rest(raw, 1)
 
 

@@ -65,7 +65,7 @@ def unpack(text: str) -> dict[str, Any]:
     """
     try:
         raw = json.loads(_inflated(base64.b85decode(text.removeprefix(_MARK))))
-        # Former releases did not know create revisions.
+        # Former releases did not keep which journals they were.
         names, ends, lengths, holes, *more = raw[_TABLES]
         created = more[0] if more else [0] * len(ends)
         numbers = zip(ends, lengths, created, strict=True)

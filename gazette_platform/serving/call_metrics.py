@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, final
+from bisect import bisect_left
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 from typing_extensions import override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from prometheus_client import Metric
 
 __all__ = ["CallMetrics", "MethodMetrics", "Tallies", "Tally"]
+
+_BOUNDS_S: Final = Histogram.DEFAULT_BUCKETS
 
 
 @final
@@ -64,6 +70,48 @@ class Tallies(Collector):
 
 
 @final
+class Duration:
+    """How long things of one kind took. As with a `Tally`, only the event loop's thread adds to it."""
+
+    __slots__ = ("_counts", "_sum_s")
+
+    def __init__(self) -> None:
+        self._counts = [0] * len(_BOUNDS_S)
+        self._sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one."""
+        self._counts[bisect_left(_BOUNDS_S, seconds)] += 1
+        self._sum_s += seconds
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        """Show all so far."""
+        buckets = zip(map(floatToGoString, _BOUNDS_S), accumulate(self._counts), strict=True)
+        family.add_metric(labels, list(buckets), self._sum_s)
+
+
+@final
+class Durations(Collector):
+    """A histogram, for which the library takes several locks for each observation."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
+        self._name, self._text, self._labels = name, text, labels
+        self._all: dict[tuple[str, ...], Duration] = {}
+
+    def of(self, labels: tuple[str, ...]) -> Duration:
+        """The durations of what has these labels."""
+        return self._all.setdefault(labels, Duration())
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        """Give the histogram."""
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        for labels, duration in self._all.items():
+            duration.add_to(family, labels)
+        return (family,)
+
+
+@final
 class CallMetrics:
     """gRPC calls by the names of go-grpc-prometheus, which dashboards of Gazette know."""
 
@@ -88,12 +136,10 @@ class CallMetrics:
         self.sent = Counter(
             "grpc_server_msg_sent", "Messages to callers.", labels, registry=registry
         )
-        self.seconds = Histogram(
-            "grpc_server_handling_seconds",
-            "How long calls took, in seconds.",
-            labels,
-            registry=registry,
+        self.seconds = Durations(
+            "grpc_server_handling_seconds", "How long calls took, in seconds.", labels
         )
+        registry.register(self.seconds)
 
     def of(self, kind: str, service: str, method: str) -> MethodMetrics:
         """The metrics of one method; `kind` is ``unary``, ``client_stream`` or the like."""
@@ -110,7 +156,7 @@ class MethodMetrics:
         self._tallies = tallies = calls.tallies
         self._ended: dict[str, Tally] = {}
         self._started = tallies.of(calls.started.labels(*labels))
-        self._seconds = calls.seconds.labels(*labels)
+        self._seconds = calls.seconds.of(labels)
         self.received = tallies.of(calls.received.labels(*labels))
         self.sent = tallies.of(calls.sent.labels(*labels))
 

@@ -18,7 +18,14 @@ from gazette_platform.client.wire import ASK_AGAIN
 from gazette_platform.errors import SetupError, TransportError
 from gazette_platform.ops.keepalive import keepalive_options
 from gazette_platform.serving.grpc_calls import GO_CODES, GRPC_CODES, caller_left
-from gazette_platform.serving.interface import READ_AHEAD_BYTES, Code, Kind, NotTaken, RpcFailed
+from gazette_platform.serving.interface import (
+    READ_AHEAD_BYTES,
+    Code,
+    ContentSource,
+    Kind,
+    NotTaken,
+    RpcFailed,
+)
 from gazette_platform.serving.listening import why_not
 
 if TYPE_CHECKING:
@@ -62,7 +69,7 @@ _STALL_S = 60.0
 
 
 @final
-class _Stream:
+class _Stream(ContentSource):
     """Both directions of a call."""
 
     __slots__ = ("_context", "_metrics")
@@ -71,6 +78,7 @@ class _Stream:
         self._context = context
         self._metrics = metrics
 
+    @override
     async def next(self) -> bytes | None:
         try:
             raw = await self._context.read()
@@ -195,7 +203,7 @@ def _handlers(rpcs: Iterable[Rpc], calls: CallMetrics) -> list[Any]:
     by_service: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     for rpc in rpcs:
         metrics = calls.of(rpc.kind.value, rpc.service, rpc.name)
-        by_service[rpc.service][rpc.name] = _HANDLERS[rpc.kind](rpc.handler, metrics)
+        by_service[rpc.service][rpc.name] = _HANDLERS[rpc.kind](rpc, metrics)
     return [
         grpc.method_handlers_generic_handler(service, handlers)
         for service, handlers in by_service.items()
@@ -252,7 +260,9 @@ async def _abort(context: Any, err: RpcFailed) -> None:
         raise asyncio.CancelledError from broken
 
 
-def _client_stream(method: ClientStream, metrics: MethodMetrics) -> Any:
+def _client_stream(rpc: Rpc, metrics: MethodMetrics) -> Any:
+    method: ClientStream = rpc.handler
+
     async def handle(_: Any, context: Any) -> bytes:
         messages = _Stream(context, metrics)
         try:
@@ -270,14 +280,18 @@ def _client_stream(method: ClientStream, metrics: MethodMetrics) -> Any:
     return grpc.stream_unary_rpc_method_handler(_handled(handle, metrics))
 
 
-def _bidi_stream(method: BidiStream, metrics: MethodMetrics) -> Any:
+def _bidi_stream(rpc: Rpc, metrics: MethodMetrics) -> Any:
+    method: BidiStream = rpc.handler
+
     async def handle(_: Any, context: Any) -> None:
         await method(_Stream(context, metrics), _metadata(context))
 
     return grpc.stream_stream_rpc_method_handler(_handled(handle, metrics))
 
 
-def _unary(method: Unary, metrics: MethodMetrics) -> Any:
+def _unary(rpc: Rpc, metrics: MethodMetrics) -> Any:
+    method: Unary = rpc.handler
+
     async def handle(request: bytes, context: Any) -> bytes:
         metrics.received.count += 1
         answer = await method(request, _metadata(context))
@@ -287,7 +301,9 @@ def _unary(method: Unary, metrics: MethodMetrics) -> Any:
     return grpc.unary_unary_rpc_method_handler(_handled(handle, metrics))
 
 
-def _server_stream(method: ServerStream, metrics: MethodMetrics) -> Any:
+def _server_stream(rpc: Rpc, metrics: MethodMetrics) -> Any:
+    method: ServerStream = rpc.handler
+
     async def handle(request: bytes, context: Any) -> None:
         metrics.received.count += 1
         stream = _Stream(context, metrics)
@@ -300,12 +316,14 @@ def _server_stream(method: ServerStream, metrics: MethodMetrics) -> Any:
                 text = f"nothing was taken of the responses for {_STALL_S:g} s{ASK_AGAIN}"
                 raise NotTaken(Code.UNAVAILABLE, text) from err
 
+        if rpc.greeting:
+            await stream.greet(rpc.greeting)
         await method(request, send, _metadata(context))
 
     return grpc.unary_stream_rpc_method_handler(_handled(handle, metrics))
 
 
-_HANDLERS: dict[Kind, Callable[[Any, MethodMetrics], Any]] = {
+_HANDLERS: dict[Kind, Callable[[Rpc, MethodMetrics], Any]] = {
     Kind.UNARY: _unary,
     Kind.CLIENT_STREAM: _client_stream,
     Kind.SERVER_STREAM: _server_stream,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Protocol
 
@@ -25,6 +25,7 @@ __all__ = [
     "Rpc",
     "RpcFailed",
     "Send",
+    "ServedCall",
     "ServerStream",
     "Unary",
     "go_spelling",
@@ -41,13 +42,20 @@ class Code(Enum):
 
     CANCELLED = "CANCELLED"
     UNKNOWN = "UNKNOWN"
-    INTERNAL = "INTERNAL"
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     NOT_FOUND = "NOT_FOUND"
     ALREADY_EXISTS = "ALREADY_EXISTS"
-    UNAVAILABLE = "UNAVAILABLE"
-    UNAUTHENTICATED = "UNAUTHENTICATED"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    ABORTED = "ABORTED"
+    OUT_OF_RANGE = "OUT_OF_RANGE"
     UNIMPLEMENTED = "UNIMPLEMENTED"
+    INTERNAL = "INTERNAL"
+    UNAVAILABLE = "UNAVAILABLE"
+    DATA_LOSS = "DATA_LOSS"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
 
 
 def go_spelling(name: str) -> str:
@@ -108,6 +116,17 @@ class ContentSource(Protocol):
         """
         ...
 
+    def take_all(self, bytes_max: int) -> list[bytes] | None:  # noqa: ARG002
+        """All messages that are left, without a wait.
+
+        Args:
+            bytes_max: of them and their framing together.
+
+        Returns: None: they are more, or the stream has not ended, or the transport does not know; then none
+            was taken.
+        """
+        return None
+
 
 class MessageStream(Protocol):
     """A call of which both sides are streams."""
@@ -126,6 +145,29 @@ class MessageStream(Protocol):
 
     async def greet(self, metadata: Metadata) -> None:
         """Tell the caller this ahead of all messages. Raises: RpcFailed: the stream broke."""
+        ...
+
+
+class ServedCall(MessageStream, Protocol):
+    """A `MessageStream` with all that a transport knows of it, for services of applications.
+
+    Attributes:
+        is_greeted: whether the headers of the response are sent.
+        is_closed: whether the call is over.
+        trailing: what the caller hears after all messages.
+    """
+
+    is_greeted: bool
+    is_closed: bool
+    trailing: Metadata
+
+    @property
+    def peer(self) -> str:
+        """The address of the caller, as gRPC writes it."""
+        ...
+
+    def time_left_s(self) -> float | None:
+        """Return the seconds until the caller's deadline; None if it has none."""
         ...
 
 
@@ -168,3 +210,5 @@ class Rpc:
     name: str
     kind: Kind
     handler: Any
+    greeting: Metadata = field(default_factory=dict)
+    """Sent ahead of all responses, of a call whose responses are a stream."""

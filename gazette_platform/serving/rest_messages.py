@@ -36,16 +36,22 @@ M = TypeVar("M", bound="Message")
 _CODES: Final = {
     Code.CANCELLED: (1, HTTPStatus.REQUEST_TIMEOUT),
     Code.UNKNOWN: (2, HTTPStatus.INTERNAL_SERVER_ERROR),
+    Code.INVALID_ARGUMENT: (3, HTTPStatus.BAD_REQUEST),
     Code.DEADLINE_EXCEEDED: (4, HTTPStatus.GATEWAY_TIMEOUT),
     Code.NOT_FOUND: (5, HTTPStatus.NOT_FOUND),
     Code.ALREADY_EXISTS: (6, HTTPStatus.CONFLICT),
+    Code.PERMISSION_DENIED: (7, HTTPStatus.FORBIDDEN),
+    Code.RESOURCE_EXHAUSTED: (8, HTTPStatus.TOO_MANY_REQUESTS),
+    Code.FAILED_PRECONDITION: (9, HTTPStatus.BAD_REQUEST),
+    Code.ABORTED: (10, HTTPStatus.CONFLICT),
+    Code.OUT_OF_RANGE: (11, HTTPStatus.BAD_REQUEST),
     Code.UNIMPLEMENTED: (12, HTTPStatus.NOT_IMPLEMENTED),
     Code.INTERNAL: (13, HTTPStatus.INTERNAL_SERVER_ERROR),
     Code.UNAVAILABLE: (14, HTTPStatus.SERVICE_UNAVAILABLE),
+    Code.DATA_LOSS: (15, HTTPStatus.INTERNAL_SERVER_ERROR),
     Code.UNAUTHENTICATED: (16, HTTPStatus.UNAUTHORIZED),
 }
-INVALID_ARGUMENT: Final = (3, HTTPStatus.BAD_REQUEST)
-_PERMISSION_DENIED: Final = (7, HTTPStatus.FORBIDDEN)
+INVALID_ARGUMENT: Final = _CODES[Code.INVALID_ARGUMENT]
 
 
 def parse_request(kind: type[M], body: bytes) -> M:
@@ -76,7 +82,7 @@ def message_line(message: Message) -> bytes:
 
 def error_of(err: RpcFailed) -> tuple[int, HTTPStatus]:
     """The number of gRPC's code of an error, and its HTTP status."""
-    return _PERMISSION_DENIED if isinstance(err, Denied) else _CODES[err.code]
+    return _CODES[Code.PERMISSION_DENIED if isinstance(err, Denied) else err.code]
 
 
 def error_line(text: str, code: tuple[int, HTTPStatus]) -> bytes:

@@ -8,7 +8,7 @@
 Spark asks a source where a query begins each time that it starts its first batch, and `latest` is another place by
 then. So the end of the first batch has that place in it, and each batch is a function of its two offsets.
 
-Each also has `"created": {"a/b": 43}`, the create revisions of its journals (`protocol.identity`): a query does not go on in
+Each also has `"created": {"a/b": 43}`, which journals they are (`protocol.identity`): a query does not go on in
 a journal that was deleted and made again. Offsets of former releases do not have it; the next one notes it.
 
 Which messages are committed depends on all before them. What of those counts is a few numbers of each producer that
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.message.sequencer import ProducerState
-from gazette_platform.protocol import require_same
+from gazette_platform.protocol import learned, require_same
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +62,7 @@ def offset_of(
     Args:
         begins: where the batch begins, if it is the first one.
         producers: of committed messages, as of `positions`.
-        created: create revisions of the journals.
+        created: which journals they are (`protocol.identity`).
 
     Raises: ValidationError: there are more producers than an offset can hold.
 
@@ -127,7 +127,7 @@ def positions_of(offset: Mapping[str, Any]) -> dict[str, int]:
 
 
 def created_of(offset: Mapping[str, Any]) -> dict[str, int]:
-    """Create revisions of journals, as far as they were known. Raises: ValidationError: it is no offset of ours."""
+    """Which journals they are, as far as it was known. Raises: ValidationError: it is no offset of ours."""
     created = offset.get("created", {})
     if not isinstance(created, dict) or not all(isinstance(at, int) for at in created.values()):
         raise _is_foreign(offset)
@@ -138,9 +138,9 @@ def require_created(offset: Mapping[str, Any], now: Mapping[str, int]) -> dict[s
     """Refuse an offset of journals that were made again since.
 
     Args:
-        now: create revisions of the journals that exist.
+        now: which journals exist, by name.
 
-    Returns: create revisions of these and of the others that the offset names.
+    Returns: which journals these and the others are that the offset names.
     Raises: JournalReplaced.
     """
     kept = created_of(offset)
@@ -153,7 +153,8 @@ def require_created(offset: Mapping[str, Any], now: Mapping[str, int]) -> dict[s
             advice="begin with a new checkpoint; the newest file in `offsets` of this one has the `startingOffsets` of "
             "the journals that go on",
         )
-    return {**kept, **{name: created for name, created in now.items() if created}}
+    known = {name: learned(kept.get(name, 0), created) for name, created in now.items()}
+    return {**kept, **{name: created for name, created in known.items() if created}}
 
 
 def _is_foreign(offset: Mapping[str, Any]) -> ValidationError:

@@ -63,7 +63,7 @@ class Place:
     offsets: Mapping[str, int] = field(default_factory=dict)
     """Byte offsets, if there is neither word nor savepoint."""
     created: Mapping[str, int] = field(default_factory=dict)
-    """Create revisions of the journals that these belong to, where they say so (`protocol.identity`)."""
+    """Which journals these belong to, where they say so (`protocol.identity`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -42,7 +42,7 @@ class Found(NamedTuple):
     content_type: str
     head: int
     created: int
-    """Its create revision; see `protocol.identity`."""
+    """Which journal it is; see `protocol.identity`."""
 
 
 Journals = dict[str, Found]
@@ -64,7 +64,7 @@ async def find_journals(client: AsyncClient, options: SourceOptions) -> Journals
             content_type = framing_of_labels(journal.spec.labels).content_type
         except ValidationError as err:
             raise err.within(journal.name) from err
-        journals[journal.name] = Found(content_type, heads[journal.name], journal.create_revision)
+        journals[journal.name] = Found(content_type, heads[journal.name], journal.created)
     return journals
 
 

@@ -34,7 +34,7 @@ class Range:
     producers: tuple[ProducerState, ...] = ()
     """Of committed messages, what is known of those before it."""
     created: int = 0
-    """Create revision of the journal (`protocol.identity`); 0: not known."""
+    """Which journal it is (`protocol.identity`); 0: not known."""
 
 
 @final

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, final
 
 from typing_extensions import override
 
+from gazette_platform.testing.chosen_wire import wire_flags
 from gazette_platform.testing.server_process import ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["WIRE_VARIABLE", "BrokerServer"]
-
-WIRE_VARIABLE: Final = "GAZETTE_TEST_WIRE"
-"""Names the --broker.wire of all brokers that tests start."""
+__all__ = ["BrokerServer"]
 
 
 @final
@@ -90,7 +87,7 @@ class BrokerServer(ServerProcess):
             f"--etcd.prefix={self._prefix}",
             f"--etcd.lease={self._lease_s:g}s",
             "--log.level=info",
-            *(f"--broker.wire={wire}" for wire in (os.environ.get(WIRE_VARIABLE),) if wire),
+            *wire_flags("broker"),
             *self.flags,
         ]
         self.run(command, timeout_s=timeout_s)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, final
 from typing_extensions import override
 
 from gazette_platform.serving.http_server import NOT_SERVING
+from gazette_platform.testing.chosen_wire import wire_flags
 from gazette_platform.testing.server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class ConsumerServer(ServerProcess):
             f"--etcd.prefix={self._prefix}",
             f"--etcd.lease={self._lease_s:g}s",
             "--log.level=info",
+            *wire_flags("consumer"),
             *self.flags,
         ]
         self.run(command, timeout_s=timeout_s)

@@ -16,6 +16,7 @@ import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
 from gazette_platform.protocol import (
+    HISTORY,
     CompressionCodec,
     EtcdHeader,
     Fragment,
@@ -99,6 +100,8 @@ class FakeBroker:
     def __init__(self) -> None:
         self.member = ProcessId("local", "fake-broker")
         self.journals: dict[str, FakeJournal] = {}
+        self.history = ""
+        """Of its etcd, as our brokers send it with listings; empty: it is not sent, as by brokers of Gazette."""
         self.signature = ""
         """What signed URLs end with."""
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
@@ -273,6 +276,8 @@ class FakeBroker:
 
     async def _list(self, raw: bytes, context: Any) -> AsyncIterator[bytes]:
         fault = await self._fault("List", context)
+        if self.history:
+            await context.send_initial_metadata(((HISTORY, self.history),))
         request = pb.ListRequest.FromString(raw)
         self.requests.append(request)
         selector = LabelSelector.from_pb(request.selector)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 from grpc import aio  # type: ignore[import-untyped]
 
-from gazette_platform.broker.config import BrokerConfig, Wire
+from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.serve import Broker
 from gazette_platform.client.wire import CALL_ERRORS, proxy_options
 from gazette_platform.codecs import compressor
 from gazette_platform.protocol import CompressionCodec, Fragment, JournalSpec, Status
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
-from gazette_platform.testing.broker import WIRE_VARIABLE
+from gazette_platform.testing.chosen_wire import wire_settings
 from gazette_platform.testing.expected_errors import ExpectedErrors
 from gazette_platform.testing.waiting import patient
 
@@ -92,7 +92,7 @@ class LocalBrokers:
             "spool_dir": self._spools,
             "drain_timeout_s": 0.0,
             "watch_delay_s": 0.0,
-            "wire": Wire(os.environ.get(WIRE_VARIABLE, Wire.GRPC.value)),
+            **wire_settings(),
         }
         broker = Broker(BrokerConfig(**(defaults | settings)))
         self._brokers.append(broker)

@@ -20,6 +20,7 @@ from gazette_platform.errors import GazetteError
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.keyspace import items_prefix, member_key
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.testing.chosen_wire import wire_settings
 from gazette_platform.testing.expected_errors import ExpectedErrors
 from gazette_platform.testing.waiting import patient
 
@@ -113,6 +114,7 @@ class LocalConsumers:
             "drain_timeout_s": 20.0,
             "directory": self._folder,
             "broker": ClientConfig(address=self.client.config.address, retry_timeout_s=None),
+            **wire_settings(),
         }
         process = ConsumerProcess(application, ConsumerConfig(**(defaults | settings)))
         self.processes.append(process)

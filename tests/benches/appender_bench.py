@@ -164,10 +164,11 @@ class Bench:
             faults=self.faults,
         )
 
-    def submit(self, content=b"", *, stream=None, wait_until=0.0, **options):
+    def submit(self, content=b"", *, request=None, stream=None, wait_until=0.0, **options):
         chunks = [content] if content else []
+        request = request or events.AppendRequest("a/journal", **options)
         pending = Pending(
-            machine=fsm.AppendFSM(events.AppendRequest("a/journal", **options)),
+            machine=fsm.AppendFSM(request, has_content=bool(content)),
             done=asyncio.get_running_loop().create_future(),
             chunks=chunks,
             length=len(content),

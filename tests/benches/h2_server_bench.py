@@ -75,7 +75,9 @@ class Echo:
             "Crash": (Kind.UNARY, self.crash),
             "Early": (Kind.CLIENT_STREAM, self.early),
         }
-        return [Rpc(SERVICE, name, kind, handler) for name, (kind, handler) in kinds.items()]
+        greeting = {"greeting": "of all streams"}
+        rpcs = [Rpc(SERVICE, name, kind, handler) for name, (kind, handler) in kinds.items()]
+        return [*rpcs, Rpc(SERVICE, "Greeted", Kind.SERVER_STREAM, self.download, greeting)]
 
 
 class Bench:

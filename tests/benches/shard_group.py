@@ -41,7 +41,10 @@ from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import LabelSet, ProcessId
 from gazette_platform.serving.auth import Authenticator
 from gazette_platform.serving.call_metrics import CallMetrics, Tallies
+from gazette_platform.serving.config import Wire
 from gazette_platform.serving.grpc_server import GrpcServer
+from gazette_platform.serving.h2.server import H2Server
+from gazette_platform.testing.chosen_wire import wire_settings
 
 IDLE, STANDBY, PRIMARY = (ReplicaStatus(ReplicaCode[c]) for c in ("IDLE", "STANDBY", "PRIMARY"))
 FAILED = ReplicaStatus(ReplicaCode.FAILED, ("some error",))
@@ -113,7 +116,8 @@ class Process:
         auth = Authenticator(auth_keys, clock, flag="consumer.auth-keys")
         self.service = ShardService(self.api, auth, Faults())
         registry = CollectorRegistry()
-        self.server = GrpcServer(
+        serve = H2Server if wire_settings().get("wire") is Wire.H2 else GrpcServer
+        self.server = serve(
             self.service.rpcs,
             host="127.0.0.1",
             port=0,

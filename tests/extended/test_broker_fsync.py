@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import pytest
 from power_disk import PowerDisk
+from spool_files import say_made_here
 
 from gazette_platform.broker import serve
 from gazette_platform.broker.config import FsyncMode
@@ -88,6 +89,9 @@ class Machines:
             await broker.abandon()
             await self.etcd.revoke_lease(lease)
         left.restore(target)
+        for place in target.glob("*/spools/*/place"):
+            if place.read_bytes():
+                say_made_here(place.parent)  # it stands for the same disk
         self.folder = target
         for name in self.names:
             (target / name).mkdir(exist_ok=True)

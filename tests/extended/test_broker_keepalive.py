@@ -11,7 +11,7 @@ import grpc
 import pytest
 from wire_limits import limit_pings
 
-from gazette_platform.broker.config import BrokerConfig, Wire
+from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.wire import peers as peers_module
 from gazette_platform.broker.wire.peer_stream import open_replicate
 from gazette_platform.broker.wire.peers import Peers
@@ -30,6 +30,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 from gazette_platform.serving import grpc_server
+from gazette_platform.serving.config import Wire
 from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.testing.fault_proxy import Direction, FaultProxies, FaultProxy
 from gazette_platform.testing.local_broker import LocalBrokers, append

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 
 import aiohttp
@@ -18,9 +19,11 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.interface import Kind
 from gazette_platform.testing.certificates import CertificateAuthority
 from gazette_platform.testing.etcd import EtcdServer
 from gazette_platform.testing.local_broker import LocalBrokers
+from gazette_platform.testing.waiting import patient
 
 pytestmark = pytest.mark.etcd
 
@@ -144,23 +147,23 @@ async def test_peers_show_their_certificates_and_tokens(cluster, authority):
     one = await cluster.start(**settings, auth_keys="c2VjcmV0")
     two = await cluster.start(**settings, auth_keys="b3RoZXI=,c2VjcmV0")
     peers = two._context.peers
-    method = peers.channel(one.endpoint).unary_unary(
-        "/protocol.Journal/ListFragments",
-        request_serializer=pb.FragmentsRequest.SerializeToString,
-        response_deserializer=pb.FragmentsResponse.FromString,
-    )
-    request = pb.FragmentsRequest(journal=JOURNAL)
     with pytest.raises(Exception, match="signature is invalid"):
-        await method(request, metadata=peers.metadata(Capability.READ, JOURNAL), timeout=10)
+        await fragments_of(one, by=peers)
     peers = one._context.peers
-    method = peers.channel(two.endpoint).unary_unary(
-        "/protocol.Journal/ListFragments",
-        request_serializer=pb.FragmentsRequest.SerializeToString,
-        response_deserializer=pb.FragmentsResponse.FromString,
-    )
-    metadata = peers.metadata(Capability.READ, JOURNAL)
-    assert (await method(request, metadata=metadata, timeout=10)).status == pb.JOURNAL_NOT_FOUND
+    assert (await fragments_of(two, by=peers)).status == pb.JOURNAL_NOT_FOUND
     await peers.drop(two.endpoint)
+
+
+async def fragments_of(broker, *, by):
+    """Call it as its peers do."""
+    call = by.channel(broker.endpoint).call(
+        "/protocol.Journal/ListFragments",
+        Kind.UNARY,
+        by.metadata(Capability.READ, JOURNAL),
+        pb.FragmentsRequest(journal=JOURNAL).SerializeToString(),
+    )
+    async with asyncio.timeout(patient(10)):
+        return pb.FragmentsResponse.FromString(await call.answer())
 
 
 # ------------------------------------------------------------------------------------ bad files

@@ -34,10 +34,13 @@ class Content:
     """The messages of an append that follow its first."""
 
     def __init__(self):
-        self._messages = iter([encode_append_content(b"x" * 100), COMMIT_MARKER, None])
+        self._messages = iter([encode_append_content(b"x" * 100), COMMIT_MARKER])
 
     async def next(self):
-        return next(self._messages)
+        return next(self._messages, None)
+
+    def take_all(self, _bytes_max):
+        return [*self._messages]
 
 
 async def entered(service, min_revision=0):

@@ -327,7 +327,7 @@ async def test_claims_limit_flushes_and_savepoints(local_brokers):
         allowed(Capability.LIST | Capability.READ) as reader,
         allowed(everything, name="a/yours") as other,
     ):
-        # One by one, so that their create revisions differ.
+        # One by one, so that each has another create revision.
         await apply(root, spec("a/mine"))
         await apply(root, spec("a/yours"))
         await root.append("a/mine", b"content")
@@ -336,7 +336,7 @@ async def test_claims_limit_flushes_and_savepoints(local_brokers):
         with pytest.raises(CallFailed, match="APPEND capability"):
             await reader.flush("")
         assert (await owner.get_savepoint("both")).offsets == {"a/mine": 7}
-        created = {each.name: each.create_revision for each in await root.list()}
+        created = {each.name: each.created for each in await root.list()}
         assert len(set(created.values())) == 2
         for client, names in (
             (root, ["a/mine", "a/yours"]),

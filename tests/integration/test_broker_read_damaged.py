@@ -7,6 +7,7 @@ import gzip
 import grpc
 import pytest
 
+from gazette_platform.broker.api import read as read_api
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.local_broker import read, store_fragment
 from gazette_platform.testing.waiting import eventually
@@ -58,3 +59,25 @@ async def test_a_damaged_stored_fragment_is_never_read_whole(cluster, stub, dama
     with pytest.raises(grpc.aio.AioRpcError, match="restore the file, or remove it") as caught:
         await anext(responses)
     assert says in caught.value.details()
+
+
+async def test_fragment_found_right_is_believed_for_a_while(cluster, stub, monkeypatch):
+    fragment = store_fragment(cluster.fragments, JOURNAL, 0, b"0123456789abcdef")
+    path = cluster.fragments / fragment.content_path
+    store = FragmentSpec(
+        length=1 << 20,
+        codec=CompressionCodec.NONE,
+        stores=("file:///",),
+        refresh_interval_ns=3600 * 10**9,
+    )
+    await cluster.apply(stub, JournalSpec(JOURNAL, 1, fragment=store))
+
+    async def content():
+        return b"".join([each.content async for each in read(stub, JOURNAL, 0)])
+
+    assert await content() == b"0123456789abcdef"
+    path.write_bytes(b"0123456x89abcdef")
+    assert await content() == b"0123456x89abcdef"
+    monkeypatch.setattr(read_api, "_PROVEN_S", 0.0)
+    with pytest.raises(grpc.aio.AioRpcError, match="content has SHA-1"):
+        await content()

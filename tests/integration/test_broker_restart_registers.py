@@ -156,3 +156,19 @@ async def test_old_listing_lets_nobody_go_on_without_holder(cluster):
     again = await cluster.start(id="broker-again", zone=crashed.config.zone, append_wait_s=2.0)
     async with client_of(again) as client:
         assert (await client.append(JOURNAL, b"!")).begin == 16
+
+
+async def test_registers_survive_reset_of_harmed_spool(cluster, tmp_path):
+    settings = {"id": "broker-za", "spool_dir": tmp_path / "spools of za", "append_wait_s": 0.5}
+    settings["spool_dir"].mkdir()
+    broker = await cluster.start(**settings)
+    async with client_of(broker) as client:
+        await client.apply([Change(spec())])
+        await client.append(JOURNAL, b"content", union_registers=HELD)
+    await crash(broker)
+    (lost,) = settings["spool_dir"].rglob("*.content")
+    lost.unlink()
+    broker = await cluster.start(**settings)
+    async with client_of(broker) as client:
+        assert await client.reset_head(JOURNAL, give_up=True) == 0
+        await check_fence(client, begin=0)

@@ -10,7 +10,6 @@ import aiohttp
 import grpc
 import pytest
 
-from gazette_platform.broker.config import Wire
 from gazette_platform.broker.journal.resolver import Resolver
 from gazette_platform.broker.membership import Membership
 from gazette_platform.errors import LeaseLost, SetupError, TransportError
@@ -22,6 +21,7 @@ from gazette_platform.protocol import (
     Status,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.config import Wire
 from gazette_platform.testing.fault_proxy import FaultProxy
 from gazette_platform.testing.local_broker import AppendCall, append, calls_begun
 from gazette_platform.testing.waiting import eventually, patient

@@ -12,6 +12,7 @@ from gazette_platform.consumer.service import EtcdShardHost
 from gazette_platform.errors import DataError, JournalReplaced, ShardStopped
 from gazette_platform.etcd import Delete, EtcdClient
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.protocol import created_by
 from gazette_platform.testing.waiting import eventually, patient, stays
 
 pytestmark = pytest.mark.etcd
@@ -198,6 +199,13 @@ async def test_log_is_the_journal_that_was_noted_first(group, ours):
     assert (kept.value, kept.version) == (f'{{"log": "{log}", "created": 7}}'.encode(), 1)
     with pytest.raises(JournalReplaced, match=f"created at revision 9 .* delete the key {key}"):
         await replica.require_log(log, 9)
+    known = created_by(7, 1)  # brokers send the history of their etcd since
+    for created in (known, 7, known):
+        await replica.require_log(log, created)
+    kept = await group.etcd.get(key)
+    assert (kept.value, kept.version) == (f'{{"log": "{log}", "created": {known}}}'.encode(), 2)
+    with pytest.raises(JournalReplaced, match="created at revision 7 of another etcd"):
+        await replica.require_log(log, created_by(7, 2))
     await group.put_shard(
         shard(SHARD, recovery_log_prefix="moved", hint_prefix=f"{group.prefix}-hints")
     )

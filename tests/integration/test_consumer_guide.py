@@ -7,6 +7,7 @@ import asyncio
 import aiohttp
 import pytest
 from aiohttp import web
+from totals_specs import totals_journals, totals_shards
 
 from gazette_platform import Flags, read_committed
 from gazette_platform.app import Application, SQLiteStore
@@ -16,22 +17,6 @@ from gazette_platform.yaml_specs import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
-JOURNALS = """
-replication: 1
-fragment: {length: 1048576, compression_codec: SNAPPY, stores: ["file:///"], refresh_interval: 1m}
-children:
-  - {name: orders, labels: [{name: content-type, value: application/x-ndjson}]}
-  - {name: recovery/totals, labels: [{name: content-type, value: application/x-gazette-recoverylog}]}
-  - {name: rejected, labels: [{name: content-type, value: application/x-ndjson}]}
-"""
-SHARDS = """
-shards:
-  - id: totals
-    sources: [{journal: orders}]
-    recovery_log_prefix: recovery
-    hint_prefix: PREFIX-hints
-    max_txn_duration: 1s
-"""
 SCHEMA = "CREATE TABLE IF NOT EXISTS totals (customer TEXT PRIMARY KEY, amount REAL NOT NULL)"
 ADD = "INSERT INTO totals VALUES (?, ?) ON CONFLICT DO UPDATE SET amount = amount + excluded.amount"
 
@@ -98,10 +83,10 @@ async def rows(consumers):
 
 
 async def begun(consumers, application):
-    await consumers.client.apply(parse_journal_tree(JOURNALS))
+    await consumers.client.apply(parse_journal_tree(totals_journals("rejected")))
     process = await consumers.start(application)
-    shards = parse_shard_changes(SHARDS.replace("PREFIX", consumers._prefix))
-    await consumers.create_shards(*(each.spec for each in shards))
+    shards = totals_shards(consumers._prefix)
+    await consumers.create_shards(*shards)
     return process
 
 

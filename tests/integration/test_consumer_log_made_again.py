@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from totals_specs import totals_journals, totals_shards
 
 from gazette_platform import Flags, Mapped, Publisher, read_committed
 from gazette_platform.app import Application, JSONFileStore
-from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import JournalChange
 from gazette_platform.testing import local_consumer
@@ -14,22 +14,6 @@ from gazette_platform.yaml_specs import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
-JOURNALS = """
-replication: 1
-fragment: {length: 1048576, compression_codec: SNAPPY, stores: ["file:///"], refresh_interval: 1m}
-children:
-  - {name: orders, labels: [{name: content-type, value: application/x-ndjson}]}
-  - {name: recovery/totals, labels: [{name: content-type, value: application/x-gazette-recoverylog}]}
-  - {name: totals, labels: [{name: content-type, value: application/x-ndjson}]}
-"""
-SHARDS = """
-shards:
-  - id: totals
-    sources: [{journal: orders}]
-    recovery_log_prefix: recovery
-    hint_prefix: PREFIX-hints
-    max_txn_duration: 1s
-"""
 LOG = "recovery/totals"
 
 
@@ -70,15 +54,15 @@ async def test_shard_whose_log_was_made_again_fails_and_publishes_nothing_twice(
     """It went on to record, and its successor began with empty state: totals were [12, 111, 112, 12, 111, 112]."""
     monkeypatch.setattr(local_consumer, "_FAILED_S", 0.2)
     client = local_consumers.client
-    await client.apply(parse_journal_tree(JOURNALS))
+    await client.apply(parse_journal_tree(totals_journals("totals")))
     first = await local_consumers.start(Totals())
-    shards = parse_shard_changes(SHARDS.replace("PREFIX", etcd_prefix))
-    await local_consumers.create_shards(*(each.spec for each in shards))
+    shards = totals_shards(etcd_prefix)
+    await local_consumers.create_shards(*shards)
     await publish(client, ("Ada", 12), ("Ada", 99))
     await local_consumers.wait_through()
 
     await client.apply([JournalChange(None, LOG, -1)])
-    again = parse_journal_tree(JOURNALS.replace("file:///", "file:///again/"))
+    again = parse_journal_tree(totals_journals("totals").replace("file:///", "file:///again/"))
     await client.apply([each for each in again if each.name == LOG])
     await publish(client, ("Ada", 1))
     with pytest.raises(AssertionError, match=rf"{LOG}: an append is at offset 0, .*made again"):

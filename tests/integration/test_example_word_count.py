@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from examples.word_count.pb import word_count_pb2 as pb, word_count_pb2_grpc as 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes
 from gazette_platform.protocol.pb import protocol_pb2
+from gazette_platform.serving.config import Wire
 from gazette_platform.testing.local_consumer import LocalConsumers
 from gazette_platform.yaml_specs import parse_journal_tree
 
@@ -69,11 +71,11 @@ async def world(local_brokers, etcd_server, etcd_prefix, tmp_path):
             yield World(client, consumers, f"{etcd_prefix}-hints")
 
 
-async def two_processes(world):
-    """Two processes, of which each has some shards."""
+async def two_processes(world, first=None, second=None):
+    """Two processes, of which each has some shards, with settings of their own."""
     await world.client.apply(parse_journal_tree((FOLDER / "journals.yaml").read_text()))
-    await world.consumers.start(WordCount(2))
-    await world.consumers.start(WordCount(2))
+    await world.consumers.start(WordCount(2), **(first or {}))
+    await world.consumers.start(WordCount(2), **(second or {}))
     changes = parse_shard_changes((FOLDER / "shards.yaml").read_text())
     # An etcd that tests share keeps hints of each apart.
     specs = [replace(change.spec, hint_prefix=world.hints) for change in changes]
@@ -108,6 +110,24 @@ async def test_n_grams_are_counted_and_told_by_any_process(world):
 
     await world.publish(second, TEXT)
     assert await world.query(first, "wood chuck") == [("wood chuck", 4)]
+
+
+@pytest.mark.parametrize("other", list(Wire), ids=lambda wire: wire.value)
+async def test_own_http2_serves_both_kinds_of_stubs(world, other):
+    first, second = await two_processes(world, {"wire": Wire.H2}, {"wire": other})
+    await world.publish(first, TEXT)
+
+    def ask(process):
+        with grpc.insecure_channel(f"127.0.0.1:{process.port}") as channel:
+            stub = rpcs.NGramStub(channel)
+            found = stub.Query(pb.QueryRequest(prefix="wood chuck"), timeout=30)
+        return [(gram.n_gram, gram.count) for gram in found.grams]
+
+    for process in (first, second):
+        assert await asyncio.to_thread(ask, process) == [("wood chuck", 2)]
+        assert await world.query(process, "START how") == [("START how", 1)]
+        code, text = await world.refused(process, "wood", "shard-009")
+        assert (code, text) == ("NOT_FOUND", "shard shard-009: SHARD_NOT_FOUND")
 
 
 async def test_counts_survive_a_process(world):

@@ -302,11 +302,17 @@ class TestSavepoints:
         label = names.prefix.replace("/", "-")
         made = client.create_savepoint(label, f"name:prefix={names.prefix}/")
         assert made.created == {
-            one.name: one.create_revision for one in client.list(f"name:prefix={names.prefix}/")
+            one.name: one.created for one in client.list(f"name:prefix={names.prefix}/")
         }
         # Whoever names offsets has them of the journals of now.
         own = client.create_savepoint(f"{label}-own", offsets={kept: 7})
         assert own.created == {kept: made.created[kept]}
+        # A client that learned of it from a broker of Gazette does not know the history of etcd.
+        found = client.get(kept)
+        less = client.create_savepoint(
+            f"{label}-less", offsets={kept: 7}, created={kept: found.create_revision}
+        )
+        assert less.created == {kept: found.created} != {kept: found.create_revision}
         make_again(other)
         client.append(other, b"y" * 200)
         with pytest.raises(
@@ -327,7 +333,7 @@ class TestReads:
     ):
         [name] = create(client, names.prefix, "a")
         client.append(name, b"x" * 100)
-        created = client.get(name).create_revision
+        created = client.get(name).created
         async with AsyncClient(ClientConfig(address=shared.address)) as reading:
             read = reading.read(name, 90, block=True, created=created)
             assert bytes(await anext(read)) == b"x" * 10
@@ -347,7 +353,7 @@ class TestReads:
     ):
         [name] = create(client, names.prefix, "a")
         client.append(name, b"x" * 100)
-        created = client.get(name).create_revision
+        created = client.get(name).created
         look, looks = reader.list_journals, []
 
         async def looked(transport, selector):
@@ -368,7 +374,7 @@ class TestReads:
     ):
         """Fragments are listed ahead, without any new stream."""
         [name] = create(client, names.prefix, "a")
-        created = client.get(name).create_revision
+        created = client.get(name).created
 
         def store(*contents):
             for content in contents:

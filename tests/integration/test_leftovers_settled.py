@@ -6,231 +6,47 @@ Long because all of it is shown at one bench, which has a store that may be away
 from __future__ import annotations
 
 import asyncio
-import shutil
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
-from spool_files import crash_home, put, state_of
+from leftovers_bench import (
+    ELSEWHERE,
+    JOURNAL,
+    LATER_BOOT,
+    NOW,
+    OTHER,
+    REGISTERS,
+    REVISION,
+    US,
+    Bench,
+)
 
 from gazette_platform.broker import epoch_store, leftovers as leftovers_module
 from gazette_platform.broker.epoch_store import (
     delete_record,
     has_foreign_members,
     held_journals,
+    read_own_members,
     read_record,
     write_record,
 )
 from gazette_platform.broker.epochs import EpochRecord, Holder, Past, Released
-from gazette_platform.broker.homes_said import OtherHomes
-from gazette_platform.broker.leftovers import Leftovers
-from gazette_platform.broker.side_keys import history_key, own_member_key
+from gazette_platform.broker.side_keys import history_key, own_member_key, own_members_prefix
 from gazette_platform.broker.verdicts import Todo, Verdict
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.fragment import files as files_module
 from gazette_platform.fragment.aside import SET_ASIDE
 from gazette_platform.fragment.files import finish_closing
-from gazette_platform.fragment.persister import Persister
-from gazette_platform.fragment.recovery import recover
-from gazette_platform.fragment.refresh import FragmentLister
-from gazette_platform.fragment.spool_home import Owner, SpoolHome, free_homes
 from gazette_platform.keyspace import item_key, member_key
-from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.faults import Faults
 from gazette_platform.protocol import (
-    FragmentSpec,
-    JournalSpec,
     LabelSet,
-    ProcessId,
     SuspendLevel,
     SuspendSpec,
 )
-from gazette_platform.stores import open_store
 from gazette_platform.testing.waiting import block_for, eventually, patient
 
 pytestmark = pytest.mark.etcd
-
-JOURNAL, REVISION = "a/journal", 7
-BOOT, LATER_BOOT = "first", "second"
-NOW = "as of now"
-US, OTHER = ProcessId("zone", "us"), ProcessId("zone", "other")
-ELSEWHERE = Holder("elsewhere", OTHER)
-REGISTERS = LabelSet.of(author="us")
-
-
-def spec(name=JOURNAL, **options):
-    return JournalSpec(name, 1, fragment=FragmentSpec(stores=("file:///",)), **options)
-
-
-class Bench:
-    """A broker's leftovers, with a store that may be away."""
-
-    def __init__(self, folder, etcd, prefix, tasks, executor, monkeypatch):
-        self._patch = monkeypatch
-        self.spools, self.root = folder / "spools", folder / "fragments"
-        self.spools.mkdir()
-        self.root.mkdir()
-        self.etcd, self.prefix = etcd, prefix
-        self.items, self.handed, self.aside_count = {}, [], 0
-        self._has_store = asyncio.Event()
-        self.store_comes_back()
-        self.homes, self.found = [], {}
-        store = open_store("file:///", file_root=self.root)
-        put_now = store.put
-
-        async def put_later(*args, **options):
-            await self._has_store.wait()
-            await put_now(*args, **options)
-
-        store.put = put_later
-        registry = SimpleNamespace(get=lambda _: store)
-        persister = Persister(
-            registry=registry,
-            lister=FragmentLister(registry),
-            spec_of=lambda name, revision: self.items[name].spec if revision == REVISION else None,
-            on_persisted=lambda _: None,
-            clock=SystemClock(),
-            tasks=tasks,
-            faults=Faults(),
-            executor=executor,
-            directory=folder,
-        )
-        add = persister.add
-        persister.add = lambda one: (self.handed.append(one), add(one))
-        self._persister, self._executor = persister, executor
-        self.leftovers = self._leftovers()
-
-    def _leftovers(self):
-        return Leftovers(
-            etcd=self.etcd,
-            space=SimpleNamespace(state=SimpleNamespace(items=self.items)),
-            others=OtherHomes(self.etcd, self.prefix, US),
-            prefix=self.prefix,
-            persister=self._persister,
-            spool_dir=self.spools,
-            executor=self._executor,
-            faults=Faults(),
-            count=self.count,
-        )
-
-    def count(self, number):
-        self.aside_count += number
-
-    def store_goes_away(self, *, patience_s=0.1):
-        self._has_store.clear()
-        self._patch.setattr(leftovers_module, "_STORE_S", patience_s)
-
-    def store_comes_back(self):
-        self._has_store.set()
-        self._patch.setattr(leftovers_module, "_STORE_S", 30.0)
-
-    def journal(self, name=JOURNAL, revision=REVISION, **options):
-        self.items[name] = SimpleNamespace(create_revision=revision, spec=spec(name, **options))
-
-    def find(
-        self,
-        *contents,
-        journal=JOURNAL,
-        boot=BOOT,
-        harm=None,
-        revision=REVISION,
-        history="",
-        **options,
-    ):
-        """Take over the tenure of a process that wrote these fragments. Returns: what was found of it."""
-        home = SpoolHome.make(self.spools, Owner("cluster", "zone#us", BOOT))
-        home.history = history
-        tenure, at = home.tenure(journal, revision), 0
-        for content in contents:
-            file = put(tenure, content, at, LabelSet.of(at=str(at)), **options)
-            at += len(content)
-            tenure.record(0, state_of(at, at, REGISTERS))
-        if options:  # the last one is open: what is recorded of it counts
-            tenure.record(file.ordinal, state_of(at - len(content), at, REGISTERS, **options))
-        if harm is not None:
-            harm(tenure)
-        crash_home(home)
-        (home,) = free_homes(self.spools, Owner("cluster", "zone#us", boot))
-        home.history = NOW
-        self.homes.append(home)
-        (found,) = recover(home)
-        self.leftovers.add(found)
-        return found
-
-    def restart(self, boot=BOOT):
-        """End the process that took over the only home, and take it over again. Returns: what was found."""
-        finish_closing()
-        (home,) = self.homes
-        crash_home(home)
-        (home,) = free_homes(self.spools, Owner("cluster", "zone#us", boot))
-        home.history = NOW
-        self.homes = [home]
-        (found,) = recover(home)
-        self.leftovers = self._leftovers()
-        self.leftovers.add(found)
-        return found
-
-    def find_with_copy(self, first, later, *, name):
-        """Take over the home of a process, and a copy that was made of it before its last fragment.
-
-        Returns: the copy, and the original.
-        """
-        home = SpoolHome.make(self.spools, Owner("cluster", "zone#us", BOOT))
-        tenure, end = home.tenure(JOURNAL, REVISION), len(first)
-        put(tenure, first, 0)
-        tenure.record(0, state_of(end, end, REGISTERS))
-        shutil.copytree(home.folder, home.folder.parent / name)
-        put(tenure, later, end)
-        end += len(later)
-        tenure.record(0, state_of(end, end, REGISTERS))
-        crash_home(home)
-        homes = free_homes(self.spools, Owner("cluster", "zone#us", BOOT))
-        self.homes += homes
-        found = {one.folder.name: recover(one) for one in homes}
-        for (one,) in found.values():
-            self.leftovers.add(one)
-        (copy,) = found.pop(name)
-        ((original,),) = found.values()
-        return copy, original
-
-    async def say(self, *holders, journal=JOURNAL, **options):
-        """Write the epoch record; a tenure that was found is a holder of ours."""
-        named = tuple(
-            one if isinstance(one, Holder) else Holder(one.tenure.id, US) for one in holders
-        )
-        record = EpochRecord(REVISION, 3, named, **options)
-        _, revision = await read_record(self.etcd, self.prefix, journal)
-        assert await write_record(self.etcd, self.prefix, journal, record, revision)
-        return record
-
-    async def said(self, journal=JOURNAL):
-        record, _ = await read_record(self.etcd, self.prefix, journal)
-        return record
-
-    async def take(self, revision=REVISION, *, stored_end=0):
-        async def listed():
-            return stored_end
-
-        return await self.leftovers.take(JOURNAL, revision, listed)
-
-    async def settle(self, **options):
-        await self.leftovers.settle(JOURNAL, **options)
-        finish_closing()
-
-    @property
-    def stored(self):
-        """Begin and content of all fragments in the store."""
-        files = [path for path in self.root.rglob("*") if path.is_file()]
-        return sorted((int(path.name.split("-")[0], 16), path.read_bytes()) for path in files)
-
-    @property
-    def aside(self):
-        return sorted(path.read_bytes() for path in (self.spools / SET_ASIDE).glob("*.content"))
-
-    def close(self):
-        finish_closing()
-        for home in self.homes:
-            home.close()
 
 
 @pytest.fixture
@@ -567,6 +383,59 @@ async def test_harmed_spool_waits_for_an_operator_however_often_its_broker_start
     assert bench.aside == [b"three"]
 
 
+def lose_second(tenure):
+    """Remove the content of the second fragment."""
+    tenure.path(2, "content").unlink()
+
+
+async def test_registers_of_a_harmed_spool_outlive_the_reset(bench):
+    """Without them a stale writer would pass the fence."""
+    found = bench.find(b"one", b"three", harm=lose_second)
+    record = await bench.say(found, is_wanted=True)
+    await bench.settle()
+    assert await bench.said() == record, "only an operator gives up what is missing"
+    for _ in range(2):
+        await bench.settle(is_given_up=True)
+        assert await bench.said() == replace(record, saved=Released(8, REGISTERS))
+    assert bench.stored == [(0, b"one")]
+
+
+@pytest.mark.parametrize(
+    ("copied", "stored", "aside"),
+    [
+        (b"first X!", [(0, b"first Y")], [b"first X!"]),
+        (b"first X", [(0, b"first Y")], [b"first X"]),
+        (b"first Yes", [(0, b"first Y"), (0, b"first Yes")], []),
+    ],
+    ids=["further", "as far", "no contradiction"],
+)
+@pytest.mark.parametrize("is_stored_before", [False, True])
+async def test_reset_stores_nothing_that_contradicts_the_store(
+    bench, copied, stored, aside, is_stored_before
+):
+    found = bench.find(b"first Y", b"later", harm=lose_second)
+    if is_stored_before:
+        await bench.say(found, is_wanted=True)
+        await bench.settle()
+    copy = bench.find_copied(copied)
+    await bench.say(found, copy, is_wanted=True)
+    await bench.settle(is_given_up=True)
+    assert (bench.stored, bench.aside) == (stored, aside)
+    assert not bench.leftovers.has_content(JOURNAL)
+
+
+async def test_reset_waits_for_an_original_before_it_stores_a_copy(bench):
+    copy = bench.find_copied(b"first X!")
+    found = bench.find(b"first Y", b"later", harm=lose_second)
+    await bench.say(found, copy, is_wanted=True)
+    bench.store_goes_away()
+    await bench.settle(is_given_up=True)
+    assert len(bench.handed) == 1
+    bench.store_comes_back()
+    await bench.settle(is_given_up=True)
+    assert (bench.stored, bench.aside) == ([(0, b"first Y")], [b"first X!"])
+
+
 async def test_what_cannot_be_set_aside_stays(bench):
     (bench.spools / SET_ASIDE).write_text("in the way")
     found = bench.find(b"content")
@@ -673,6 +542,20 @@ async def test_heirs_are_whole_holders_in_clusters_without_brokers_of_gazette(be
     assert await bench.take() is whole
 
 
+async def test_take_reads_own_members_once(bench, monkeypatch):
+    found = bench.find(b"content")
+    await bench.say(found)
+    read, asked = bench.etcd.range, []
+
+    async def noted(prefix, **options):
+        asked.append(prefix)
+        return await read(prefix, **options)
+
+    monkeypatch.setattr(bench.etcd, "range", noted)
+    assert await bench.take() is found
+    assert asked.count(own_members_prefix(bench.prefix)) == 1
+
+
 # ------------------------------------------------------------------------------------- copies
 @pytest.mark.parametrize("name", ["00copy", "zzcopy"], ids=["before", "after"])
 async def test_copy_beside_the_original_lets_nothing_go(bench, name):
@@ -706,9 +589,12 @@ async def test_a_broker_of_gazette_may_have_the_name_of_a_former_one_of_ours(etc
     key = member_key(etcd_prefix, OTHER)
     await etcd.txn((), (Put(own_member_key(etcd_prefix, OTHER), b"", lease=former.id),))
     await etcd.txn((), (Put(key, b"", lease=present.id),))
-    assert await has_foreign_members(etcd, etcd_prefix)
+    ours = await read_own_members(etcd, etcd_prefix)
+    assert await has_foreign_members(etcd, etcd_prefix, ours)
     await etcd.txn((), (Put(key, b"", lease=former.id),))
-    assert not await has_foreign_members(etcd, etcd_prefix)
+    assert await has_foreign_members(etcd, etcd_prefix, ours), "they are of one moment"
+    ours = await read_own_members(etcd, etcd_prefix)
+    assert not await has_foreign_members(etcd, etcd_prefix, ours)
 
 
 async def test_a_record_that_was_replaced_meanwhile_is_not_written_over(etcd, etcd_prefix):

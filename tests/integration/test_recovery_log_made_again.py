@@ -133,7 +133,7 @@ async def test_standby_refuses_a_log_made_again_while_it_follows(
     local_brokers, local_consumers, shard, tmp_path
 ):
     client = local_consumers.client
-    created = (await client.get(LOG)).create_revision
+    created = (await client.get(LOG)).created
     player = Player(client, FsmHints(LOG), tmp_path / "played", created=created)
     tasks = TaskGroup("player")
     playing = tasks.spawn(player.play())

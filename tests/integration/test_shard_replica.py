@@ -497,7 +497,7 @@ async def test_a_transaction_is_not_read_again_from_a_source_that_was_made_again
     sources = Sources(shard, Numbered(), None, Inlet(100, lambda: None))
     first = await sources.replay(ReplayRange(IN, 0, end))
     assert [each.message["id"] async for batch in first for each in batch] == [1, 2, 3]
-    created = (await bench.client.get(IN)).create_revision
+    created = (await bench.client.get(IN)).created
     committed = await read_committed(bench.client, IN, created=created, framing=JsonFraming())
     await made_again(bench.client, IN)
     wanted = ReplayRange(IN, 0, end)

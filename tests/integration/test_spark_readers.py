@@ -272,7 +272,7 @@ def test_stream_of_a_former_release_notes_its_journals(client, shared, stream, p
     noted = again.latestOffset()
     assert (positions_of(noted), noted["created"]) == (
         positions_of(former),
-        {name: client.get(name).create_revision},
+        {name: client.get(name).created},
     )
     again.partitions(former, noted)
     assert again.latestOffset() == noted

@@ -253,6 +253,39 @@ def test_each_message_is_there_once_while_runs_publish(shop):
     assert len(snapshots) > 3  # it was published to while it was read
 
 
+DAYS = "SELECT unnest([DATE '2026-01-01', DATE '20000-01-01']) AS d"
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("name = 'a' OR name IS NOT DISTINCT FROM 'b'", [1, 2]),
+        ("day IN (DATE '2026-01-01', DATE '20000-01-01')", [1]),
+        ("day IN (DATE '2026-01-02', DATE '0044-03-15 (BC)')", [2]),
+        ("\"at\" IN (TIMESTAMPTZ '2026-01-01 00:00:00Z', TIMESTAMPTZ '20000-01-01 00:00:00Z')", [1]),
+        (f"day IN ({DAYS})", [1]),
+    ],
+)  # fmt: skip
+def test_duckdb_filters_rows_when_arrow_cannot(client, root, tmp_path, condition, expected):
+    columns = ("n bigint", "name string", "day date", "at timestamptz")
+    spec = typed_spec(columns).replace(
+        "columns: [{{name: n, type: bigint}}]",
+        "columns: [{{name: n, type: bigint}}, {{name: name, type: string}}, {{name: day, type: date}}]",
+    )
+    shop = Shop(client, root, tmp_path, spec)
+    shop.append(0, record(1, name="a", day="2026-01-01", at="2026-01-01T00:00:00Z"))
+    shop.run()
+    shop.append(0, record(2, name="b", day="2026-01-02", at="2026-01-02T00:00:00Z"), record(3))
+    with shop.connect() as sql:
+        # Raw tables have no times.
+        for table in ["typed.orders"] if '"at"' in condition else ["shop.orders", "typed.orders"]:
+            query = f"SELECT n FROM {table} WHERE {condition} ORDER BY n"
+            assert (table, ask(sql, query)) == (table, expected)
+            assert ask(sql, f"SET VARIABLE v = 1; {query}") == expected
+        sql.execute("SELECT n FROM typed.orders WHERE n = 4").fetchall()
+        assert sql.seams()["typed.orders"].files == 0, "the next query prunes files again"
+
+
 def test_what_queries_have_read_of_tails_does_not_stay(shop):
     shop.append(0, *(record(n) for n in range(3000)))
     with shop.connect() as sql:

@@ -35,7 +35,7 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.content import encode_append_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import READ_AHEAD_BYTES, Code, RpcFailed
-from gazette_platform.testing.waiting import eventually, turns
+from gazette_platform.testing.waiting import eventually, patient, turns
 
 COMMIT = b""
 STALLED = "append stream: client stream didn't sustain the minimum append data rate"
@@ -226,7 +226,7 @@ async def test_fc7_a_chunk_beyond_the_balance_waits():
     await body.next()
     began = loop.time()
     await body.next()
-    assert loop.time() - began == pytest.approx(0.02, abs=0.015)
+    assert 0.015 < loop.time() - began < patient(1)
     assert (body.total_chunks, body.delayed_chunks) == (2, 1)
 
 

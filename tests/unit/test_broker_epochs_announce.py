@@ -17,6 +17,7 @@ from gazette_platform.broker.epochs import (
     announce,
     claim,
     release,
+    save,
     standing,
 )
 from gazette_platform.broker.side_keys import epoch_key, epochs_prefix
@@ -87,3 +88,40 @@ def test_clusters_whose_prefixes_begin_alike_share_no_key():
     key = epoch_key(inner, "a/journal")
     assert key != epoch_key(outer, "inner/a/journal")
     assert not key.startswith(epochs_prefix(outer))
+
+
+# --------------------------------------------------------------- what is left of holders that are not whole
+def saved(*holders, head=70, registers=REGISTERS):
+    record = EpochRecord(7, 3, holders, is_wanted=True)
+    said = save(record, A.tenure, create_revision=7, head=head, registers=registers)
+    return EpochRecord.decode(said.encode())
+
+
+def test_reset_goes_on_with_the_registers_that_are_known():
+    """At the end of the store, which may lack what the registers are of."""
+    record = saved(A)
+    assert claimed(record, OTHER, end=40) == Await((A,), None), "they let nobody go on"
+    known = claimed(record, OTHER, end=40, registers=LabelSet(), is_reset=True)
+    assert known == GoOn(40, REGISTERS)
+    decision = claimed(record, OTHER, end=40, registers=REGISTERS, is_reset=True)
+    assert decision == Claim(
+        EpochRecord(7, 4, (OTHER,), (Past((A,), 40),), Released(40, REGISTERS))
+    ), "they stay until content follows"
+
+
+def test_furthest_of_several_says_the_registers():
+    record = saved(A, B)
+    for head, expected in ((60, REGISTERS), (80, LabelSet())):
+        said = save(record, B.tenure, create_revision=7, head=head, registers=LabelSet())
+        assert said.saved.registers == expected
+        assert said.released is None
+    assert save(record, OTHER.tenure, create_revision=7, head=90, registers=REGISTERS) is None
+    assert save(record, A.tenure, create_revision=8, head=90, registers=REGISTERS) is None
+    assert save(None, A.tenure, create_revision=7, head=90, registers=REGISTERS) is None
+
+
+def test_holder_that_comes_back_knows_better_than_what_was_saved():
+    record = saved(A, B)
+    decision = claimed(record, B, OTHER, end=90, registers=LabelSet(), is_reset=True)
+    assert decision == Claim(EpochRecord(7, 4, (B, OTHER), (Past((A, B), 90),)))
+    assert claimed(record, A, B, end=90) == Claim(EpochRecord(7, 3, (A, B)))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
+from gazette_platform.broker import leftovers as leftovers_module
 from gazette_platform.broker.leftovers import Leftovers
+from gazette_platform.errors import EtcdError
 from gazette_platform.ops.faults import Faults
-from gazette_platform.testing.waiting import turns
+from gazette_platform.testing.waiting import eventually, turns
 
 JOURNAL = "a/journal"
 
@@ -50,6 +52,21 @@ async def test_one_that_nobody_foresaw_holds_up_no_other(tmp_path):
     assert settled == ["b/journal", "c/journal"]
     assert len(leftovers) == 1
     assert isinstance(faults.last, OverflowError)
+
+
+async def test_while_etcd_is_away_they_stay_and_no_fault_is_told(tmp_path, monkeypatch, caplog):
+    async def read(*_):
+        raise EtcdError("cannot reach etcd")
+
+    monkeypatch.setattr(leftovers_module, "held_journals", read)
+    faults = Faults()
+    leftovers = leftovers_in(tmp_path, faults)
+    for number in range(20):
+        leftovers.add(left_of(f"a/journal-{number:02}"))
+    looking = asyncio.ensure_future(leftovers.run())  # noqa: TID251
+    await eventually(lambda: "stay for now: cannot reach etcd" in caplog.text)
+    looking.cancel()
+    assert (len(leftovers), faults.last) == (20, None)
 
 
 async def test_one_at_a_time_decides_on_a_journal(tmp_path):

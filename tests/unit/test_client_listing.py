@@ -1,5 +1,5 @@
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import grpc
 import pytest
@@ -26,6 +26,7 @@ from gazette_platform.protocol import (
     JournalChange,
     JournalSpec,
     LabelSet,
+    is_another,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.fake_broker import FakeBroker, Fault
@@ -151,6 +152,23 @@ async def test_li3_watch_tells_changes_and_resumes():
         await client.apply([JournalChange(spec("a/two"), "", 0)])
         assert [j.name for j in await anext(watch)] == ["a/one", "a/two"]
         await watch.aclose()
+
+
+async def test_listings_have_the_history_that_a_broker_sends():
+    """Journals of the same create revision are told apart once etcd was set up again."""
+    async with connected("a/one") as (broker, client):
+        known = (await client.get("a/one")).created
+        assert known == 1  # a broker of Gazette sends no history
+        found = []
+        for broker.history in ("9f3c", "9f3c", "a101"):
+            async with aclosing(client.watch()) as watch:
+                [watched] = await anext(watch)
+            listed = await client.get("a/one")
+            assert watched.created == listed.created
+            assert listed.create_revision == 1
+            found.append(listed.created)
+        assert found[0] == found[1]
+        assert [is_another(found[0], one) for one in (known, found[1], found[2])] == [0, 0, 1]
 
 
 async def test_li3_broken_watch_resumes_at_its_revision():
@@ -303,6 +321,9 @@ class Answer:
         for message in self.messages:
             yield message.SerializeToString()
 
+    async def initial_metadata(self):
+        return ()
+
     def cancel(self):
         pass
 
@@ -445,6 +466,7 @@ async def test_li1_continuations_must_hold_journals(monkeypatch):
             _snapshot(
                 client._transport,
                 [pb.ListResponse(header=FakeBroker().header()), pb.ListResponse()],
+                history=0,
             )
 
 

@@ -263,7 +263,7 @@ async def test_a_source_that_ends_is_an_error():
         async def get(self, name):
             class Listing:
                 spec = journal(name)
-                create_revision = 7
+                created = 7
 
             return Listing
 

@@ -54,7 +54,7 @@ class Client:
         await self.may_tell.wait()
         await turns()
         self.asking -= 1
-        return SimpleNamespace(spec=journal(name), create_revision=7)
+        return SimpleNamespace(spec=journal(name), created=7)
 
     def read(self, name, offset, **options):
         return Reading(self, name, offset)

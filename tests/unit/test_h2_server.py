@@ -72,6 +72,13 @@ async def test_downloaded_messages_all_arrive_in_order(channel, count, size):
     assert answers == [bytes((number % 256,)) * size for number in range(count)]
 
 
+@pytest.mark.parametrize("count", [0, 3])
+async def test_greeting_of_an_rpc_comes_ahead_of_its_responses(channel, count):
+    call = channel.unary_stream(f"/{SERVICE}/Greeted")(b"%d 9" % count, timeout=DEADLINE_S)
+    assert ("greeting", "of all streams") in tuple(await call.initial_metadata())
+    assert len([answer async for answer in call]) == count
+
+
 async def test_messages_go_both_ways_after_a_greeting(channel):
     call = channel.stream_stream(f"/{SERVICE}/Both")(timeout=DEADLINE_S)
     assert ("greeting", "hello") in tuple(await call.initial_metadata())

@@ -16,6 +16,7 @@ from gazette_platform.lake.catching_up import catch_up
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.standing import table_standing
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.protocol import created_by
 
 SPEC = """
 name: s.events
@@ -142,13 +143,15 @@ def test_it_is_told_however_long_it_is(lake, hour, keeps_cursor):
 
 @pytest.mark.parametrize("spec", [HOURS, SPEC])
 @pytest.mark.parametrize("keeps_cursor", [True, False])
-def test_it_goes_on_if_a_person_says_that_it_holds_what_it_held(lake, spec, keeps_cursor):
+@pytest.mark.parametrize("revision", [43, 143])
+def test_it_goes_on_if_a_person_says_that_it_holds_what_it_held(lake, spec, keeps_cursor, revision):
     """Etcd was set up again from a listing: fragments are those that were registered."""
     lake.spec = parse_table_spec(spec)
     lake.append(50, "hour=05" if spec == HOURS else "")
+    lake.files._created[JOURNAL] = created_by(43, 1)
     lake.tick()
     before = lake.rows()
-    lake.files._created[JOURNAL] += 100
+    lake.files._created[JOURNAL] = created_by(revision, 2)
     lake.append(20, "hour=05" if spec == HOURS else "")
     if not keeps_cursor:
         lake.cursors = {}
@@ -177,6 +180,21 @@ def test_cursor_and_accounts_of_a_former_release_note_their_journal(lake):
     assert lake.rows() == {((0, 900),): 100}
     text = RegistrationCursor({"s.events": lake.cursors}).dump()
     assert RegistrationCursor.parse(text).tables == {"s.events": lake.cursors}
+
+
+@pytest.mark.parametrize("keeps_cursor", [True, False])
+def test_accounts_of_a_former_release_learn_the_history_of_etcd(lake, keeps_cursor):
+    known = created_by(43, 1)
+    for created in (43, known, 43):  # a broker of Gazette does not send it
+        lake.files._created[JOURNAL] = created
+        lake.append(50)
+        assert lake.tick().errors == []
+        if not keeps_cursor:
+            lake.cursors = {}
+    assert lake.rows() == {((0, 1350),): 150}
+    lake.files._created[JOURNAL] = created_by(43, 2)
+    (error,) = lake.tick().errors
+    assert "was deleted and made again" in error
 
 
 def test_cursor_keeps_its_journal_though_a_broker_does_not_say_which_it_is(lake):

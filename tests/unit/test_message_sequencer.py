@@ -1,4 +1,7 @@
-"""The sequencer, outcome by outcome, and the scenarios of Gazette's."""
+"""The sequencer, outcome by outcome, and the scenarios of Gazette's.
+
+Long because one log in memory serves all of them.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from gazette_platform.message import (
     SequencerCheckpoint,
     UuidParts,
 )
+from gazette_platform.message.sequencer import PRUNE_HORIZON
 
 A, B, C = (bytes([n]) * 6 for n in (1, 3, 5))
 OUT, CONT, ACK = Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN
@@ -389,6 +393,28 @@ def test_ms15_producers_that_lag_behind_are_forgotten(horizon, kept):
         named = {one.producer for one in states if one.journal == JOURNAL}
         assert named == {{"A": A, "B": B, "C": C}[name] for name in kept}
         assert [one.producer for one in states if one.journal == "b/journal"] == [A]
+
+
+def test_producer_whose_clock_is_a_day_behind_is_named_once():
+    log, ahead = Log(), PRUNE_HORIZON + 100
+    log.run((A, 50, OUT), (B, ahead, OUT))
+    assert log.warnings == [], "a backlog may be of several days"
+    for clock in (51, 52):
+        log.sequencer.checkpoint()
+        assert log.state(A) is None
+        log.run((A, clock, OUT), (C, ahead, OUT))
+    (told,) = log.warnings
+    assert (
+        f"offset {2 * FRAME_BYTES} of producer {A.hex()}: its clock is more than 24 hours" in told
+    )
+
+
+def test_acknowledgement_of_long_ago_is_no_warning():
+    log = Log()
+    log.run((B, PRUNE_HORIZON + 100, OUT))
+    log.sequencer.checkpoint()
+    log.run((A, 50, ACK))
+    assert log.warnings == []
 
 
 def test_ms15_a_transaction_that_goes_on_is_kept_however_long_it_takes():

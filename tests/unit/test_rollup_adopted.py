@@ -6,6 +6,7 @@ from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.rollups import Covers, RollupSpec, SourceState, make_plan
 from gazette_platform.lake.rollups.planning import covers_after
 from gazette_platform.lake.rollups.sources import _seen
+from gazette_platform.protocol import created_by
 
 JOURNAL = "events/part=0"
 SPEC = RollupSpec(
@@ -50,6 +51,20 @@ def test_rollup_keeps_what_was_pruned_since():
     assert not sealed.is_behind
     [sealed] = make_plan(SPEC, sources(account((50, 200)).created_again(77)), covers).sealed
     assert sealed.is_behind
+
+
+def test_rollup_tells_journals_of_one_create_revision_apart():
+    """Etcd was set up again, and counts from 1."""
+    known, other = created_by(43, 1), created_by(43, 2)
+    covers = covered(account((0, 100), created=known))
+    assert make_plan(SPEC, sources(account((0, 100), created=known)), covers).is_idle
+    plan = make_plan(SPEC, sources(account((0, 100), created=other)), covers)
+    assert [(one.is_behind, plan.is_idle) for one in plan.sealed] == [(True, True)]
+    said = account((0, 100), created=known).created_again(other)
+    assert list(make_plan(SPEC, sources(said), covers).make) == [()]
+    # A former release did not note the history.
+    former = covered(account((0, 100)))
+    assert list(make_plan(SPEC, sources(said), former).make) == [()]
 
 
 def test_rollup_of_another_journal_is_left():

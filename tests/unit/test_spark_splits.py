@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
 from gazette_platform.client import FragmentListing
 from gazette_platform.errors import DataError, JournalReplaced, ValidationError
 from gazette_platform.message.sequencer import ProducerState
-from gazette_platform.protocol import Fragment
+from gazette_platform.protocol import Fragment, created_by
 from gazette_platform.spark import offsets
 from gazette_platform.spark.batch import bounds_of
 from gazette_platform.spark.offsets import (
@@ -163,6 +163,16 @@ def test_offset_keeps_its_journal_though_a_broker_does_not_say_which_it_is():
     assert require_created(end, {"a": 0, "b": 5}) == {"a": 43, "b": 5}
     with pytest.raises(JournalReplaced):
         require_created(end, {"a": 44})
+
+
+def test_offset_learns_the_history_of_etcd_and_keeps_it():
+    known, other = created_by(43, 1), created_by(43, 2)
+    former = offset_of({"a": 10}, created={"a": 43})  # of a former release
+    assert require_created(former, {"a": known}) == {"a": known}
+    end = offset_of({"a": 10}, created={"a": known})
+    assert require_created(end, {"a": 43}) == {"a": known}  # a broker of Gazette does not send it
+    with pytest.raises(JournalReplaced, match="of another etcd"):
+        require_created(end, {"a": other})
 
 
 def test_journal_that_came_later_is_read_from_its_beginning():

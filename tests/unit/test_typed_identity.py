@@ -12,7 +12,7 @@ from gazette_platform.lake.typed.planning.ranges import (
 )
 from gazette_platform.lake.typed.planning.state import JournalState, TypedState
 from gazette_platform.lake.typed.tables.rollback import Reread, Rollback, reread
-from gazette_platform.protocol import DOUBTED, Fragment
+from gazette_platform.protocol import DOUBTED, Fragment, created_by
 
 J = "a/b"
 
@@ -37,6 +37,23 @@ def test_journal_that_is_doubted_stays_so_though_brokers_do_not_say_which_it_is(
     assert ([hole.kind for hole in plan.holes], plan.ranges) == ([HoleKind.MADE_AGAIN], ())
     plan = plan_run(decided(state, [grown], {J: 0}), [grown])
     assert ([one.begin for one in plan.ranges], plan.holes) == ([0], ())
+
+
+def test_journal_with_the_create_revision_of_a_former_one_is_another():
+    """Etcd was set up again, and counts from 1."""
+    kept, new = created_by(43, 1), created_by(43, 2)
+    state = decided(at(90, created=43), [now(90, created=kept)], {})  # of a former release
+    assert state.journals[J].created == kept
+    state = decided(
+        state, [now(90, created=43)], {}
+    )  # a broker of Gazette does not send the history
+    assert state.journals[J].created == kept
+    grown = now(200, created=new)
+    state = decided(state, [grown], {})
+    plan = plan_run(state, [grown])
+    assert ([hole.kind for hole in plan.holes], plan.ranges) == ([HoleKind.MADE_AGAIN], ())
+    state = decided(state, [grown], {J: 0})
+    assert (state.journals[J].offset, state.journals[J].created) == (0, new)
 
 
 def test_backfill_leaves_rows_of_a_journal_that_is_shorter_than_it_was():

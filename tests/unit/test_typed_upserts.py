@@ -283,6 +283,7 @@ class Dying:
         return result
 
 
+@pytest.mark.timeout(600)  # half a minute on an idle machine
 def test_run_that_is_killed_at_any_call_loses_and_doubles_nothing(world):
     """What a run that follows makes of it, whether or not the one that was killed had published."""
     door, table = world.open(world.spec)

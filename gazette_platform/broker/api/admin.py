@@ -17,8 +17,11 @@ from gazette_platform.protocol import (
     LabelSet,
     Route,
     Status,
+    created_by,
     created_list,
     created_map,
+    history_bits,
+    learned,
     validate_journal_name,
     validate_journal_request,
     validate_token,
@@ -203,9 +206,13 @@ class AdminApi:
     def _note_created(self, savepoint: admin_pb.Savepoint) -> None:
         """Say of each journal which one its offset belongs to, unless the client has said it."""
         items = self._context.space.state.items
-        now = {name: items[name].create_revision for name in savepoint.offsets if name in items}
-        said = created_map(savepoint.offsets, savepoint.created)
-        savepoint.created[:] = created_list(savepoint.offsets, now | said)
+        bits = history_bits(self._context.spools.history)
+        known = created_map(savepoint.offsets, savepoint.created)
+        for name in savepoint.offsets:
+            if name in items:
+                now = created_by(items[name].create_revision, bits)
+                known[name] = learned(now, known.get(name, 0))
+        savepoint.created[:] = created_list(savepoint.offsets, known)
 
     async def get_savepoint(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:
         """Serve one GetSavepoint, with the offsets of those journals that the claims cover.

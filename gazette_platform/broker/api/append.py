@@ -115,8 +115,10 @@ class AppendApi:
         stream: ContentQueue | None = None
         gathered = _Gathered(self._stock)
         try:
-            with body:
-                is_whole = await self._gather(pending, body, gathered)
+            is_whole = self._gather_at_once(pending, body, gathered)
+            if not is_whole:
+                with body:
+                    is_whole = await self._gather(pending, body, gathered)
             pending.machine.has_content = pending.length > 0
             if not is_whole:
                 body.stream()
@@ -284,6 +286,21 @@ class AppendApi:
         """Wait until something of the cluster changes, or time is up."""
         await self._wait_revision(self._context.space.revision + 1, limit_s)
 
+    def _gather_at_once(self, pending: Pending, body: Body, gathered: _Gathered) -> bool:
+        """Take the content of a small append if all of it is here, with its sum. Returns: whether it is.
+
+        Raises: RpcFailed: the stream is malformed.
+        """
+        chunks = body.take_all(_SMALL_BYTES_MAX)
+        if chunks is None:
+            return False
+        pending.chunks = chunks
+        for chunk in chunks:
+            pending.length += len(chunk)
+            gathered.add(cost_of(chunk))
+        pending.sum = content_sum(chunks)
+        return True
+
     async def _gather(self, pending: Pending, body: Body, gathered: _Gathered) -> bool:
         """Take content until the commit marker, or until the append should stream.
 
@@ -328,6 +345,12 @@ class _Messages:
 
     async def next(self) -> bytes | None:
         return self._left.pop() if self._left else None
+
+    def take_all(self, bytes_max: int) -> list[bytes] | None:
+        if sum(map(len, self._left)) > bytes_max:
+            return None
+        taken, self._left = self._left[::-1], []
+        return taken
 
 
 @final

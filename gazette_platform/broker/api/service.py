@@ -14,7 +14,7 @@ from gazette_platform.broker.api.proxy import Proxy
 from gazette_platform.broker.api.read import ReadApi
 from gazette_platform.broker.api.replicate import ReplicateApi
 from gazette_platform.broker.api.reset_head import ResetHeadApi
-from gazette_platform.protocol import Status
+from gazette_platform.protocol import HISTORY, Status
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.serving.interface import Code, Kind, NotTaken, Rpc, RpcFailed
 from gazette_platform.serving.outcome import before_expiry, failure_of
@@ -74,10 +74,11 @@ class BrokerService:
         self.read = self._server_stream("Read", can.READ, self._read.read, is_resumed=True)
         self.list_journals = self._server_stream("List", can.LIST, listing.list_journals)
         replicated = self._bidi_stream("Replicate", can.REPLICATE, replicate.replicate)
+        history = {HISTORY: context.spools.history}
         rpcs = [
             Rpc(_JOURNAL, "Append", Kind.CLIENT_STREAM, self.append),
             Rpc(_JOURNAL, "Read", Kind.SERVER_STREAM, self.read),
-            Rpc(_JOURNAL, "List", Kind.SERVER_STREAM, self.list_journals),
+            Rpc(_JOURNAL, "List", Kind.SERVER_STREAM, self.list_journals, history),
             Rpc(_JOURNAL, "Replicate", Kind.BIDI_STREAM, replicated),
             self._unary(_JOURNAL, "Apply", can.APPLY, listing.apply),
             self._unary(_JOURNAL, "ListFragments", can.READ, fragments.list_fragments),

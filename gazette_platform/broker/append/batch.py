@@ -208,7 +208,7 @@ class Planner:
         while queue and len(batch) < BATCH_APPENDS_MAX and self._planned < bytes_max:
             pending = queue[0]
             # A caller may have gone before its turn.
-            if not pending.done.done() and not self._walk(pending):
+            if not (pending.done.done() or self._repeats(pending) or self._walk(pending)):
                 break
             queue.popleft()
 
@@ -247,6 +247,34 @@ class Planner:
             found.is_released,
         )
 
+    def _repeats(self, pending: Pending) -> bool:
+        """Let an append join the batch if it asks for what the one before it did, and so goes the same way.
+
+        What the checks of `fsm.preconditions` rest on is the same for both, but for the end, which such a
+        request does not name. Whether the fragment is to close first is asked for each.
+
+        Returns: whether it has joined.
+        """
+        found, batch = self._found, self._batch
+        if found is None or not batch or pending.next_effect is not None:
+            return False
+        if pending.stream is not None or found.spool_begin == found.index_begin:
+            return False
+        if self._must_roll(found.spec, self._end, now_s=found.now_s):
+            return False
+        if not pending.machine.repeat(batch[-1].machine, pending.length):
+            return False
+        self._join(pending, self._registers)
+        return True
+
+    def _join(self, pending: Pending, registers: LabelSet) -> None:
+        """Add an append to the batch."""
+        pending.begin, pending.registers = self._end, registers
+        self._end += pending.length
+        self._registers = registers
+        self._planned += pending.length
+        self._batch.append(pending)
+
     def _walk(self, pending: Pending) -> bool:
         """Perform effects until the append joins the batch, is answered, or has to wait.
 
@@ -275,11 +303,7 @@ class Planner:
             case events.TakeContent(roll_to):
                 return self._begin_stream(pending, roll_to)
             case events.Commit(registers):
-                pending.begin, pending.registers = self._end, registers
-                self._end += pending.length
-                self._registers = registers
-                self._planned += pending.length
-                self._batch.append(pending)
+                self._join(pending, registers)
             case events.Resolve(min_revision):
                 if min_revision > journal.revision:
                     return Wait(lambda: self._wait_revision(pending, min_revision))
@@ -287,7 +311,7 @@ class Planner:
                 status, is_local = journal.locate()
                 return events.Resolved(status, is_local, journal.spec)
             case events.Sync(roll_to, registers):
-                if roll_to == 0 and replicator.is_synced:
+                if roll_to == 0 and registers is None and replicator.is_synced:
                     return synced.Synced()
                 # Others may hold the journal once it is synced, so no later append may skip that check.
                 self._known_at = -1

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from google.protobuf.message import DecodeError
+from typing_extensions import override
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.interrupt import Interrupt, Interrupted
@@ -290,7 +291,7 @@ class Body:
         """The next chunk; empty for the commit marker. Raises: RpcFailed: the stream ended or broke."""
         raw = await self._content.next()
         if raw is None:
-            raise RpcFailed(Code.UNKNOWN, "append stream: unexpected EOF")
+            raise _ended()
         self.total_chunks += 1
         content = decode_append_content(raw)
         chunk: bytes | memoryview = content if content is not None else _decode_chunk(raw)
@@ -303,6 +304,29 @@ class Body:
                 if delay_s > 0:
                     await self._hold(delay_s)
         return chunk
+
+    def take_all(self, bytes_max: int) -> list[bytes | memoryview] | None:
+        """All chunks, without a wait, if the client has sent all and the journal takes them at any rate.
+
+        Returns: None: that is not so, or they are more than `bytes_max`; then none was taken.
+        Raises: RpcFailed: the stream ended without its commit marker, or went on behind it.
+        """
+        if self._balance.rate > 0:
+            return None
+        messages = self._content.take_all(bytes_max)
+        if messages is None:
+            return None
+        chunks: list[bytes | memoryview] = []
+        for number, raw in enumerate(messages, start=1):
+            content = decode_append_content(raw)
+            chunk = content if content is not None else memoryview(_decode_chunk(raw))
+            if not chunk:
+                self.total_chunks = number
+                if number < len(messages):
+                    raise _not_ended()
+                return chunks
+            chunks.append(chunk)
+        raise _ended()
 
     async def _hold(self, delay_s: float) -> None:
         """Wait until the journal's balance covers a chunk, or its assignments change."""
@@ -317,7 +341,15 @@ class Body:
     async def expect_end(self) -> None:
         """Check that the client half-closes after its commit marker. Raises: RpcFailed: it does not."""
         if await self._content.next() is not None:
-            raise RpcFailed(Code.UNKNOWN, "append stream: expected EOF after empty Content chunk")
+            raise _not_ended()
+
+
+def _ended() -> RpcFailed:
+    return RpcFailed(Code.UNKNOWN, "append stream: unexpected EOF")
+
+
+def _not_ended() -> RpcFailed:
+    return RpcFailed(Code.UNKNOWN, "append stream: expected EOF after empty Content chunk")
 
 
 @final
@@ -402,7 +434,7 @@ class ContentQueue:
 
 
 @final
-class Replay:
+class Replay(ContentSource):
     """The content of an append that turns out to belong to another broker, as messages to forward."""
 
     def __init__(self, pending: Pending) -> None:
@@ -410,6 +442,7 @@ class Replay:
         self._stream = pending.stream
         self._is_over = False
 
+    @override
     async def next(self) -> bytes | None:
         """The next message; None at the end. Raises: RpcFailed: the client's stream broke."""
         if self._is_over:

@@ -58,6 +58,18 @@ class AppendRequest:
     closes_fragment: bool = False
     """Close the open fragment first, even if no rule asks for it. For brokers only; not on the wire."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it changes nothing but the journal's end, and goes wherever that is."""
+        return not (
+            self.offset
+            or self.union_registers
+            or self.subtract_registers
+            or self.suspend is not AppendSuspend.SUSPEND_RESUME
+            or self.resets_head
+            or self.closes_fragment
+        )
+
 
 class ReplicaView(NamedTuple):
     """A primary's state, as preconditions see it; offsets are journal bytes."""

@@ -35,7 +35,8 @@ The shell feeds events to `AppendFSM.step` and carries out the one effect that c
                    ContentBroken(text)             Rollback(text)
     COMMIT         Acknowledged                    Finish(status)
 
-An append that comes right behind one that was found READY may begin there itself (`join`).
+An append that comes right behind one that was found READY may begin there itself (`join`). If it asks
+for the same, it is where that one has arrived (`repeat`).
 
 Where a journal has one replica, the shell answers `Synced` at once. Steps are taken per append and
 never per byte. The shell writes all appends that have reached STREAM together.
@@ -175,6 +176,28 @@ class AppendFSM:
         """
         self.state = State.READY
         return self._on_ready(view)
+
+    def repeat(self, other: AppendFSM, length: int) -> bool:
+        """Go straight to COMMIT, if this append asks for what `other` did, and that is only to be appended.
+
+        Args:
+            other: of the append right before this one, which waits for its commit in the same instant.
+            length: of all content of this append.
+
+        Returns: whether it did; False: nothing has changed.
+        """
+        request = self.request
+        if (
+            request is not other.request
+            or not request.is_plain
+            or self.state is not State.RESOLVE
+            or other.state is not State.COMMIT
+            or other.final_status is not Status.OK
+            or not (length and other.content_length)
+        ):
+            return False
+        self.state, self.view, self.content_length = State.COMMIT, other.view, length
+        return True
 
     def step(self, event: Event) -> Effect | None:  # noqa: PLR0911  one per transition
         """Take one event.

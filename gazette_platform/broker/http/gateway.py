@@ -42,7 +42,7 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.content import decode_read_content, encode_append_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.http_server import bid_go_on
-from gazette_platform.serving.interface import Code, NotTaken, RpcFailed
+from gazette_platform.serving.interface import Code, ContentSource, NotTaken, RpcFailed
 from gazette_platform.serving.origins import Origins
 from gazette_platform.serving.sending import ClientGone, caller_metadata, written
 
@@ -206,13 +206,14 @@ class Gateway:
 
 
 @final
-class _Body:
+class _Body(ContentSource):
     """The body of a PUT, as the messages of an append: content, then the commit marker."""
 
     def __init__(self, request: web.Request) -> None:
         self._content = request.content
         self._is_over = False
 
+    @override
     async def next(self) -> bytes | None:
         if self._is_over:
             return None

@@ -186,7 +186,7 @@ class Replicator:
             event = await self._ask_of_staged(route)
             if event is not None:
                 return event
-        if roll_to or must_roll():
+        if roll_to or registers is not None or must_roll():
             spool.roll(roll_to or spool.end, registers=registers)
         if has_peers:
             event = await self._propose_to_all(route)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.broker.config import Wire
 from gazette_platform.client.auth import Authorizer
 from gazette_platform.client.config import ClientConfig
 from gazette_platform.client.route_cache import Condition
 from gazette_platform.ops.keepalive import keepalive_options
 from gazette_platform.protocol import endpoint_grpc_address
+from gazette_platform.serving.config import Wire
 from gazette_platform.serving.grpc_channel import GrpcChannel
 from gazette_platform.serving.h2.channel import Channel, Dialing
 from gazette_platform.serving.h2.limits import PEER_LIMITS

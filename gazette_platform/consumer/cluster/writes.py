@@ -70,7 +70,7 @@ def backup_hint_keys(spec: ShardSpec) -> tuple[str, ...]:
 
 
 def log_identity_key(spec: ShardSpec) -> str:
-    """The key of the create revision of the recovery log; "" for a shard without a log."""
+    """The key of which journal the recovery log is; "" for a shard without a log."""
     return f"{spec.hint_prefix}/{spec.id}.log" if spec.recovery_log_prefix else ""
 
 

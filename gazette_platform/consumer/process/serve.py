@@ -37,7 +37,9 @@ from gazette_platform.ops.loop_watch import LoopWatch
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import ProcessId
 from gazette_platform.serving.auth import Authenticator
+from gazette_platform.serving.config import Wire
 from gazette_platform.serving.grpc_server import GrpcServer
+from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.http_server import NOT_SERVING, HttpServer
 from gazette_platform.serving.origins import Origins
 from gazette_platform.serving.process.departure import Departure
@@ -144,7 +146,10 @@ class ConsumerProcess:
 
         Args:
             add: generated beside the service, as ``add_NGramServicer_to_server``.
-            servicer: with coroutines for its calls; they check the caller's token by `auth`.
+            servicer: with coroutines for its calls, or functions, which run in threads; they check the caller's
+                token by `auth`.
+
+        Raises: SetupError: `servicer` does not have the methods that `add` wants.
         """
         self._server.add_servicer(add, servicer)
 
@@ -229,7 +234,8 @@ class ConsumerProcess:
         self._service = ShardService(
             self.api, self.auth, self.faults, http_endpoint=lambda: self.http_endpoint
         )
-        self._server = GrpcServer(
+        serve = H2Server if config.wire is Wire.H2 else GrpcServer
+        self._server: H2Server | GrpcServer = serve(
             self._service.rpcs,
             host=config.host,
             port=config.port,

@@ -34,7 +34,7 @@ class Checkpoint:
     ack_intents: tuple[AckIntent, ...] = ()
     """One a journal; their order is that of names once the checkpoint was stored."""
     created: Mapping[str, int] = field(default_factory=dict)
-    """Create revision of each source (`protocol.identity`), as far as it is known: not of those that were read by an
+    """Which journal each source is (`protocol.identity`), as far as it is known: not of those that were read by an
     application itself, by a former release, or by Gazette."""
 
     @property

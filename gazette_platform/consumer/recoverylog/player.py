@@ -59,7 +59,7 @@ class Player:
             client: reads and appends.
             hints: what to play.
             directory: for the files alone: what it holds is deleted.
-            created: create revision of the log, in case it is made again while it is followed; 0: not known.
+            created: which journal the log is, in case it is made again while it is followed; 0: not known.
 
         Raises: ValidationError: the hints are not valid.
         """

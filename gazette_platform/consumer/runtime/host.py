@@ -51,7 +51,7 @@ class ShardHost(Protocol):
 
         Args:
             log: its name.
-            created: create revision of the journal that has this name now; 0: unknown.
+            created: which journal has this name now (`protocol.identity`); 0: unknown.
 
         Raises: JournalReplaced. GazetteError: that will never be known.
         """

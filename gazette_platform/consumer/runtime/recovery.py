@@ -113,8 +113,8 @@ class Recovery:
                 "a recovery log?)"
             )
         with step("checking the log's identity"):
-            await self._host.require_log(hints.log, journal.create_revision)
-        return Player(self._client, hints, self._directory, created=journal.create_revision)
+            await self._host.require_log(hints.log, journal.created)
+        return Player(self._client, hints, self._directory, created=journal.created)
 
 
 async def discard(directory: Path) -> None:

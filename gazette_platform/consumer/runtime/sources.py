@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 from gazette_platform.consumer.runtime.steps import error_of, step
 from gazette_platform.errors import DataError, GazetteError, ValidationError
 from gazette_platform.message import NO_UUID, UncommittedReader
-from gazette_platform.protocol import require_same, strip_meta
+from gazette_platform.protocol import learned, require_same, strip_meta
 
 if TYPE_CHECKING:
     from gazette_platform.consumer.application import Application, MessageBatches, Shard
@@ -42,7 +42,7 @@ class Sources(Generic[M]):
     again since the checkpoint ends the shard.
 
     Attributes:
-        created: create revision of each source that is read, once it is known to be the one of the checkpoint.
+        created: which journal each source that is read is, once it is known to be the one of the checkpoint.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Sources(Generic[M]):
                 "from its min_offset; or name another journal",
             )
         # Not before: a transaction that is being committed notes it beside the offset.
-        self.created[journal] = now or kept
+        self.created[journal] = learned(kept, now)
 
     async def _look_at_end(self, journal: str, begin: int) -> None:
         """Warn of a source that ends before what was read of it: the read waits for its head to pass that."""
@@ -174,14 +174,14 @@ class Sources(Generic[M]):
         self._inlet.fail(error)
 
     async def _framing_of(self, journal: str) -> tuple[Unframing[M], int]:
-        """How messages of a journal are framed, and its create revision."""
+        """How messages of a journal are framed, and which journal it is."""
         known = self._framings.get(journal)
         if known is None:
             with step("fetching journal spec"):
                 found = await self._shard.client.get(journal)
             with step("app.NewMessage"):
                 framing = self._application.framing(found.spec)
-            known = self._framings[journal] = framing, found.create_revision
+            known = self._framings[journal] = framing, found.created
         return known
 
     async def replay(self, wanted: ReplayRange) -> MessageBatches[M]:

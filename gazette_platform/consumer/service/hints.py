@@ -24,7 +24,7 @@ from gazette_platform.consumer.cluster import (
 from gazette_platform.consumer.recoverylog import Fsm, FsmHints
 from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.etcd import Get
-from gazette_platform.protocol import require_same
+from gazette_platform.protocol import learned, require_same
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,10 +95,10 @@ async def rotate_hints(
 async def require_log(
     etcd: EtcdClient, spec: ShardSpec, assignment: ShardAssignment, created: int
 ) -> bool:
-    """Refuse a recovery log that was deleted and made again. Note which journal it is, if that is not known.
+    """Refuse a recovery log that was deleted and made again. Note which journal it is, unless that is known.
 
     Args:
-        created: create revision of the journal that has the name of the log now; 0: unknown.
+        created: which journal has the name of the log now (`protocol.identity`); 0: unknown.
 
     Returns: whether it is known now; False: the assignment is not there any more.
     Raises: JournalReplaced. EtcdError. DataError: the value is none of ours.
@@ -117,7 +117,8 @@ async def require_log(
         advice="to have the shard begin again, give it another recovery_log_prefix and hint_prefix; if this log holds "
         f"what the former one held, delete the key {key} of etcd",
     )
-    if kept:
+    created = learned(kept, created)
+    if kept == created:
         return True
     identity = json.dumps({"log": spec.recovery_log, "created": created}).encode()
     write = write_log_identity(spec, assignment, identity)
@@ -125,7 +126,7 @@ async def require_log(
 
 
 def _created_of(found: KeyValue | None, spec: ShardSpec) -> int:
-    """The create revision that was kept of the log; 0: none was, or it is of another log."""
+    """Which journal was kept as the log; 0: none was, or it is of another log."""
     if found is None:
         return 0
     try:

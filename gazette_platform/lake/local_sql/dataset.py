@@ -201,15 +201,19 @@ class Scanner:
         return self._reader
 
 
-def selected(fields: Iterable[pa.Field]) -> str:
+def selected(fields: Iterable[pa.Field], *, is_filtered: bool = True) -> str:
     """Return the list of columns by which a view selects fields of a data set.
 
     DuckDB leaves comparisons of a plain column to Arrow, and those of floating-point numbers are not its own: to
     DuckDB, NaN is greater than all numbers, to Arrow it compares as false. A column in a CASE stays with DuckDB.
+
+    Args:
+        fields: of the data set.
+        is_filtered: whether DuckDB may leave comparisons to Arrow. It fails on some that Arrow does not have.
     """
     return ", ".join(
         f"CASE WHEN {name} IS NULL THEN NULL ELSE {name} END AS {name}"
-        if _has_floats(field.type)
+        if not is_filtered or _has_floats(field.type)
         else name
         for field, name in ((field, quoted(field.name)) for field in fields)
     )

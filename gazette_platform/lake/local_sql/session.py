@@ -238,11 +238,37 @@ class LocalSql(Closing):
 
         self._begin(query)
         try:
-            _require_one_answer(self._duckdb.extract_statements(query))
+            _require_one_answer(statements := self._duckdb.extract_statements(query))
             self._refresh_for(query)
-            return QueryResult(self, _asked(self._duckdb, query, parameters))
+            for statement in statements[:-1]:
+                self._ask(statement.query, None)
+            return QueryResult(self, self._ask(statements[-1].query, parameters))
         except duckdb.Error as err:
             raise self._told(err) from err
+
+    def _ask(self, query: str, parameters: Sequence[Any] | None) -> DuckDBPyConnection:
+        """Run a statement. If DuckDB fails to hand its filters to Arrow, DuckDB filters the rows itself."""
+        import duckdb  # noqa: PLC0415
+
+        try:
+            return _asked(self._duckdb, query, parameters)
+        except duckdb.Error as err:
+            # What Python code raises in DuckDB, such as Arrow's, has no class of its own.
+            is_of_filters = type(err) is duckdb.Error or isinstance(err, duckdb.NotSupportedError)
+            if not is_of_filters or self._failure is not None:
+                raise
+            try:
+                self._leave_filters_to_duckdb()
+            except duckdb.Error:  # the statement is in a transaction, which has failed
+                raise err from None
+        return _asked(self._duckdb, query, parameters)
+
+    def _leave_filters_to_duckdb(self) -> None:
+        """Make the views of the present snapshots again, so that scans read all rows."""
+        for dataset in list(self._datasets.values()):
+            self._register(dataset.snapshot, is_filtered=False)
+        for name, view in self._typed.views.items():
+            view.make(self._duckdb, _DATABASE, self._short(name), is_filtered=False)
 
     def _begin(self, query: str) -> None:
         """Forget what was of the query before."""
@@ -378,7 +404,7 @@ class LocalSql(Closing):
             if self._names.get(spec.table) == name:
                 self._duckdb.execute(f"DROP VIEW IF EXISTS temp.main.{view}")
 
-    def _register(self, snapshot: TableSnapshot) -> None:
+    def _register(self, snapshot: TableSnapshot, *, is_filtered: bool = True) -> None:
         from gazette_platform.lake.local_sql.dataset import TableDataset, selected  # noqa: PLC0415
 
         spec = snapshot.spec
@@ -400,13 +426,13 @@ class LocalSql(Closing):
             (OFFSETS_SUFFIX, fields),
             ("", [field for field in fields if field.name in own]),
         ):
-            view = _quoted(spec.table + suffix)
+            view, columns = _quoted(spec.table + suffix), selected(seen, is_filtered=is_filtered)
             views = [f"VIEW {_place(spec)}.{view}"]
             if self._names.get(spec.table) == spec.name:
                 views.append(f"TEMP VIEW {view}")
             for each in views:
                 self._duckdb.execute(
-                    f"CREATE OR REPLACE {each} AS SELECT {selected(seen)} FROM temp.main.{_quoted(whole)}"  # noqa: S608
+                    f"CREATE OR REPLACE {each} AS SELECT {columns} FROM temp.main.{_quoted(whole)}"  # noqa: S608
                 )
 
     def _register_typed(self, name: str) -> None:

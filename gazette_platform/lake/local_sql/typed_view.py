@@ -123,13 +123,21 @@ class TypedView:
         """Forget what scans there were."""
         self._history.scans = self._tail.scans = self._history.files = 0
 
-    def make(self, connection: DuckDBPyConnection, database: str, short: str) -> None:
+    def make(
+        self,
+        connection: DuckDBPyConnection,
+        database: str,
+        short: str,
+        *,
+        is_filtered: bool = True,
+    ) -> None:
         """Make its views, or have those that there are show this.
 
         Args:
             connection: to DuckDB.
             database: that has the schema.
             short: what it is called without a schema.
+            is_filtered: as of `selected`.
         """
         from gazette_platform.lake.local_sql.dataset import selected  # noqa: PLC0415
         from gazette_platform.lake.local_sql.typed_dataset import uuid_columns  # noqa: PLC0415
@@ -141,7 +149,7 @@ class TypedView:
         listed = ", ".join(
             f"CAST({quoted(field.name)} AS UUID) AS {quoted(field.name)}"
             if field.name in uuids
-            else selected([field])
+            else selected([field], is_filtered=is_filtered)
             for field in schema
         )
         parts = {HISTORY_SUFFIX: self._history, TAIL_SUFFIX: self._tail}

@@ -36,17 +36,18 @@ class Seen:
     note: str = ""
     """What else tells two states apart."""
     created: int = 0
-    """Create revision of the journal that the offsets belong to (`protocol.identity`); 0: not known."""
+    """Which journal the offsets belong to (`protocol.identity`); 0: not known."""
     formerly: tuple[int, ...] = field(default=(), compare=False)
     """As of `PartitionState`, whose it is alone: covers keep none."""
 
     def is_of_journal(self, other: Seen) -> bool:
         """Whether offsets of both are of one journal."""
-        is_same = (
-            not is_another(self.created, other.created)
-            or self.created in other.formerly
-            or other.created in self.formerly
-        )
+        pairs = [
+            (self.created, other.created),
+            *((self.created, former) for former in other.formerly),
+            *((other.created, former) for former in self.formerly),
+        ]
+        is_same = not all(is_another(one, two) for one, two in pairs)
         return self.journal == other.journal and is_same
 
     def holds(self, former: Seen) -> bool:

@@ -30,6 +30,7 @@ __all__ = ["Call", "Method", "method_of"]
 _log = logging.getLogger(__name__)
 
 _GONE = "the caller has gone"
+_NOTHING: Metadata = {}
 
 
 @final
@@ -41,20 +42,22 @@ class Method:
     handler: Any
     metrics: MethodMetrics
     has_one_response: bool
+    greeting: Metadata
 
 
 def method_of(rpc: Rpc, metrics: MethodMetrics) -> Method:
     """Return the method that serves an RPC."""
     has_one_response = rpc.kind in {Kind.UNARY, Kind.CLIENT_STREAM}
-    return Method(rpc.kind, rpc.handler, metrics, has_one_response)
+    return Method(rpc.kind, rpc.handler, metrics, has_one_response, rpc.greeting)
 
 
 @final
 class Call(TwoWay[Carrier]):
-    """A call. To its handler it is a `ContentSource` or a `MessageStream`, and its `send` a `Send`.
+    """A call. To its handler it is a `ContentSource` or a `ServedCall`, and its `send` a `Send`.
 
     Attributes:
         task: runs the handler; None: it has not begun.
+        trailing: what the caller hears after all messages.
         has_run: whether the handler was given the call.
     """
 
@@ -65,6 +68,7 @@ class Call(TwoWay[Carrier]):
         "has_run",
         "method",
         "task",
+        "trailing",
     )
 
     def __init__(
@@ -73,6 +77,7 @@ class Call(TwoWay[Carrier]):
         super().__init__(connection, stream_id)
         self.method = method
         self._metadata = metadata
+        self.trailing: Metadata = _NOTHING
         self.task: asyncio.Task[None] | None = None
         self.has_run = False
         self._step = 0
@@ -97,6 +102,15 @@ class Call(TwoWay[Carrier]):
         if connection.unread < connection.report_below:
             connection.report()
         return message
+
+    def take_all(self, bytes_max: int) -> list[bytes] | None:
+        """As `ContentSource` has it."""
+        if not self.is_ended or self.is_closed or self.unread > bytes_max:
+            return None
+        messages = self._connection.take_all(self)
+        if messages is not None:
+            self.method.metrics.received.count += len(messages)
+        return messages
 
     async def send(self, raw: bytes) -> None:
         """As `MessageStream` and `Send` have it."""
@@ -130,6 +144,15 @@ class Call(TwoWay[Carrier]):
             self.is_greeted = True
             self._connection.put(responses.greeting(self.id, metadata))
 
+    @property
+    def peer(self) -> str:
+        """As `ServedCall` has it."""
+        return self._connection.peer
+
+    def time_left_s(self) -> float | None:
+        """As `ServedCall` has it."""
+        return self._connection.deadlines.left_s(self._step) if self._step else None
+
     async def _send_parts(self, raw: bytes) -> None:
         if not self.is_greeted:
             self.is_greeted = True
@@ -141,11 +164,6 @@ class Call(TwoWay[Carrier]):
         return NotTaken(Code.CANCELLED, _GONE)
 
     # ------------------------------------------------------------------------ for its connection
-    def progress(self) -> None:
-        """Go on: a message, or the end of the caller's side, was received."""
-        if not self.wake() and self.task is None:
-            self.begin()
-
     def begin(self) -> None:
         """Run the handler."""
         connection = self._connection
@@ -173,8 +191,10 @@ class Call(TwoWay[Carrier]):
         self.leave(status)
 
     def leave(self, status: Status = Status.CANCELLED) -> None:
-        """Cancel the handler of a call that is over."""
+        """Cancel the handler of a call that is over, and wake its other tasks and threads."""
         self._status = status
+        self.wake()
+        self.make_room()
         if self.task is None:
             self._left()
         elif not self.task.done():
@@ -217,14 +237,16 @@ class Call(TwoWay[Carrier]):
         if not self.is_greeted:
             self.is_greeted = True
             connection.put(responses.greeting(self.id))
-        connection.put(responses.trailers(self.id))
+        connection.put(responses.trailers(self.id, self.trailing))
         connection.close(self)
 
     def fail(self, status: Status, text: str) -> None:
         """End the call with an error, unless it is over."""
         if not self.is_closed:
             connection = self._connection
-            answer = responses.failure(self.id, status, text, is_greeted=self.is_greeted)
+            answer = responses.failure(
+                self.id, status, text, is_greeted=self.is_greeted, metadata=self.trailing
+            )
             connection.put(answer)
             connection.close(self)
 
@@ -259,6 +281,8 @@ class Call(TwoWay[Carrier]):
             first = await self.next()
             if first is None:
                 raise RpcFailed(Code.INTERNAL, "the call has no request")
+            if method.greeting:
+                await self.greet(method.greeting)
             await method.handler(first, self.send, self._metadata)
         self.succeed()
 

@@ -68,11 +68,13 @@ class Carrier(Sending, Machine):
 
     Attributes:
         tasks: of all handlers of the server that run.
+        peer: address of the client, as gRPC writes it.
         report_below: the unread bytes are reported once they are fewer.
     """
 
     deadlines: Deadlines
     tasks: set[asyncio.Task[None]]
+    peer: str
     report_below: int
 
     @abstractmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final, cast, final
+from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from typing_extensions import override
 
@@ -50,6 +50,7 @@ class Connection(Carrier, asyncio.Protocol):
         self._is_held = False
         self._reported = 0
         self.report_below = -REPORT_BYTES
+        self.peer = ""
         self._alive_at = self._made_at = self.loop.time()
         self._pinged_at = self._draining_at = self._closing_at = self._squeezed_at = 0.0
         self._squeezed = 0
@@ -60,6 +61,7 @@ class Connection(Carrier, asyncio.Protocol):
         """Greet the client, if it speaks HTTP/2."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_BYTES)
+        self.peer = _written(transport.get_extra_info("peername"))
         self._shared.connections.add(self)
         tls = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() != "h2":
@@ -143,7 +145,10 @@ class Connection(Carrier, asyncio.Protocol):
 
     @override
     def on_progress(self, stream: Call) -> None:
-        stream.progress()
+        if stream.task is None:
+            stream.begin()
+        else:
+            stream.wake()
 
     @override
     def on_broken(self, stream: Call, number: int, text: str) -> None:
@@ -255,3 +260,11 @@ class Connection(Carrier, asyncio.Protocol):
             text = f"this process holds too many messages that wait for their turn{ASK_AGAIN}"
             if worst is not None:
                 worst.end(Status.UNAVAILABLE, text)
+
+
+def _written(address: Any) -> str:
+    """Write the address of a client as gRPC does."""
+    if not isinstance(address, tuple):
+        return "unix:"
+    host, port = address[:2]
+    return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"

@@ -50,6 +50,11 @@ class Deadlines:
         calls.add(call)
         return step
 
+    def left_s(self, step: int) -> float:
+        """Return the seconds until a deadline, which `add` returned."""
+        assert self._loop is not None
+        return max(0.0, step * _STEP_S - self._loop.time())
+
     def discard(self, call: Expiring, step: int) -> None:
         """A call has ended before its deadline."""
         calls = self._steps.get(step)

@@ -7,6 +7,8 @@ connection with a GOAWAY, as RFC 9113 demands.
 Flow control has two levels. A stream gets new credit when its messages are taken, so one that nobody reads
 stops its peer. The connection's credit and its unread bytes never exceed a budget together.
 
+Long because the states of a connection and of its streams change together.
+
 Source: RFC 9113, sections 5.1 and 6.
 """
 
@@ -24,6 +26,7 @@ from gazette_platform.serving.h2.frames import (
     unpack_head,
 )
 from gazette_platform.serving.h2.inflate import Compressed, MessageRefused, inflate
+from gazette_platform.serving.h2.responses import PREFIX_BYTES, unpack_prefix
 from gazette_platform.serving.h2.stream_ids import StreamIds
 
 if TYPE_CHECKING:
@@ -226,7 +229,7 @@ class Endpoint(ABC):
         """
         message = stream.messages.popleft()
         if not stream.is_closed:
-            size = len(message) + responses.PREFIX_BYTES
+            size = len(message) + PREFIX_BYTES
             stream.unread -= size
             self.unread -= size
             stream.unacked += size
@@ -237,6 +240,18 @@ class Endpoint(ABC):
         if message.__class__ is Compressed:
             return inflate(message, stream.encoding, self._message_bytes_max)
         return message
+
+    def take_all(self, stream: Stream) -> list[bytes] | None:
+        """Take all messages of a stream that its peer has ended; None, and none, if one is compressed."""
+        messages = list(stream.messages)
+        if Compressed in map(type, messages):
+            return None
+        stream.messages.clear()
+        self.unread -= stream.unread
+        stream.unread = 0
+        if self.recv_room < self._recv_low:
+            self._credit()
+        return messages
 
     def _credit_stream(self, stream: Stream) -> None:
         if stream.lent:
@@ -303,28 +318,39 @@ class Endpoint(ABC):
         end = len(data)
         while end - at >= _HEAD_BYTES and self.is_greeted:
             head, flags, stream_id = unpack_head(data, at)
-            start, length, kind = at + _HEAD_BYTES, head >> 8, head & 0xFF
-            stop = start + length
+            start = at + _HEAD_BYTES
+            stop = start + (head >> 8)
             stream_id &= frames.WINDOW_MAX
-            try:
-                self._check(kind, flags, stream_id, length)
-                if kind == frames.DATA:
-                    if flags & frames.PADDED and start == end and length:
-                        break  # how much is padding is yet to come
-                    self._data(flags, stream_id, data, start, stop)
-                elif kind >= frames.KNOWN_KINDS:
-                    self._skip(max(0, stop - end))
-                elif stop > end:
-                    break
-                else:
-                    self._HANDLERS[kind](self, flags, stream_id, data, start, stop)
-            except StreamFault as fault:
-                self._on_stream_fault(fault)
-                if stop > end:
-                    self._skip(stop - end)
+            is_whole_data = head & 0xFF == frames.DATA and stop <= end
+            if not (
+                is_whole_data and self._simple(flags, stream_id, data, start, stop)
+            ) and not self._frame(head, flags, stream_id, data, start):
+                break
             at = stop
         if at < end:
             self._tail = data[at:] if at else data
+
+    def _frame(self, head: int, flags: int, stream_id: int, data: bytes, start: int) -> bool:
+        """Take a frame, perhaps before all of it has come. Returns: whether enough of it has."""
+        length, kind = head >> 8, head & 0xFF
+        stop, end = start + length, len(data)
+        try:
+            self._check(kind, flags, stream_id, length)
+            if kind == frames.DATA:
+                if flags & frames.PADDED and start == end and length:
+                    return False  # how much is padding is yet to come
+                self._data(flags, stream_id, data, start, stop)
+            elif kind >= frames.KNOWN_KINDS:
+                self._skip(max(0, stop - end))
+            elif stop > end:
+                return False
+            else:
+                self._HANDLERS[kind](self, flags, stream_id, data, start, stop)
+        except StreamFault as fault:
+            self._on_stream_fault(fault)
+            if stop > end:
+                self._skip(stop - end)
+        return True
 
     def _check(self, kind: int, flags: int, stream_id: int, length: int) -> None:
         """Check the head of a frame. Raises: ConnectionFault, StreamFault."""
@@ -365,6 +391,46 @@ class Endpoint(ABC):
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many calls were taken back")
 
     # -------------------------------------------------------------------------------------- DATA
+    def _simple(self, flags: int, stream_id: int, data: bytes, start: int, stop: int) -> bool:
+        """Take a DATA frame that is one whole message, or just the end of the stream, as most are.
+
+        It does what `_check`, `_data` and `Stream.feed` would, for a third of the cost.
+
+        Returns: whether it did; if not, nothing was changed.
+        """
+        stream, length = self.streams.get(stream_id), stop - start
+        if (
+            stream is None
+            or flags > frames.END_STREAM
+            or length > self.recv_room
+            or length > stream.recv_room
+            or length > self.limits.frame_bytes
+            or stream.is_ended
+            or stream.missing
+            or stream.rest
+            or stream.body_left is not None
+            or self._block is not None
+        ):
+            return False
+        if length:
+            is_compressed, size = unpack_prefix(data, start) if length >= PREFIX_BYTES else (1, 0)
+            if is_compressed or size + PREFIX_BYTES != length or size > self._message_bytes_max:
+                return False
+            self.recv_room -= length
+            self.unread += length
+            stream.recv_room -= length
+            stream.unread += length
+            stream.messages.append(data[start + PREFIX_BYTES : stop])
+            if self.recv_room < self._recv_low:
+                self._credit()
+            if not flags:
+                self.on_progress(stream)
+        elif not flags:
+            return False
+        if flags:
+            self._end(stream)
+        return True
+
     def _data(self, flags: int, stream_id: int, data: bytes, start: int, stop: int) -> None:
         """Take a DATA frame, which may go on beyond `data`."""
         length, end = stop - start, len(data)

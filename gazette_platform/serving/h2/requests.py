@@ -30,7 +30,14 @@ _OF_CONNECTIONS: Final = frozenset(
 )
 # The transport uses these itself.
 _OURS: Final = frozenset(
-    (b"content-type", b"content-length", b"te", b"grpc-timeout", b"grpc-encoding")
+    (
+        b"content-type",
+        b"content-length",
+        b"te",
+        b"grpc-timeout",
+        b"grpc-encoding",
+        b"grpc-accept-encoding",
+    )
 )
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BAD_VALUE: Final = re.compile(rb"[\0\r\n]|\A[ \t]|[ \t]\Z")
@@ -90,7 +97,8 @@ def read_request(fields: Iterable[Field]) -> Request:
             pseudo[name] = value
         else:
             _check_regular(name, value)
-            regular[name] = value
+            # gRPC takes values of one name that are joined by commas for several.
+            regular[name] = regular[name] + b"," + value if name in regular else value
         if _BAD_VALUE.search(value):
             raise Malformed
     path = pseudo.get(b":path")

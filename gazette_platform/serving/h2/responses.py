@@ -46,13 +46,19 @@ class Status(IntEnum):
     OK = 0
     CANCELLED = 1
     UNKNOWN = 2
+    INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
     ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
     UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
+    DATA_LOSS = 15
     UNAUTHENTICATED = 16
 
     @property
@@ -121,21 +127,30 @@ def greeting(stream_id: int, metadata: Mapping[str, str] | None = None) -> bytes
     """Build the headers of a response."""
     if not metadata:
         return _GREETING.pack(_HEADERS_HEAD, END_HEADERS, stream_id, _HEADERS)
-    more = (literal(name.encode(), value.encode()) for name, value in metadata.items())
-    return frame(HEADERS, END_HEADERS, stream_id, _HEADERS + b"".join(more))
+    return frame(HEADERS, END_HEADERS, stream_id, _HEADERS + _fields(metadata))
 
 
-def trailers(stream_id: int) -> bytes:
+def trailers(stream_id: int, metadata: Mapping[str, str] | None = None) -> bytes:
     """Build the end of a call that succeeded."""
-    return _ENDING.pack(_TRAILERS_HEAD, _END, stream_id, _TRAILERS)
+    if not metadata:
+        return _ENDING.pack(_TRAILERS_HEAD, _END, stream_id, _TRAILERS)
+    return frame(HEADERS, _END, stream_id, _TRAILERS + _fields(metadata))
 
 
-def failure(stream_id: int, number: int, text: str, *, is_greeted: bool) -> bytes:
+def failure(
+    stream_id: int,
+    number: int,
+    text: str,
+    *,
+    is_greeted: bool,
+    metadata: Mapping[str, str] | None = None,
+) -> bytes:
     """Build the end of a call that failed.
 
     Args:
         number: of gRPC's code.
         is_greeted: whether the headers of the response were sent.
+        metadata: more trailers.
     """
     block = b"" if is_greeted else _HEADERS
     block += literal(b"grpc-status", b"%d" % number)
@@ -144,9 +159,15 @@ def failure(stream_id: int, number: int, text: str, *, is_greeted: bool) -> byte
         block += literal(b"grpc-message", coded.encode())
     if number == Status.UNIMPLEMENTED:
         block += _ENCODINGS
+    if metadata:
+        block += _fields(metadata)
     return frame(HEADERS, _END, stream_id, block)
 
 
 def http_refusal(stream_id: int, status: int) -> bytes:
     """Build the answer to a request that is no call of gRPC."""
     return frame(HEADERS, _END, stream_id, literal(b":status", b"%d" % status))
+
+
+def _fields(metadata: Mapping[str, str]) -> bytes:
+    return b"".join(literal(name.encode(), value.encode()) for name, value in metadata.items())

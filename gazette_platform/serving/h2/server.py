@@ -14,15 +14,16 @@ from gazette_platform.serving.h2.call import method_of
 from gazette_platform.serving.h2.connection import Connection
 from gazette_platform.serving.h2.shared import Shared
 from gazette_platform.serving.listening import BACKLOG, listen
+from gazette_platform.serving.servicers import rpcs_of
 from gazette_platform.serving.tls import http2_context
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from gazette_platform.serving.call_metrics import CallMetrics
     from gazette_platform.serving.h2.limits import Limits
-    from gazette_platform.serving.interface import Rpc
+    from gazette_platform.serving.interface import Kind, Rpc
     from gazette_platform.serving.tls import TlsMaterial
 
 __all__ = ["H2Server"]
@@ -41,7 +42,7 @@ _STOPPING: Final = "the server stops"
 
 @final
 class H2Server:
-    """Serves calls on a port, or on a Unix socket. It has what `GrpcServer` has, but `add_servicer`.
+    """Serves calls on a port, or on a Unix socket. It has what `GrpcServer` has.
 
     Clients may connect once it is made; it answers from `start` on.
 
@@ -69,13 +70,10 @@ class H2Server:
         flags: str = "broker",
         limits: Limits | None = None,
     ) -> None:
-        methods = {
-            f"/{rpc.service}/{rpc.name}".encode(): method_of(
-                rpc, calls.of(rpc.kind.value, rpc.service, rpc.name)
-            )
-            for rpc in rpcs
-        }
-        self._shared = Shared(methods, limits or default.LIMITS, recv_bytes_max)
+        self._calls = calls
+        self._shared = Shared({}, limits or default.LIMITS, recv_bytes_max)
+        for rpc in rpcs:
+            self._add(rpc, rpc.kind)
         self._tls = http2_context(tls) if tls is not None else None
         self._listeners = listen(host, port, socket, flags)
         self._socket = socket
@@ -84,6 +82,23 @@ class H2Server:
         self._servers: list[asyncio.Server] = []
         self._sweeping: asyncio.TimerHandle | None = None
         self._ended = asyncio.Event()
+
+    def add_servicer(self, add: Callable[[Any, Any], None], servicer: Any) -> None:
+        """Serve another service too, as generated code has it; before `start`.
+
+        Args:
+            add: generated, as ``add_NGramServicer_to_server``.
+            servicer: with coroutines for its calls, or functions, which run in threads.
+
+        Raises: SetupError: `servicer` does not have the methods that `add` wants.
+        """
+        for kind, rpc in rpcs_of(add, servicer):
+            self._add(rpc, kind)
+
+    def _add(self, rpc: Rpc, kind: Kind) -> None:
+        """Serve an RPC, which is counted as one of `kind`."""
+        metrics = self._calls.of(kind.value, rpc.service, rpc.name)
+        self._shared.methods[f"/{rpc.service}/{rpc.name}".encode()] = method_of(rpc, metrics)
 
     async def start(self) -> None:
         """Begin to accept calls."""

@@ -16,6 +16,7 @@ class Stream:
     Attributes:
         messages: whole messages that nobody has taken yet.
         missing: bytes that the message under way lacks; 0: there is none.
+        rest: the part of a message's prefix that has come.
         is_ended: whether the client has ended its side.
         is_closed: whether the stream is over; nothing more is received or sent.
         is_greeted: whether the headers of the response are sent.
@@ -33,7 +34,6 @@ class Stream:
     __slots__ = (
         "_is_compressed",
         "_parts",
-        "_rest",
         "body_left",
         "encoding",
         "id",
@@ -46,6 +46,7 @@ class Stream:
         "opened_at",
         "recv_room",
         "refusal",
+        "rest",
         "send_room",
         "unacked",
         "unread",
@@ -64,12 +65,12 @@ class Stream:
         self._is_compressed = 0
         self.opened_at = opened_at
         self._parts: list[bytes | memoryview] = []
-        self._rest = b""
+        self.rest = b""
 
     @property
     def is_within_message(self) -> bool:
         """Whether a message has begun and is not whole."""
-        return self.missing > 0 or bool(self._rest)
+        return self.missing > 0 or bool(self.rest)
 
     def feed(self, data: bytes, at: int, end: int, bytes_max: int) -> None:
         """Take ``data[at:end]`` of the body, and add the messages that are whole to `messages`.
@@ -88,9 +89,9 @@ class Stream:
             self._add(b"".join(self._parts), self._is_compressed)
             self._parts = []
             at = stop
-        elif self._rest:
-            data = self._rest + data[at:end]
-            at, end, self._rest = 0, len(data), b""
+        elif self.rest:
+            data = self.rest + data[at:end]
+            at, end, self.rest = 0, len(data), b""
         while end - at >= PREFIX_BYTES:
             is_compressed, length = unpack_prefix(data, at)
             if length > bytes_max:
@@ -109,7 +110,7 @@ class Stream:
                 self.messages.append(data[at:stop])
             at = stop
         if at < end:
-            self._rest = data[at:end]
+            self.rest = data[at:end]
 
     def _add(self, content: bytes, is_compressed: int) -> None:
         if not is_compressed:

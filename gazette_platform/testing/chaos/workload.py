@@ -7,6 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import (
+    CallUnanswered,
     FragmentStoreUnhealthy,
     GazetteError,
     SetupError,
@@ -171,8 +172,9 @@ class Workload:
         for name in config.journal_names:
             try:
                 await client.append(name, b"")
-            except FragmentStoreUnhealthy:
-                # Its broker could not list a store that was cut, and tries again some seconds later.
+            except (FragmentStoreUnhealthy, CallUnanswered):
+                # Its broker could not list a store that was cut, and tries again some seconds later; or it
+                # has much to do, and answers the next one.
                 unlisted.add(name)
         return unlisted
 

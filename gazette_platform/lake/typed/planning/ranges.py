@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Final, final
 from gazette_platform.errors import OffsetJump, ValidationError
 from gazette_platform.lake.segments import Segment, plan_segments
 from gazette_platform.lake.typed.planning.state import JournalState
-from gazette_platform.protocol import DOUBTED, is_another
+from gazette_platform.protocol import DOUBTED, is_another, learned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -80,7 +80,7 @@ class JournalNow:
     """In any order: at least all fragments with bytes behind where the state has come to, or a backfill
     begins. Those without a backing store are in spools."""
     created: int = 0
-    """Its create revision; see `protocol.identity`."""
+    """Which journal it is; see `protocol.identity`."""
 
 
 @final
@@ -135,7 +135,7 @@ class JournalRange:
     passed: tuple[_Range, ...] = ()
     """Holes before it that a person gave up: the run begins with `JournalState.passing` these."""
     created: int = 0
-    """Create revision of the journal."""
+    """Which journal it is."""
 
     @property
     def begin(self) -> int:
@@ -280,7 +280,7 @@ def decided(
         if one is None:
             continue
         if not _is_another(each, one):
-            changed[each.name] = replace(one, created=each.created or one.created)
+            changed[each.name] = replace(one, created=learned(one.created, each.created))
         elif each.name in begin_anew:
             offset = max(begin_anew[each.name], each.begin)
             if offset > each.head:

@@ -167,7 +167,7 @@ class BackfillRunner:
         try:
             backfill.work()
             backfill.require_same({
-                one.name: one.create_revision for one in self._client.list(raw.label_selector)
+                one.name: one.created for one in self._client.list(raw.label_selector)
             })  # fmt: skip
         except BaseException:
             backfill.abandon()
@@ -299,7 +299,7 @@ class _Backfill:
         """Refuse what was read of journals that were made again since.
 
         Args:
-            created: create revisions, by name.
+            created: which journals there are now, by name.
 
         Raises: DataError: one was.
         """

@@ -115,7 +115,7 @@ async def journal_now(client: AsyncClient, listing: JournalListing, needed_from:
         begin=min([*begins, head]),
         head=head,
         listed=listed,
-        created=listing.create_revision,
+        created=listing.created,
     )
 
 

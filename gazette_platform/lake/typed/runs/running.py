@@ -246,9 +246,7 @@ class TypedRunner:
         self, raw: TableSpec, journals: Sequence[JournalNow], done: Mapping[str, JournalRounds]
     ) -> dict[str, str]:
         """Give up for this run what was read of journals that were made again since it began."""
-        created = {
-            one.name: one.create_revision for one in self._client.list(raw.label_selector) if done
-        }
+        created = {one.name: one.created for one in self._client.list(raw.label_selector) if done}
         names = [
             one.name
             for one in journals
