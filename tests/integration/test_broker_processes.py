@@ -24,7 +24,7 @@ from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.embedded.ports import choose_ports, is_free
 from gazette_platform.errors import SetupError
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.testing.broker import WIRE_VARIABLE
+from gazette_platform.testing.chosen_wire import wire_flags
 from gazette_platform.testing.server_process import ServerProcess
 from gazette_platform.testing.waiting import eventually, patient
 
@@ -72,7 +72,7 @@ class Brokers(ServerProcess):
             *(f"--broker.file-root={self.fragments}", f"--broker.spool-dir={self.spool}"),
             *(f"--etcd.address={self.etcd}", f"--etcd.prefix={self.prefix}"),
             *("--etcd.lease=20s", "--log.level=info"),
-            *(f"--broker.wire={wire}" for wire in (os.environ.get(WIRE_VARIABLE),) if wire),
+            *wire_flags("broker"),
             *self.flags,
         ]
 
