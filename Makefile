@@ -18,8 +18,9 @@ DEVICES ?=
 CASES ?=
 CASE ?=
 OUTAGE_S ?= 600
+PROCESSES ?= 1,2
 
-.PHONY: help install dev demo fmt lint types test test-fast test-all proof test-pythons mutants coverage bench bench-cluster bench-failover bench-allocator bench-consume bench-consumers bench-lake chaos test-outage fuzz lake-crash typed-crash soak screenshots gen gen-check docs clean
+.PHONY: help install dev demo fmt lint types test test-fast test-all proof test-pythons mutants coverage bench bench-cluster bench-scale bench-failover bench-allocator bench-consume bench-consumers bench-lake chaos test-outage fuzz lake-crash typed-crash soak screenshots gen gen-check docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +83,9 @@ bench: $(STAMP) ## Measure throughput and latency; writes benchmarks/results/lat
 
 bench-cluster: $(STAMP) ## Measure three replicas, and 10,000 idle journals; adds to latest.json
 	$(PY) -m benchmarks.cluster
+
+bench-scale: $(STAMP) ## Measure appends by the number of broker processes of one host (PROCESSES=1,2,4,8, ARGS)
+	$(PY) -m benchmarks.scale --processes $(PROCESSES) $(ARGS)
 
 bench-failover: $(STAMP) ## Measure how long appends stall when a primary is killed, or leaves
 	$(PY) -m benchmarks.failover

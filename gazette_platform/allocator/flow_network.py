@@ -2,6 +2,7 @@
 
 Source → item (as many units as it wants replicas) → its node of each zone (at most all but one of
 the units, so that two zones are used) → member (one unit) → sink (as many as the member may hold).
+Members of one host fail together, so the units of an item also spread evenly over hosts.
 A unit that arrives at the sink is a replica. Only the units that flow are stored, as one integer an
 item whose bits are members; every other arc is computed when it is looked at. So 10,000 items take
 10,000 integers, and "who may take this item" is a few operations on them.
@@ -12,9 +13,24 @@ here the flow is kept, and a change touches the items that it is about.
 
 from __future__ import annotations
 
-from typing import final
+from enum import IntEnum
+from typing import TYPE_CHECKING, final
 
-__all__ = ["FlowNetwork", "bits"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["FlowNetwork", "Spread", "bits"]
+
+
+class Spread(IntEnum):
+    """How far apart the units of an item have to be. Each value includes those below it."""
+
+    NONE = 0
+    """They may be anywhere."""
+    ZONES = 1
+    """No zone has all of them, if there are two zones."""
+    HOSTS = 2
+    """No host has more of them than it must."""
 
 
 def bits(mask: int) -> list[int]:
@@ -43,10 +59,13 @@ class FlowNetwork:
         items_of: by member, the items that flow to it, in the order in which they came. Those that
             came last are given up first.
         zone_of: by member, the number of its zone. zone_masks: by zone, its members as bits.
+        host_of: by member, the number of its host. host_masks: by host, its members as bits.
         limits: by member, the items it may hold.
         lacking: items with fewer units than wanted. surplus: with more.
-        crowded: items that may have more units in one zone than they should.
+        crowded: items that may have more units in one zone, or on one host, than they should.
         is_strict: whether items have to spread over zones; not if there is one only.
+        shared_hosts: the masks of hosts with several members, over which items have to spread;
+            empty if there is only one host. hosts_usable: hosts whose members may hold anything.
         histogram: how many items want how many replicas.
     """
 
@@ -58,6 +77,10 @@ class FlowNetwork:
         self.items_of: list[dict[int, None]] = []
         self.zone_of: list[int] = []
         self.zone_masks: list[int] = []
+        self.host_of: list[int] = []
+        self.host_masks: list[int] = []
+        self.shared_hosts: list[int] = []
+        self.hosts_usable = 0
         self.limits: list[int] = []
         self.lacking: dict[int, None] = {}
         self.surplus: dict[int, None] = {}
@@ -74,19 +97,21 @@ class FlowNetwork:
         """Members that may hold anything."""
         return sum(limit > 0 for limit in self.limits)
 
-    def add_member(self, zone: int) -> int:
+    def add_member(self, zone: int, host: int) -> int:
         """A member without room; `set_limits` gives it some. Returns its number."""
-        while len(self.zone_masks) <= zone:
-            self.zone_masks.append(0)
+        for masks, number in ((self.zone_masks, zone), (self.host_masks, host)):
+            masks.extend([0] * (number + 1 - len(masks)))
         if self._free_members:
             member = self._free_members.pop()
-            self.zone_of[member] = zone
+            self.zone_of[member], self.host_of[member] = zone, host
         else:
             member = len(self.limits)
             self.limits.append(0)
             self.zone_of.append(zone)
+            self.host_of.append(host)
             self.items_of.append({})
         self.zone_masks[zone] |= 1 << member
+        self.host_masks[host] |= 1 << member
         return member
 
     def remove_member(self, member: int) -> None:
@@ -99,6 +124,7 @@ class FlowNetwork:
         self.assigned = [mask & ~bit for mask in self.assigned]
         self.primary = [mask & ~bit for mask in self.primary]
         self.zone_masks[self.zone_of[member]] &= ~bit
+        self.host_masks[self.host_of[member]] &= ~bit
         self.limits[member] = 0
         self._free_members.append(member)
 
@@ -109,11 +135,17 @@ class FlowNetwork:
         """
         for member, limit in limits.items():
             self.limits[member] = limit
+        before = (self.is_strict, self.shared_hosts, self.hosts_usable)
         zones = {zone for zone, limit in zip(self.zone_of, self.limits, strict=True) if limit > 0}
-        is_strict = len(zones) > 1
-        if is_strict and not self.is_strict:
+        hosts = {host for host, limit in zip(self.host_of, self.limits, strict=True) if limit > 0}
+        self.is_strict, self.hosts_usable = len(zones) > 1, len(hosts)
+        shared = [mask for mask in self.host_masks if mask & (mask - 1)]
+        self.shared_hosts = shared if len(hosts) > 1 else []
+        is_stricter = self.is_strict and not before[0]
+        if is_stricter or (
+            self.shared_hosts and before[1:] != (self.shared_hosts, self.hosts_usable)
+        ):
             self.crowded = dict.fromkeys(range(len(self.flow)))
-        self.is_strict = is_strict
 
     def shares(self) -> list[int]:
         """By member, its fair share: its part of all units, by limit, rounded up.
@@ -206,33 +238,59 @@ class FlowNetwork:
         wanted = self.wanted[item]
         return max(wanted - 1, 1) if self.is_strict else max(wanted, 1)
 
+    def host_units_max(self, item: int) -> int:
+        """How many units of the item one host may have: no more than if all hosts had their part."""
+        return max(-(-self.wanted[item] // self.hosts_usable), 1) if self.hosts_usable else 1
+
     def is_spread(self, item: int) -> bool:
-        """Whether no zone has more units of the item than it may."""
-        flow, most = self.flow[item], self.zone_units_max(item)
-        if flow.bit_count() <= most:
-            return True
-        return all((flow & zone).bit_count() <= most for zone in self.zone_masks)
+        """Whether no zone, and no host, has more units of the item than it may."""
+        return not self.crowded_group(item)
 
-    def crowded_zone(self, item: int) -> int:
-        """The members of a zone that has more units of the item than it may, as bits; or 0."""
+    def crowded_group(self, item: int) -> int:
+        """The members of a zone or a host that has more units of the item than it may, as bits; or 0."""
         flow, most = self.flow[item], self.zone_units_max(item)
-        return next((z for z in self.zone_masks if (flow & z).bit_count() > most), 0)
+        units = flow.bit_count()
+        if units > most:
+            for zone in self.zone_masks:
+                if (flow & zone).bit_count() > most:
+                    return zone
+        if units > 1 and self.shared_hosts:
+            most = self.host_units_max(item)
+            for host in self.shared_hosts:
+                if (flow & host).bit_count() > most:
+                    return host
+        return 0
 
-    def takers(self, item: int, *, is_strict: bool) -> int:
+    def takers(self, item: int, *, spread: Spread) -> int:
         """The members, as bits, to which one more unit of the item may flow."""
         flow = self.flow[item]
         found = ~flow
-        if is_strict:
-            most = self.zone_units_max(item)
-            for zone in self.zone_masks:
-                if (flow & zone).bit_count() >= most:
-                    found &= ~zone
+        if spread >= Spread.ZONES:
+            found &= ~_full(flow, self.zone_masks, self.zone_units_max(item))
+        if spread >= Spread.HOSTS and self.shared_hosts:
+            found &= ~_full(flow, self.shared_hosts, self.host_units_max(item))
         return found
 
-    def heirs(self, item: int, member: int, *, is_strict: bool) -> int:
+    def heirs(self, item: int, member: int, *, spread: Spread) -> int:
         """The members, as bits, to which the unit of the item at `member` may go instead.
 
-        Within the zone to any, because the zone has no more units than before.
+        Within the zone and the host to any, because these have no more units than before.
         """
-        zone = self.zone_masks[self.zone_of[member]]
-        return self.takers(item, is_strict=is_strict) | (zone & ~self.flow[item])
+        flow = self.flow[item]
+        found = ~flow
+        if spread >= Spread.ZONES:
+            full = _full(flow, self.zone_masks, self.zone_units_max(item))
+            found &= ~full | self.zone_masks[self.zone_of[member]]
+        if spread >= Spread.HOSTS and self.shared_hosts:
+            full = _full(flow, self.shared_hosts, self.host_units_max(item))
+            found &= ~full | self.host_masks[self.host_of[member]]
+        return found
+
+
+def _full(flow: int, groups: Iterable[int], most: int) -> int:
+    """The members of all groups that have so many of the units in `flow`, as bits."""
+    full = 0
+    for group in groups:
+        if (flow & group).bit_count() >= most:
+            full |= group
+    return full

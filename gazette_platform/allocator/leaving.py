@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gazette_platform.errors import EtcdError
 from gazette_platform.ops.retry import insist
+from gazette_platform.protocol import endpoint_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,7 +122,8 @@ async def wait_handed_over(
         timeout_s: seconds; None: for ever.
         words: for the log.
         stays_for_others: whether we stay, without `timeout_s`, when all members leave: what only we know of
-            our items would be lost.
+            our items would be lost. If all of them are on one host, waiting would not help: the host stops, and
+            its folders of spools have what only we know.
 
     Cancellation: safe.
     """
@@ -145,7 +147,7 @@ async def wait_handed_over(
         is_last = not status.can_complete and not is_awaited
         is_late = timeout_s is not None and (is_last or now - began > timeout_s)
         # Of members that all leave, each would wait for the others for ever.
-        is_over = is_last and not stays_for_others and _all_leave(space)
+        is_over = is_last and _all_leave(space) and (not stays_for_others or _is_one_host(space))
         # The only member has nobody to wait for.
         if is_late or is_over or len(space.state.members) == 1:
             _log.info(
@@ -179,3 +181,8 @@ async def give_back(lease: Lease) -> None:
 
 def _all_leave(space: KeySpace[Any]) -> bool:
     return all(member.spec.exiting for member in space.state.members.values())
+
+
+def _is_one_host(space: KeySpace[Any]) -> bool:
+    members = space.state.members.values()
+    return len({endpoint_host(member.spec.endpoint) for member in members}) == 1

@@ -29,6 +29,7 @@ from gazette_platform.etcd import Compare, EtcdClient, EtcdRejected, Operation, 
 from gazette_platform.keyspace import AnyClusterState, KeySpace, member_key
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.retry import backoff_s
+from gazette_platform.protocol import endpoint_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -266,7 +267,8 @@ class Allocator:
             self._limits = effective_limits(
                 members, replicas=solver.replicas, replication_max=solver.replication_max
             )
-            solver.set_limits(self._limits)
+            hosts = {found: endpoint_host(m.spec.endpoint) for found, m in members.items()}
+            solver.set_limits(self._limits, hosts)
 
     # ------------------------------------------------------------------ converging
 

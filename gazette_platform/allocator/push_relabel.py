@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.allocator.flow_network import bits
+from gazette_platform.allocator.flow_network import Spread, bits
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -43,7 +43,7 @@ class Pusher:
 
     Args:
         capacities: by member. Less than a member has is fine: what is over can be pushed out.
-        is_strict: items have to spread over zones.
+        spread: how far apart the units of an item have to be.
         preferred: members, as bits, that items are to come back to if that is as good.
     """
 
@@ -52,12 +52,12 @@ class Pusher:
         network: FlowNetwork,
         capacities: Sequence[int],
         *,
-        is_strict: bool,
+        spread: Spread,
         preferred: Mapping[int, int] | None = None,
     ) -> None:
         self._net = network
         self._capacities = capacities
-        self._is_strict = is_strict
+        self._spread = spread
         self._preferred = preferred or {}
         self._work = 0
         members = range(len(capacities))
@@ -91,7 +91,7 @@ class Pusher:
         """Give the item one more unit. Returns whether there was a way."""
         net = self._net
         while True:
-            takers = net.takers(item, is_strict=self._is_strict) & self._takers
+            takers = net.takers(item, spread=self._spread) & self._takers
             free = takers & self._rooms
             if free:
                 member = self._best(item, free)
@@ -163,7 +163,7 @@ class Pusher:
                 yield
             flow = net.flow[item]
             if flow & bit and lower & ~flow:
-                found = lower & net.heirs(item, at, is_strict=self._is_strict)
+                found = lower & net.heirs(item, at, spread=self._spread)
                 if found:
                     return item, self._best(item, found)
             self._next[at] += 1
@@ -180,7 +180,7 @@ class Pusher:
                 self._work = 0
                 yield
             if net.flow[item] & bit:
-                reached |= net.heirs(item, at, is_strict=self._is_strict) & others
+                reached |= net.heirs(item, at, spread=self._spread) & others
                 if reached == others:
                     break
         self._set_label(at, min(self._lowest(reached) + 1, self._unreachable))

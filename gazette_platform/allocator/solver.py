@@ -2,23 +2,25 @@
 
 Capacities are tried from the best to the barest, each as a maximum flow from what the last left:
 
-1. Members hold at most their fair share, and no item is within one zone.
+1. Members hold at most their fair share, no item is within one zone, and no host has more replicas of an
+   item than it must: two processes of one host fail together.
 2. Members hold up to their limits.
-3. Zones are given up rather than replicas.
+3. Hosts are given up rather than replicas.
+4. Zones are given up, too.
 
 What cannot be placed even so stays out. Units beyond a capacity that nobody can take stay where
 they are, up to the limit. So what is assigned moves only for a reason: a member that is new, over
 its share, over its limit, or leaving; never because another solution is as good.
 
-Departs from Gazette in the order in which arcs are tried, which
-decides among equal solutions; keys and transactions (see `converge`) are the same.
+Departs from Gazette in the order in which arcs are tried, which decides among equal solutions, and in
+looking at hosts, which Gazette does not know; keys and transactions (see `converge`) are the same.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
-from gazette_platform.allocator.flow_network import FlowNetwork, bits
+from gazette_platform.allocator.flow_network import FlowNetwork, Spread, bits
 from gazette_platform.allocator.push_relabel import SLICE_ARCS, Pusher
 
 if TYPE_CHECKING:
@@ -31,6 +33,10 @@ __all__ = ["Solver", "effective_limits", "load_ratio"]
 
 # Giving up zones may open ways that were closed before; each pass leaves fewer. A bound, in case.
 _PASSES_MAX = 4
+
+# What is asked of an item's replicas, and given up in turn.
+_WITH_HOSTS = (Spread.HOSTS, Spread.ZONES, Spread.NONE)
+_WITHOUT_HOSTS = (Spread.ZONES, Spread.NONE)
 
 
 def effective_limits(
@@ -75,6 +81,7 @@ class Solver:
         self._members: dict[ProcessId, int] = {}
         self._ids: list[ProcessId | None] = []
         self._zones: dict[str, int] = {}
+        self._hosts: dict[str, int] = {}
         self._items: dict[str, int] = {}
         self._names: list[str] = []
         self._seen: list[int] = []
@@ -93,10 +100,25 @@ class Solver:
         """The most that any item desires."""
         return max(self._net.histogram, default=0)
 
-    def set_limits(self, limits: Mapping[ProcessId, int]) -> None:
-        """Name all members, with the number of items that each may hold."""
+    def set_limits(
+        self, limits: Mapping[ProcessId, int], hosts: Mapping[ProcessId, str] | None = None
+    ) -> None:
+        """Name all members, with the number of items that each may hold.
+
+        Args:
+            hosts: the host of each member; one without is alone on its own.
+        """
         net = self._net
-        gone = [process_id for process_id in self._members if process_id not in limits]
+
+        def host_of(process_id: ProcessId) -> int:
+            name = (hosts or {}).get(process_id) or f"{process_id.name}#"
+            return self._hosts.setdefault(name, len(self._hosts))
+
+        gone = [
+            process_id
+            for process_id, number in self._members.items()
+            if process_id not in limits or host_of(process_id) != net.host_of[number]
+        ]
         for process_id in gone:
             number = self._members.pop(process_id)
             net.remove_member(number)
@@ -105,7 +127,7 @@ class Solver:
             self._seen = [-1 if mask >> number & 1 else mask for mask in self._seen]
         for process_id in sorted(limits.keys() - self._members.keys()):
             zone = self._zones.setdefault(process_id.zone, len(self._zones))
-            number = net.add_member(zone)
+            number = net.add_member(zone, host_of(process_id))
             self._members[process_id] = number
             if number == len(self._ids):
                 self._ids.append(None)
@@ -115,7 +137,7 @@ class Solver:
             for process_id, number in self._members.items()
             if net.limits[number] != limits[process_id]
         }
-        if changed:
+        if changed or (gone and net.shared_hosts):
             net.set_limits(changed)
         self._is_stale |= bool(changed or gone)
 
@@ -184,10 +206,10 @@ class Solver:
         yield from self._give_up_surplus()
         for _ in range(_PASSES_MAX):
             before = list(net.flow)
-            yield from self._push(Pusher(net, net.shares(), is_strict=True))
+            yield from self._push(Pusher(net, net.shares(), spread=Spread.HOSTS))
             crowded = yield from self._take_out_crowded()
-            for is_strict in (True, False):
-                pusher = Pusher(net, net.limits, is_strict=is_strict, preferred=crowded)
+            for spread in _WITH_HOSTS if net.shared_hosts else _WITHOUT_HOSTS:
+                pusher = Pusher(net, net.limits, spread=spread, preferred=crowded)
                 yield from self._push(pusher)
             for member, limit in enumerate(net.limits):
                 for item in list(net.items_of[member])[limit:]:
@@ -222,7 +244,7 @@ class Solver:
 
     def _least_wanted(self, item: int, shares: Sequence[int]) -> int:
         net = self._net
-        crowded = net.crowded_zone(item)
+        crowded = net.crowded_group(item)
 
         def reluctance(member: int) -> tuple[bool, bool, bool, bool, float, int]:
             held, bit = len(net.items_of[member]), 1 << member
@@ -238,7 +260,7 @@ class Solver:
         return max(bits(net.flow[item]), key=reluctance)
 
     def _take_out_crowded(self) -> Generator[None, None, dict[int, int]]:
-        """Take units out of zones with too many of one item, to be placed anew.
+        """Take units out of zones and hosts with too many of one item, to be placed anew.
 
         They come back where they were if there is no other way. Returns the flow of each such item
         as it was.
@@ -247,8 +269,8 @@ class Solver:
         found: dict[int, int] = {}
         for count, item in enumerate(self._in_order(net.crowded)):
             before = net.flow[item]
-            while zone := net.crowded_zone(item):
-                inside = bits(net.flow[item] & zone)
+            while group := net.crowded_group(item):
+                inside = bits(net.flow[item] & group)
                 # Not the primary, whose move costs most.
                 member = next(m for m in reversed(inside) if not net.primary[item] >> m & 1)
                 net.remove(item, member)

@@ -10,21 +10,27 @@ from gazette_platform.serving.process.running import run_server
 
 if TYPE_CHECKING:
     from gazette_platform.broker.config import BrokerConfig
+    from gazette_platform.serving.members.line import SupervisorLine
 
 __all__ = ["run"]
 
 
-def run(config: BrokerConfig) -> None:
+def run(config: BrokerConfig, line: SupervisorLine | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
     A second signal ends it at once, and --broker.drain-timeout within some time, whatever hangs.
 
+    Args:
+        line: to the supervisor of several brokers, if this is one of them.
+
     Raises: GazetteError: it could not start, or could not go on; the message says why.
     """
+
+    def settle(broker: Broker) -> None:
+        settle_memory()
+        broker.keep_small()
+        if line is not None:
+            line.serves(broker.metrics.exposition)
+
     tune_malloc()
-    run_server(lambda: Broker(config), flag="broker.drain-timeout", on_start=_settle)
-
-
-def _settle(broker: Broker) -> None:
-    settle_memory()
-    broker.keep_small()
+    run_server(lambda: Broker(config), flag="broker.drain-timeout", on_start=settle, overseer=line)

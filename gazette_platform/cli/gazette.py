@@ -18,7 +18,7 @@ from gazette_platform.cli import errors
 from gazette_platform.cli.ini import apply_ini, render_ini
 from gazette_platform.cli.logs import set_up_logging
 from gazette_platform.cli.option_table import option_values, with_options
-from gazette_platform.cli.serve_options import SERVE_OPTIONS, broker_config
+from gazette_platform.cli.serve_options import SERVE_OPTIONS, broker_config, processes_of
 from gazette_platform.cli.version import Version  # noqa: TC001  the parser reads annotations
 from gazette_platform.errors import GazetteError, SetupError, ValidationError
 
@@ -78,7 +78,10 @@ def _root_command(context: typer.Context, *, _version: Version = False) -> None:
 
 
 def _serve(values: dict[str, Any]) -> None:
-    """Run one broker until SIGTERM or SIGINT.
+    """Run a broker, or several on this machine, until SIGTERM or SIGINT.
+
+    With **--broker.processes** above 1, a supervisor runs so many brokers: process k has the ports and
+    the id of the first with k added, and --debug.port serves readiness and metrics of all.
 
     Options come from flags, else from gazette.ini (in ., or ~/.config/gazette), else from the
     environment.
@@ -88,12 +91,21 @@ def _serve(values: dict[str, Any]) -> None:
     gazette serve --etcd.address http://localhost:2379 --broker.file-root /srv/fragments
 
     BROKER_PORT=8080 gazette serve --broker.zone us-east-1a --log.level info
+
+    gazette serve --broker.processes auto --broker.port 8080 --broker.http-port 9080 --debug.port 8070
     """
     set_up_logging(values["log.level"], values["log.format"])
-    config = broker_config(values)
+    config, count = broker_config(values), processes_of(values)
     for folder, name in ((config.spool_dir, "spool-dir"), (config.file_root, "file-root")):
         if folder is not None:
             _check_writable(folder, f"broker.{name}")
+    if count > 1:
+        from gazette_platform.cli.serve_processes import serve_processes  # noqa: PLC0415
+
+        serve_processes(
+            config, count, log_level=values["log.level"], log_format=values["log.format"]
+        )
+        return
     from gazette_platform.broker.main import run  # noqa: PLC0415  starts no faster else
 
     run(config)
@@ -119,6 +131,7 @@ def _print_config(values: dict[str, Any]) -> None:
     gazette print-config --broker.zone us-east-1a > gazette.ini
     """
     broker_config({**values})
+    processes_of(values)
     print(render_ini(option_values(SERVE_OPTIONS, values)), end="")
 
 

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gazette_platform.broker.config import BrokerConfig, FsyncMode
-from gazette_platform.cli.option_table import ListenAddress, settings_of
+from gazette_platform.broker.processes import process_count
+from gazette_platform.cli.option_table import ListenAddress, ProcessOption, settings_of
 from gazette_platform.cli.server_options import ServerOptions
+from gazette_platform.ops.limits import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["SERVE_OPTIONS", "broker_config"]
+__all__ = ["SERVE_OPTIONS", "broker_config", "processes_of"]
 
 _BROKER = ServerOptions(BrokerConfig, "broker")
 
@@ -24,6 +26,16 @@ SERVE_OPTIONS = (
             ListenAddress,
             "TCP port of the gRPC service, 0 for any free one; or a Unix socket, as unix:///path.",
         ),
+    ),
+    ProcessOption(
+        "broker.processes",
+        "BROKER_PROCESSES",
+        str,
+        "",
+        "How many broker processes to run, or auto for one a core. Those after the first have the ports that "
+        "follow; more than one needs --debug.port.",
+        BrokerConfig,
+        "1",
     ),
     *_BROKER.security("other brokers"),
     _BROKER.own(
@@ -104,3 +116,11 @@ def broker_config(values: Mapping[str, Any]) -> BrokerConfig:
     Raises: ValidationError: a value is malformed, out of range, or names what does not exist.
     """
     return BrokerConfig(**settings_of(SERVE_OPTIONS, values, BrokerConfig))
+
+
+def processes_of(values: Mapping[str, Any]) -> int:
+    """Return how many processes the values of options ask for.
+
+    Raises: ValidationError: it is no such number.
+    """
+    return process_count(str(values["broker.processes"]), cores=usable_cores())

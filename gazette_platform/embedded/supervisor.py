@@ -29,6 +29,7 @@ from gazette_platform.embedded.ports import HOST, choose_ports, is_free
 from gazette_platform.embedded.process import Child, ProcessId, private_files, stop_process
 from gazette_platform.errors import SetupError
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.retry import RESTART_STEPS_S, Restarts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -48,10 +49,6 @@ _POLL_S = 0.1
 _PROBES_MAX = 8
 _LEFTOVER_TIMEOUT_S = 20.0
 
-# Seconds to wait before the first, second … start of a component that ended; the last holds for all that
-# follow. One that ran for so long begins with the first again.
-_RESTART_DELAYS_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-_STEADY_S = 120.0
 _THEN = "; then it "
 
 
@@ -111,7 +108,7 @@ class Supervisor:
         self._children: dict[str, Child] = {}
         self._started_at: dict[str, float] = {}
         self._probes: dict[str, Future[bool]] = {}
-        self._restarts: dict[str, int] = {}
+        self._restarts: dict[str, Restarts] = {}
         self._restart_at: dict[str, float] = {}
         self._stop_asked = False
 
@@ -321,11 +318,8 @@ class Supervisor:
 
     def _plan_restart(self, component: Component, how: str) -> None:
         name, now = component.name, time.monotonic()
-        if now - self._started_at[name] > _STEADY_S:
-            self._restarts.pop(name, None)
-        count = self._restarts.get(name, 0)
-        delay_s = _RESTART_DELAYS_S[min(count, len(_RESTART_DELAYS_S) - 1)]
-        self._restarts[name] = count + 1
+        restarts = self._restarts.setdefault(name, Restarts(RESTART_STEPS_S))
+        delay_s = restarts.next_delay_s(now - self._started_at[name])
         self._restart_at[name] = now + delay_s
         state = self._state.components[name]
         first = state.why.partition(_THEN)[0]
@@ -337,7 +331,7 @@ class Supervisor:
             name,
             how,
             delay_s,
-            count + 1,
+            restarts.count,
             self._log_of(component),
         )
 

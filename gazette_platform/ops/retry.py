@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, final
 
 from gazette_platform.errors import GazetteError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-__all__ = ["backoff_s", "insist"]
+__all__ = ["RESTART_STEPS_S", "Restarts", "backoff_s", "insist"]
 
 T = TypeVar("T")
 
 # Gazette's clients use these steps for all retries; ours keep them so that mixed fleets behave alike.
 _STEPS_S = (0.05, 0.05, 0.1, 0.1, 1.0, 1.0, 5.0)
+
+RESTART_STEPS_S: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Seconds before the first, second … restart of a process that ended."""
+
+_STEADY_S: Final = 120.0
 
 
 def backoff_s(attempt: int, steps_s: Sequence[float] = _STEPS_S) -> float:
@@ -31,6 +36,35 @@ def backoff_s(attempt: int, steps_s: Sequence[float] = _STEPS_S) -> float:
     [0.0, 0.0, 2.0, 2.0]
     """
     return steps_s[min(attempt, len(steps_s) - 1)] if attempt >= 0 else 0.0
+
+
+@final
+class Restarts:
+    """Counts the restarts of one process, and decides how long to wait before each.
+
+    A process that ran for two minutes begins with the shortest wait again.
+
+    >>> restarts = Restarts((0.0, 2.0))
+    >>> [restarts.next_delay_s(ran_s) for ran_s in (1.0, 1.0, 1.0, 300.0)]
+    [0.0, 2.0, 2.0, 0.0]
+
+    Args:
+        steps_s: seconds before each restart; the last holds for all that follow.
+
+    Attributes:
+        count: restarts since it last ran for long.
+    """
+
+    def __init__(self, steps_s: Sequence[float] = RESTART_STEPS_S) -> None:
+        self._steps_s = steps_s
+        self.count = 0
+
+    def next_delay_s(self, ran_s: float) -> float:
+        """Return the seconds to wait before the next start of a process that ran for `ran_s` seconds."""
+        if ran_s > _STEADY_S:
+            self.count = 0
+        self.count += 1
+        return backoff_s(self.count - 1, self._steps_s)
 
 
 async def insist(call: Callable[[], Awaitable[T]], *, is_over: Callable[[], bool]) -> T:

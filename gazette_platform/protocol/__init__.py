@@ -53,6 +53,7 @@ from gazette_platform.protocol.processes import (
     BrokerSpec,
     ProcessId,
     endpoint_grpc_address,
+    endpoint_host,
     validate_endpoint,
 )
 from gazette_platform.protocol.request_rules import (
@@ -118,6 +119,7 @@ __all__ = [
     "created_list",
     "created_map",
     "endpoint_grpc_address",
+    "endpoint_host",
     "escape_html",
     "format_duration",
     "fragment_json",

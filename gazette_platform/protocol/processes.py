@@ -13,7 +13,7 @@ from gazette_platform.protocol.field_context import check_field
 from gazette_platform.protocol.names import validate_token
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
-__all__ = ["BrokerSpec", "ProcessId", "endpoint_grpc_address", "validate_endpoint"]
+__all__ = ["BrokerSpec", "ProcessId", "endpoint_grpc_address", "endpoint_host", "validate_endpoint"]
 
 _ZONE_LENGTH_MAX = 32
 _SUFFIX_LENGTH_MIN = 4
@@ -140,3 +140,15 @@ def endpoint_grpc_address(endpoint: str) -> tuple[str, bool]:
     if parts.port is None and parts.scheme in _DEFAULT_PORTS:
         address = f"{address.removesuffix(':')}:{_DEFAULT_PORTS[parts.scheme]}"
     return address, parts.scheme == "https"
+
+
+def endpoint_host(endpoint: str) -> str:
+    """Return the host of an endpoint; empty if it names none.
+
+    >>> endpoint_host("http://Broker-0.example:8080"), endpoint_host("unix://local/run/b.sock")
+    ('broker-0.example', 'local')
+    """
+    try:
+        return urlsplit(endpoint).hostname or ""
+    except ValueError:
+        return ""

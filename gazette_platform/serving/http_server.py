@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Protocol, final
 
@@ -24,10 +25,13 @@ if TYPE_CHECKING:
     from gazette_platform.ops.host_guard import HostGuard
     from gazette_platform.ops.tasks import TaskGroup
 
-__all__ = ["NOT_SERVING", "HttpServer", "Metrics", "bid_go_on"]
+__all__ = ["METRICS_TYPE", "NOT_SERVING", "HttpServer", "Metrics", "bid_go_on"]
 
 NOT_SERVING: Final = "starting or draining"
 """What ``/debug/ready`` says of a server that does not serve yet, or does no more."""
+
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+"""Content type of the text form of Prometheus."""
 
 # Requests under way when the port closes. Tails have ended by then, with their replicas.
 _SHUTDOWN_S = 5.0
@@ -78,6 +82,7 @@ class HttpServer:
         add_routes: adds what is served behind the diagnostics, in whose place a wildcard may stand; None:
             these alone.
         has_diagnostics: whether ``/debug/`` is there.
+        metrics: None: `add_routes` adds ``/debug/metrics``.
         unready: returns why the server does not do its work; empty: it does.
         tasks: owns what looks after connections.
         guard: of requests that foreign pages make; None: any is served.
@@ -88,7 +93,7 @@ class HttpServer:
         *,
         host: str,
         port: int,
-        metrics: Metrics,
+        metrics: Metrics | None,
         unready: Callable[[], str],
         tasks: TaskGroup,
         faults: Faults,
@@ -101,7 +106,6 @@ class HttpServer:
         self._host = host
         self._flag = flag
         self._tls = tls
-        self._metrics = metrics
         self._unready = unready
         self._tasks = tasks
         self._faults = faults
@@ -112,7 +116,8 @@ class HttpServer:
         app = web.Application(middlewares=[self._guarded])
         if has_diagnostics:
             app.router.add_get("/debug/ready", self._ready)
-            app.router.add_get("/debug/metrics", self._exposition)
+            if metrics is not None:
+                app.router.add_get("/debug/metrics", partial(_exposition, metrics))
         if add_routes is not None:
             add_routes(app.router)
         self._runner = web.AppRunner(
@@ -207,11 +212,9 @@ class HttpServer:
             return web.Response(status=503, text=f"{why}\n")
         return web.Response(text="ready\n")
 
-    async def _exposition(self, _: web.Request) -> web.Response:
-        return web.Response(
-            body=self._metrics.exposition(),
-            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
-        )
+
+async def _exposition(metrics: Metrics, _: web.Request) -> web.Response:
+    return web.Response(body=metrics.exposition(), headers={"Content-Type": METRICS_TYPE})
 
 
 async def bid_go_on(request: web.Request) -> None:

@@ -146,6 +146,44 @@ def test_solving_again_changes_nothing(cluster):
     assert solve(solver, after) == chosen
 
 
+def host_of(m):
+    """Two hosts in each zone, of two members each."""
+    return f"{m.zone}-host-{int(m.suffix[1:]) // 2}"
+
+
+def tell_hosts(solver, cluster):
+    solver.set_limits(cluster.limits, {m: host_of(m) for m in cluster.limits})
+    for name, wanted in cluster.wanted.items():
+        solver.set_item(name, wanted, assignments(name, cluster.assigned[name]))
+
+
+@settings(deadline=None)
+@given(clusters())
+def test_no_replica_is_given_up_for_hosts(cluster):
+    solver = Solver()
+    tell_hosts(solver, cluster)
+    chosen = solve(solver, cluster)
+    assert sum(map(len, chosen.values())) == flow_max(cluster, is_strict=False)
+    tell_hosts(solver, cluster)
+    assert solve(solver, cluster) == chosen
+
+
+@settings(deadline=None)
+@given(clusters())
+def test_with_room_no_two_replicas_share_a_host(cluster):
+    cluster = Cluster(dict.fromkeys(cluster.limits, 40), cluster.wanted, cluster.assigned)
+    solver = Solver()
+    tell_hosts(solver, cluster)
+    hosts = {host_of(m) for m in cluster.limits}
+    zones = {m.zone for m in cluster.limits}
+    for name, ids in solve(solver, cluster).items():
+        wanted = min(cluster.wanted[name], len(cluster.limits))
+        assert len(ids) == wanted
+        if wanted <= len(hosts):
+            assert len({host_of(m) for m in ids}) == wanted
+            assert is_spread(ids, wanted, zones)
+
+
 @settings(deadline=None)
 @given(clusters(), st.data())
 def test_changes_are_reported(cluster, data):

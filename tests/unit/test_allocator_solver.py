@@ -52,14 +52,14 @@ def holding(assigned: dict[str, list[ProcessId]]) -> BrokerState:
 class Solved:
     """A solver that is told whole clusters."""
 
-    def __init__(self, state, limits, replication=1):
+    def __init__(self, state, limits, replication=1, hosts=None):
         self.solver = Solver()
         self.slices = 0
-        self.update(state, limits, replication)
+        self.update(state, limits, replication, hosts)
 
-    def update(self, state, limits, replication=1):
+    def update(self, state, limits, replication=1, hosts=None):
         """Tell it what the cluster is now. Replication is a number, or one by item."""
-        self.solver.set_limits(limits)
+        self.solver.set_limits(limits, hosts)
         by_item = replication if isinstance(replication, dict) else {}
         for name in set(self.solver._items) - set(state.items):
             self.solver.forget(name)
@@ -199,6 +199,49 @@ def test_f3_zones_are_given_up_rather_than_replicas():
     solved = Solved(state, {A1: 9, A2: 9, B1: 1}, 2)
     assert solved["item/0"] == (A1, B1)
     assert solved["item/1"] == (A1, A2)
+
+
+HOSTS = {A1: "a", A2: "a", process("a", 3): "b", process("a", 4): "b"}
+
+
+@pytest.mark.parametrize("assigned", [[], [A1, A2]], ids=["new", "on-one-host"])
+def test_replicas_are_on_two_hosts_of_one_zone(assigned):
+    solved = Solved(holding({"item/0": assigned}), dict.fromkeys(HOSTS, 9), 2, HOSTS)
+    assert {HOSTS[m] for m in solved["item/0"]} == {"a", "b"}
+    assert not assigned or A1 in solved["item/0"]  # the primary stays
+
+
+def test_replicas_are_on_three_hosts_of_two_zones():
+    hosts = {A1: "a", A2: "a", B1: "b", B2: "b", process("b", 3): "c"}
+    solved = Solved(holding({"item/0": []}), dict.fromkeys(hosts, 9), 3, hosts)
+    assert {hosts[m] for m in solved["item/0"]} == {"a", "b", "c"}
+
+
+def test_hosts_are_given_up_rather_than_replicas():
+    state = holding({"item/0": [], "item/1": []})
+    limits = {A1: 9, A2: 9, process("a", 3): 1}
+    solved = Solved(state, limits, 2, HOSTS)
+    assert solved["item/0"] == (A1, process("a", 3))
+    assert solved["item/1"] == (A1, A2)
+
+
+def test_hosts_are_given_up_rather_than_zones():
+    # Host c has no room, so the third replica joins another on its host; two zones have some all the same.
+    hosts = {A1: "a", A2: "a", B1: "b", B2: "c"}
+    state = holding({"item/0": [], "item/1": [B2]})
+    limits = {A1: 9, A2: 9, B1: 9, B2: 1}
+    solved = Solved(state, limits, {"item/0": 3, "item/1": 1}, hosts)
+    assert len(solved["item/0"]) == 3
+    assert B1 in solved["item/0"] or B2 in solved["item/0"]
+
+
+def test_replicas_leave_a_host_when_another_joins():
+    state = holding({"item/0": [A1, A2]})
+    solved = Solved(state, {A1: 9, A2: 9}, 2, HOSTS)
+    assert solved["item/0"] == (A1, A2)
+    third = process("a", 3)
+    assert solved.update(state, {A1: 9, A2: 9, third: 9}, 2, HOSTS) == ["item/0"]
+    assert solved["item/0"] == (A1, third)
 
 
 def test_f5_items_that_could_be_anywhere_make_way_for_those_that_cannot():

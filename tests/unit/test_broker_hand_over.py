@@ -43,7 +43,11 @@ def status(assigned, *, can_complete=False, is_awaited=False):
 
 async def told(*statuses, timeout_s, members=3, lease_s=100.0):
     """How often a broker asked before it went on."""
-    space = SimpleNamespace(state=SimpleNamespace(members=dict.fromkeys(range(members))))
+    found = {
+        number: SimpleNamespace(spec=SimpleNamespace(exiting=number == 0, endpoint="http://h:80"))
+        for number in range(members)
+    }
+    space = SimpleNamespace(state=SimpleNamespace(members=found))
     context = SimpleNamespace(clock=SystemClock(), space=space)
     allocating = asyncio.get_running_loop().create_future()
     asked = Statuses(*statuses)
@@ -81,19 +85,25 @@ async def test_nobody_waits_beyond_the_lease(can_complete):
 
 
 @pytest.mark.parametrize(
-    ("exiting", "stays_for_others", "waits"),
+    ("exiting", "hosts", "stays_for_others", "waits"),
     [
-        ((True, True, True), False, False),
-        ((True, True, True), True, True),
-        ((True, False, True), False, True),  # that one may have room later
+        ((True, True, True), 3, False, False),
+        ((True, True, True), 3, True, True),
+        ((True, True, True), 1, True, False),  # the processes of a host that stops
+        ((True, False, True), 3, False, True),  # that one may have room later
+        ((True, False, True), 1, True, True),
     ],
 )
 async def test_who_leaves_with_all_others_waits_only_for_what_nobody_else_knows(
-    exiting, stays_for_others, waits
+    exiting, hosts, stays_for_others, waits
 ):
     clock = SystemClock()
     members = {
-        number: SimpleNamespace(spec=SimpleNamespace(exiting=is_exiting))
+        number: SimpleNamespace(
+            spec=SimpleNamespace(
+                exiting=is_exiting, endpoint=f"http://host-{number % hosts}:80{number}"
+            )
+        )
         for number, is_exiting in enumerate(exiting)
     }
     asked = Statuses(status(2))

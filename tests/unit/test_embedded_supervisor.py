@@ -222,7 +222,7 @@ def test_errors_of_lake_commands_say_what_is_away(
 def test_a_component_that_ends_again_and_again_ends_nothing_else(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(supervising, "_RESTART_DELAYS_S", (0.0, 0.1, 0.2))
+    monkeypatch.setattr(supervising, "RESTART_STEPS_S", (0.0, 0.1, 0.2))
     stage.add("victim", FAILING)
     stage.add("other")
 
@@ -243,7 +243,7 @@ def test_a_component_that_ends_again_and_again_ends_nothing_else(
 def test_a_component_that_is_not_ready_again_in_time_is_started_once_more(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(supervising, "_RESTART_DELAYS_S", (0.0,))
+    monkeypatch.setattr(supervising, "RESTART_STEPS_S", (0.0,))
     answers = [True, False, False, True]
     stage.add("victim", ready=lambda: answers[stage.events.count("start victim") - 1])
 
@@ -268,7 +268,7 @@ def test_a_component_that_cannot_say_whether_it_is_ready_ends_nothing_else(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, error: Exception
 ):
     """As a web server whose code servers were killed, too, and are not back yet."""
-    monkeypatch.setattr(supervising, "_RESTART_DELAYS_S", (0.0,))
+    monkeypatch.setattr(supervising, "RESTART_STEPS_S", (0.0,))
     stage.add("other")
 
     def ready() -> bool:
@@ -319,7 +319,7 @@ def test_a_full_disk_ends_nothing(
 def test_a_component_whose_program_is_gone_is_tried_again(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(supervising, "_RESTART_DELAYS_S", (0.0, 0.05))
+    monkeypatch.setattr(supervising, "RESTART_STEPS_S", (0.0, 0.05))
     program = stage.layout.root / "shell"
     stage.layout.root.mkdir(exist_ok=True)
     program.symlink_to("/bin/sh")

@@ -17,11 +17,23 @@ from gazette_platform.serving.process.watchdog import Watchdog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Server", "run_server"]
+__all__ = ["Overseer", "Server", "run_server"]
 
 S = TypeVar("S", bound="Server")
 
 _log = logging.getLogger(__name__)
+
+
+class Overseer(Protocol):
+    """Another process that says what this one does."""
+
+    def obey(self, signals: Signals) -> None:
+        """Pass on what it says from now on. On the event loop."""
+        ...
+
+    def leaves(self) -> None:
+        """Report that the server begins to leave."""
+        ...
 
 
 class Server(Leaver, Protocol):
@@ -59,6 +71,7 @@ def run_server(
     *,
     flag: str,
     on_start: Callable[[S], None] | None = None,
+    overseer: Overseer | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
@@ -68,12 +81,13 @@ def run_server(
         make: the server, on the event loop that it is to run on.
         flag: sets the time for leaving, as ``broker.drain-timeout``.
         on_start: told once it serves.
+        overseer: of this process, beside signals.
 
     Raises: GazetteError: it could not start, or could not go on; the message says why.
     """
     raise_file_limit()
     watchdog = Watchdog()
-    uvloop.run(_run(make, watchdog, flag, on_start))
+    uvloop.run(_run(make, watchdog, flag, on_start, overseer))
 
 
 async def _run(
@@ -81,19 +95,27 @@ async def _run(
     watchdog: Watchdog,
     flag: str,
     on_start: Callable[[S], None] | None,
+    overseer: Overseer | None,
 ) -> None:
     loop = asyncio.get_running_loop()
     server = make()
     loop.set_exception_handler(lambda loop, context: on_loop_error(server, loop, context))
     watchdog.describe = lambda: f"{describe_tasks(loop)}\n{describe_threads()}"
     signals = Signals(server, watchdog, flag=flag)
+    if overseer is not None:
+        overseer.obey(signals)
     try:
-        await _serve(server, signals, on_start)
+        await _serve(server, signals, on_start, overseer)
     finally:  # threads that hang in a disk, a store or a database would keep the interpreter from ending
         watchdog.arm(HURRIED_S, "a thread of it hangs")
 
 
-async def _serve(server: S, signals: Signals, on_start: Callable[[S], None] | None) -> None:
+async def _serve(
+    server: S,
+    signals: Signals,
+    on_start: Callable[[S], None] | None,
+    overseer: Overseer | None,
+) -> None:
     try:
         if not await _starts(server, signals):
             await server.abandon()
@@ -110,6 +132,8 @@ async def _serve(server: S, signals: Signals, on_start: Callable[[S], None] | No
     await watching.close()
     failure = server.failure if server.failed.is_set() else None
     signals.leave()
+    if overseer is not None:
+        overseer.leaves()
     if failure is None:
         await server.drain()
         return

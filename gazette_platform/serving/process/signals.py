@@ -74,6 +74,18 @@ class Signals:
             pass_on = partial(signal.pthread_kill, hearing.ident, number)
             self._loop.add_signal_handler(number, pass_on)
 
+    def ask(self) -> None:
+        """Ask the server to leave; nothing if it was asked before. May be called by any thread."""
+        self.leave()
+        self._tell(self._stop)
+        aside(_log.info, "told to leave")
+
+    def hurry(self) -> None:
+        """Ask the server, which was asked before, to leave at once. May be called by any thread."""
+        self._watchdog.arm(HURRIED_S, "it was told so twice")
+        self._tell(self._server.hurry)
+        aside(_log.warning, "told to leave again: nothing is waited for any more")
+
     def leave(self) -> None:
         """The server begins to leave, by a signal or by a failure. May be called by any thread."""
         limit_s = self._server.leaves_within_s
@@ -82,14 +94,10 @@ class Signals:
 
     def _hear(self) -> None:
         signal.sigwait(_NUMBERS)
-        self.leave()
-        self._tell(self._stop)
-        aside(_log.info, "told to leave")
+        self.ask()
         while True:
             signal.sigwait(_NUMBERS)
-            self._watchdog.arm(HURRIED_S, "it was told so twice")
-            self._tell(self._server.hurry)
-            aside(_log.warning, "told to leave again: nothing is waited for any more")
+            self.hurry()
 
     def _tell(self, callback: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: only the watchdog is left

@@ -1,0 +1,262 @@
+"""Starts members, watches them, and has them leave together.
+
+    starting ──all serve──▶ serving ──SIGTERM──▶ leaving ──all ended──▶ ended
+        └── one ends ──▶ the others leave, and so does the supervisor, as a failure
+
+While it serves, a member that ends is started again after a growing pause, without end.
+
+All members leave at the same time. If they left one after the other, each would hand its items to
+members that leave next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, final
+
+from aiohttp import web
+
+from gazette_platform.errors import SetupError
+from gazette_platform.ops.faults import Faults
+from gazette_platform.ops.retry import Restarts
+from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.serving.http_server import METRICS_TYPE, HttpServer
+from gazette_platform.serving.members.process import MemberProcess
+from gazette_platform.serving.members.totals import Totals
+from gazette_platform.serving.process.signals import HURRIED_S
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Member", "Supervision", "Supervisor"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process that is to run."""
+
+    name: str
+    """For logs and metrics; unique."""
+    task: bytes
+    """Told to it when it starts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Supervision:
+    """How members are run."""
+
+    members: Sequence[Member]
+    command: Sequence[str]
+    """Program and arguments of each; the member's name is added."""
+    is_json: bool
+    """Whether each line of their logs is a JSON object."""
+    host: str
+    """Address that the port of diagnostics binds to."""
+    port: int
+    """TCP port of diagnostics; 0: any free one."""
+
+
+@final
+class Supervisor:
+    """Runs members as one server: `start`, then `drain`.
+
+    Attributes:
+        failed: set when it can no longer run, with the reason in `failure`.
+        faults: unforeseen errors that it survived.
+        port: of diagnostics, once it has started.
+    """
+
+    def __init__(self, plan: Supervision) -> None:
+        self._plan = plan
+        self.faults = Faults()
+        self._tasks = TaskGroup("members")
+        self._pages = TaskGroup("pages", faults=self.faults)
+        self._running: dict[str, MemberProcess] = {}
+        self._totals = Totals()
+        self._has_started = False
+        self._leaving = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._codes: dict[str, str] = {}
+        self._http: HttpServer | None = None
+        self.port = 0
+
+    @property
+    def failed(self) -> asyncio.Event:
+        """Set when a task that it needs has ended by an error."""
+        return self._tasks.failed
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why `failed` is set."""
+        return self._tasks.failure
+
+    @property
+    def leaves_within_s(self) -> float | None:
+        """None: as long as members take, which keep their own limits."""
+        return None
+
+    async def start(self) -> None:
+        """Start all members, and wait until all serve.
+
+        Raises: SetupError: the port is in use, or a member ended before all served.
+        Cancellation: leaves what was begun; `abandon` it.
+        """
+        plan = self._plan
+        self._http = HttpServer(
+            host=plan.host,
+            port=plan.port,
+            metrics=None,
+            unready=self._unready,
+            tasks=self._pages,
+            faults=self.faults,
+            flag="debug.port",
+            add_routes=self._add_routes,
+        )
+        await self._http.start()
+        self.port = self._http.port
+        for member in plan.members:
+            self._tasks.spawn(self._keep(member), name=member.name)
+        serving = self._pages.spawn(self._all_serve(), name="start")
+        failed = self._pages.spawn(self.failed.wait(), name="failure")
+        await asyncio.wait((serving, failed), return_when=asyncio.FIRST_COMPLETED)
+        failed.cancel()
+        if self.failure is not None:
+            raise self.failure
+        self._has_started = True
+        _log.info(
+            "%d processes serve; readiness and metrics of all: http://%s:%d/debug/",
+            len(plan.members),
+            plan.host,
+            self.port,
+        )
+
+    async def _all_serve(self) -> None:
+        while self._unready():
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def drain(self) -> None:
+        """Have all members leave, and wait until they have.
+
+        Raises: SetupError: one did not leave as it should.
+        Cancellation: leaves them to end by themselves.
+        """
+        await self._leave()
+        if self._codes:
+            how = "; ".join(f"{name} {how}" for name, how in sorted(self._codes.items()))
+            raise SetupError(f"not all processes left as they should: {how} (the log has more)")
+
+    async def fail(self) -> None:
+        """Have all members leave after a failure of the supervisor itself."""
+        await self._leave()
+
+    async def abandon(self) -> None:
+        """Have all members leave that were started."""
+        await self._leave()
+
+    def hurry(self) -> None:
+        """Have members leave without waiting for anything, and kill those that do not."""
+        for process in self._running.values():
+            process.hurry()
+        asyncio.get_running_loop().call_later(0.8 * HURRIED_S, self._kill)
+
+    # ------------------------------------------------------------------------------- members
+    async def _keep(self, member: Member) -> None:
+        """Run a member, and run it again when it ends, until all leave.
+
+        Raises: SetupError: it ended before all had served.
+        """
+        clock, restarts = asyncio.get_running_loop().time, Restarts()
+        while not self._leaving.is_set():
+            began = clock()
+            how = await self._run(member)
+            if self._leaving.is_set():
+                return
+            if not self._has_started:
+                raise SetupError(
+                    f"process {member.name} {how} before all served (the log above says why)"
+                )
+            delay_s = restarts.next_delay_s(clock() - began)
+            _log.warning(
+                "%s %s: starting it again in %g s, for the %d. time",
+                *(member.name, how, delay_s, restarts.count),
+            )
+            if await self._is_leaving_within(delay_s):
+                _log.warning(
+                    "%s does not run: what its spools hold waits until it is started again",
+                    member.name,
+                )
+
+    async def _run(self, member: Member) -> str:
+        """Run a member once. Returns: how it ended."""
+        plan = self._plan
+        process = self._running[member.name] = MemberProcess(
+            member.name,
+            plan.command,
+            member.task,
+            is_json=plan.is_json,
+            changed=self._changed.set,
+        )
+        try:
+            await process.run()
+        except SetupError as err:
+            if not self._has_started:
+                raise
+            return f"did not start: {err}"
+        finally:
+            del self._running[member.name]
+            self._totals.ended(member.name)
+        if process.exit_code and self._leaving.is_set():
+            self._codes[member.name] = process.how_it_ended
+        return process.how_it_ended
+
+    async def _is_leaving_within(self, delay_s: float) -> bool:
+        try:
+            await asyncio.wait_for(self._leaving.wait(), delay_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _leave(self) -> None:
+        self._leaving.set()
+        for process in self._running.values():
+            process.leave()
+        await self._tasks.join()
+        if self._http is not None:
+            await self._http.stop()
+        await self._pages.close()
+
+    def _kill(self) -> None:
+        for process in self._running.values():
+            _log.error("%s does not leave, and is killed", process.name)
+            process.kill()
+
+    # --------------------------------------------------------------------------------- pages
+    def _add_routes(self, router: web.UrlDispatcher) -> None:
+        router.add_get("/debug/metrics", self._metrics)
+
+    def _unready(self) -> str:
+        """Why not all serve; empty: they do."""
+        if self._leaving.is_set():
+            return "draining"
+        names = [member.name for member in self._plan.members]
+        away = [n for n in names if n not in self._running or not self._running[n].serves]
+        return f"starting or draining: {', '.join(away)}" if away else ""
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        running = dict(self._running)
+        found = await asyncio.gather(*(process.page() for process in running.values()))
+        pages = {
+            name: page
+            for (name, process), page in zip(running.items(), found, strict=True)
+            if page is not None and self._running.get(name) is process
+        }
+        if not pages:
+            return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE, text="no process serves\n")
+        body = self._totals.page(pages)
+        return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
