@@ -95,7 +95,7 @@ class ServerConfig(ABC):
     allow_host: tuple[str, ...] = ()
     """More names under which the HTTP port may be asked for; ``*`` for any name."""
 
-    wire: Wire = Wire.GRPC
+    wire: Wire = Wire.H2
     """Who serves the gRPC port. A broker calls its peers with the same."""
 
     max_grpc_recv_size: int = 4 << 20

@@ -187,6 +187,13 @@ class Connection(Carrier, asyncio.Protocol):
         self.flush()
         self._transport.close()
 
+    @override
+    def end(self, code: int, text: str) -> None:
+        if code != ErrorCode.NO_ERROR and self._transport is not None:
+            peer = self._transport.get_extra_info("peername")
+            _log.info("connection of %s ended: %s (error %d of HTTP/2)", peer, text, code)
+        super().end(code, text)
+
     def _drop_calls(self) -> None:
         for call in list(self.streams.values()):
             self._forget(call)
