@@ -14,6 +14,7 @@ import uvloop
 
 from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.protocol.content import decode_append_content, encode_read_content
+from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.grpc_server import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.interface import Kind, Rpc
@@ -27,7 +28,22 @@ _SERVERS = {"grpc": GrpcServer, "h2": H2Server}
 _SERVICE = "protocol.Journal"
 _MESSAGE_BYTES_MAX = 4 << 20
 _TAKEN_BYTES_MAX = 64 << 10
-_RESPONSE = b"\x12\x9e\x01" + bytes(158)  # as long as a broker's: only a header, which callers skip
+# About as long as a broker's.
+_ID = pb.ProcessSpec.ID(zone="local", suffix="test-broker")
+_RESPONSE = pb.AppendResponse(
+    header=pb.Header(
+        process_id=_ID,
+        route=pb.Route(members=[_ID], endpoints=["http://127.0.0.1:50000"]),
+        etcd=pb.Header.Etcd(cluster_id=1 << 60, member_id=1 << 60, revision=1000, raft_term=2),
+    ),
+    commit=pb.Fragment(
+        journal="bench/wire",
+        begin=1 << 30,
+        end=(1 << 30) + 100,
+        sum=pb.SHA1Sum(part1=1 << 60, part2=1 << 60, part3=1 << 30),
+    ),
+    total_chunks=1,
+).SerializeToString()
 
 
 @final

@@ -48,7 +48,6 @@ _APPEND, _READ = "/protocol.Journal/Append", "/protocol.Journal/Read"
 _MESSAGE_BYTES_MAX = 1 << 30
 # More than the caches of a core hold, so that copies are not free.
 _CONTENT_BYTES = 16 << 20
-_STATUS_TAG = 0x08  # field 1, varint: absent if the status is OK
 _RATE_PER_S = 200
 _WARM_UP_RECORDS = 100
 _GRACE_S = 20.0
@@ -78,10 +77,9 @@ def append_messages(first: bytes, content: bytes) -> tuple[bytes, ...]:
 
 def check_append(raw: bytes) -> None:
     """Check an AppendResponse. Raises: DataError: its status is not OK."""
-    if raw and raw[0] == _STATUS_TAG:
-        status = pb.AppendResponse.FromString(raw).status
-        if status:
-            raise DataError(f"the broker answered an append with {pb.Status.Name(status)}")
+    status = pb.AppendResponse.FromString(raw).status
+    if status:
+        raise DataError(f"the broker answered an append with {pb.Status.Name(status)}")
 
 
 def read_content(raw: bytes) -> bytes:

@@ -43,7 +43,10 @@ def test_append_is_request_content_and_commit_marker(size, chunks):
 
 def test_refused_append_is_no_success():
     check_append(pb.AppendResponse(total_chunks=1).SerializeToString())
-    refused = pb.AppendResponse(status=pb.Status.NOT_JOURNAL_PRIMARY_BROKER).SerializeToString()
+    header = pb.AppendResponse(header=pb.Header()).SerializeToString()
+    # Brokers encode the header once, and put it ahead of the status.
+    status = pb.AppendResponse(status=pb.Status.NOT_JOURNAL_PRIMARY_BROKER).SerializeToString()
+    refused = header + status
     with pytest.raises(DataError, match="an append with NOT_JOURNAL_PRIMARY_BROKER"):
         check_append(refused)
 
