@@ -240,19 +240,21 @@ def lake_table(figures: Mapping[str, float]) -> Table:
 
 
 def wire_table(figures: Mapping[str, float]) -> Table:
-    """A row for each figure of both wires: their ratio beside its target, and what each wire alone allows."""
+    """A row for each figure of both wires, those with a target first: their ratio, and what each wire alone allows."""
     table = Table(title="Both wires", box=SIMPLE)
     table.caption = (
-        "ratio: h2 divided by grpc. Bare: a server of that wire which answers at once; three replicas are "
-        "beside that of one"
+        "ratio: h2 divided by grpc. Bare: a server of that wire that answers at once. ÷ bare: h2 divided by its bare "
+        "server. Three replicas are beside the bare server of one"
     )
     table.add_column("figure", overflow="fold")
-    for heading in (*WIRES, "ratio", "target", *(f"bare {wire}" for wire in WIRES), "h2 ÷ bare"):
+    for heading in (*WIRES, "ratio", "target", *(f"bare {wire}" for wire in WIRES), "÷ bare"):
         table.add_column(heading, justify="right", no_wrap=True)
     limits = {each.name: f"{each.sign} {each.limit:g}" for each in WIRE_TARGETS}
-    for of_both, value in figures.items():
-        if not of_both.startswith("wire_ratio_"):
-            continue
+    ratios = {name for name in figures if name.startswith("wire_ratio_")}
+    for of_both in (
+        *(name for name in limits if name in ratios),
+        *sorted(ratios - limits.keys()),
+    ):
         name = of_both.removeprefix("wire_ratio_")
         served = [figures.get(f"wire_{wire}_{name}") for wire in WIRES]
         of_one = name.replace("append_r3_", "append_")
@@ -260,7 +262,7 @@ def wire_table(figures: Mapping[str, float]) -> Table:
         table.add_row(
             name,
             *map(quantity, served),
-            f"{value:.2f}",
+            f"{figures[of_both]:.2f}",
             limits.get(of_both, ""),
             *map(quantity, bare),
             ratio(served[-1] or 0.0, bare[-1]),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from pathlib import Path
 
 import pytest
 
 from benchmarks import grpc_bound, wire
 from benchmarks.bench import FULL, create, journal_spec, serving
+from benchmarks.by_wire import use_wire
 from benchmarks.content import Payloads
 from benchmarks.figures import WIRES, wire_ratios
 from benchmarks.targets import WIRE_TARGETS
@@ -64,6 +66,19 @@ async def test_bare_server_takes_the_same_load(name):
         for arguments in (("--seconds=0.1",), large):
             assert (await run_load(address, "any", *arguments)).calls >= 2
         assert (await run_load(address, "any", "--tail", "--seconds=0.2")).calls == 40
+
+
+def flags_of(pid):
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
+async def test_option_chooses_the_wire_of_brokers(etcd_server, etcd_prefix, tmp_path, monkeypatch):
+    monkeypatch.setenv("GAZETTE_TEST_WIRE", "grpc")
+    use_wire("h2")
+    served = serving(tmp_path / "broker", etcd=etcd_server.endpoint, prefix=etcd_prefix)
+    async with served as (broker, _):
+        flags = flags_of(broker.pid)
+    assert [each for each in flags if each.startswith("--broker.wire")] == ["--broker.wire=h2"]
 
 
 @pytest.mark.timeout(300)
