@@ -53,6 +53,7 @@ _TAIL_SHARE = 0.5  # of the seconds of the other benchmark of tails, since there
 _IDLE_S = 30.0  # the kernel counts CPU in hundredths of a second, and a broker at rest uses few
 # A broker at rest looks every five seconds whether it has memory to give back.
 _GIVE_BACK_S = 12.0
+_LEASE_S = 20  # brokers that rest while others are loaded must not lose theirs
 _LOAD_TIMEOUT_S = 120.0
 
 
@@ -184,8 +185,8 @@ async def measure_wire(
 
 
 def _serving(folder: Path, etcd: str, wire: str) -> AbstractAsyncContextManager[Served]:
-    prefix = f"/bench/wire/{folder.name}"
-    return serving(folder, etcd=etcd, prefix=prefix, flags=(f"--broker.wire={wire}",))
+    flags = (f"--broker.wire={wire}", f"--etcd.lease={_LEASE_S}s")
+    return serving(folder, etcd=etcd, prefix=f"/bench/wire/{folder.name}", flags=flags)
 
 
 async def _measure_start(folder: Path, etcd: str, wire: str, clock: Clock) -> Figures:

@@ -150,12 +150,20 @@ class WireLoad:
             await self.append(append_messages(self._first, record))
 
         cpu, start = time.process_time(), self._clock.monotonic()
-        async with asyncio.timeout(count / _RATE_PER_S + _GRACE_S), asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._receive(count - 1, received))
-            for number in range(count):
-                at = start + number / _RATE_PER_S
-                await asyncio.sleep(max(0.0, at - self._clock.monotonic()))
-                tasks.create_task(append(number))
+        try:
+            async with (
+                asyncio.timeout(count / _RATE_PER_S + _GRACE_S),
+                asyncio.TaskGroup() as tasks,
+            ):
+                tasks.create_task(self._receive(count - 1, received))
+                for number in range(count):
+                    at = start + number / _RATE_PER_S
+                    await asyncio.sleep(max(0.0, at - self._clock.monotonic()))
+                    tasks.create_task(append(number))
+        except TimeoutError as err:
+            raise TransportError("the read did not return all records in time") from err
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from group
         elapsed_s, cpu_s = self._clock.monotonic() - start, time.process_time() - cpu
         took = [at - begun[n] for n, at in received.items() if n >= _WARM_UP_RECORDS]
         return _report(Load(elapsed_s, took), cpu_s)

@@ -30,7 +30,9 @@ ELSEWHERE = (
 
 
 @pytest.mark.parametrize("name", WIRES)
-async def test_journal_grows_by_what_the_load_reports(etcd_server, etcd_prefix, tmp_path, name):
+async def test_journal_grows_by_what_the_load_reports(
+    etcd_server, etcd_prefix, tmp_path, capfd, name
+):
     served = serving(
         tmp_path / "broker",
         etcd=etcd_server.endpoint,
@@ -54,8 +56,12 @@ async def test_journal_grows_by_what_the_load_reports(etcd_server, etcd_prefix, 
             assert 0 < report.p50_ms <= report.p99_ms
         report = await run_load(broker.address, "bench/load", "--tail", "--seconds=0.2")
         assert report.calls == 40
-        with pytest.raises(SetupError, match="load generator failed"):
-            await run_load(broker.address, "bench/missing", "--seconds=0.1")
+        for mode in ("--concurrency=1", "--tail"):
+            with pytest.raises(SetupError, match="load generator failed"):
+                await run_load(broker.address, "bench/missing", mode, "--seconds=0.1")
+            (line,) = capfd.readouterr().err.splitlines()
+            assert line.startswith("wire_load: ")
+            assert line.endswith("JOURNAL_NOT_FOUND")
 
 
 @pytest.mark.parametrize("name", WIRES)
