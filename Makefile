@@ -20,7 +20,7 @@ CASE ?=
 OUTAGE_S ?= 600
 PROCESSES ?= 1,2
 
-.PHONY: help install dev demo fmt lint types test test-fast test-all proof test-pythons mutants coverage bench bench-cluster bench-scale bench-failover bench-allocator bench-consume bench-consumers bench-lake chaos test-outage fuzz lake-crash typed-crash soak screenshots gen gen-check docs clean
+.PHONY: help install dev demo fmt lint types test test-fast test-all proof test-pythons mutants coverage bench bench-wire bench-cluster bench-scale bench-failover bench-allocator bench-consume bench-consumers bench-lake chaos test-outage fuzz lake-crash typed-crash soak screenshots gen gen-check docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,15 @@ coverage: $(STAMP) ## Branch coverage of test-fast
 
 bench: $(STAMP) ## Measure throughput and latency; writes benchmarks/results/latest.json
 	$(PY) -m benchmarks
+
+bench-wire: $(STAMP) ## Measure brokers of both wires in turn, and bare servers beside them; adds to latest.json
+	$(PY) -m benchmarks --only wire
+	@set -e; for wire in grpc h2; do \
+	  $(PY) -m benchmarks --wire $$wire --only append_service; \
+	  $(PY) -m benchmarks.bench_consumers --wire $$wire --only latency; \
+	  $(PY) -m benchmarks.cluster --wire $$wire --only idle; \
+	done
+	$(PY) -m benchmarks.by_wire
 
 bench-cluster: $(STAMP) ## Measure three replicas, and 10,000 idle journals; adds to latest.json
 	$(PY) -m benchmarks.cluster

@@ -20,6 +20,7 @@ from benchmarks import figures as results, grpc_bound, machine, procfs
 from benchmarks.append_service import measure_append_service
 from benchmarks.appends import measure_appends, measure_writer
 from benchmarks.bench import FULL, QUICK, Bench, Scale, serving
+from benchmarks.by_wire import add_wire_option, show_wires, use_wire
 from benchmarks.cli import measure_cli
 from benchmarks.codecs import measure_codecs
 from benchmarks.content import Payloads, load_content
@@ -32,6 +33,7 @@ from benchmarks.reads import measure_reads, measure_s3_reads
 from benchmarks.report import appends_table, load_baseline, matrix_table, others_table, quantity
 from benchmarks.tail import measure_tail
 from benchmarks.targets import judge
+from benchmarks.wire import measure_wire
 from gazette_platform.embedded import tools
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.ops.clock import SystemClock
@@ -54,6 +56,8 @@ _GROUPS = (
     *("tail", "persist", "matrix", "appends", "writer", "append_service", "reads", "reads_s3"),
     *("cli", "memory", "core", "fsync", "codecs"),
 )
+# Takes minutes of its own, so it runs only when it is named.
+_WIRE = "wire"
 
 
 class Run:
@@ -70,6 +74,11 @@ class Run:
         self._machine: list[Figures] = []
         self.figures: Figures = {}
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all groups run but those that run only when they are named."""
+        return set(_GROUPS) <= set(self._groups)
+
     async def measure(self, folder: Path, etcd_server: EtcdServer) -> None:
         """Measure every group. What is written is in `folder`, which the caller removes."""
         gc.collect()
@@ -77,11 +86,13 @@ class Run:
         etcd = etcd_server.endpoint
         begun, others = self._clock.monotonic(), _others_s(etcd_server)
         await self._measure_machine(folder)
-        async with serving(folder / "broker", etcd=etcd, prefix="/bench/load") as (broker, client):
-            bench = Bench(client, broker, self._payloads, self._clock, self._scale)
-            for cases in self._cases():
-                await self._collect(cases(bench))
-            self.figures["broker_rss_mb_peak_of_run"] = procfs.peak_rss_mb(broker.pid)
+        if chosen := self._cases():
+            served = serving(folder / "broker", etcd=etcd, prefix="/bench/load")
+            async with served as (broker, client):
+                bench = Bench(client, broker, self._payloads, self._clock, self._scale)
+                for cases in chosen:
+                    await self._collect(cases(bench))
+                self.figures["broker_rss_mb_peak_of_run"] = procfs.peak_rss_mb(broker.pid)
         await self._measure_machine(folder)
         if "memory" in self._groups:
             async with serving(folder / "memory", etcd=etcd, prefix="/bench/memory") as servers:
@@ -99,26 +110,19 @@ class Run:
             ):
                 self.figures |= found
                 self._say(label, found)
-        if "reads_s3" in self._groups:
-            payloads, clock, scale = self._payloads, self._clock, self._scale
-            await self._collect(
-                measure_s3_reads(
-                    folder / "s3", etcd=etcd, payloads=payloads, clock=clock, scale=scale
+        for group, measure in _APART.items():
+            if group in self._groups:
+                payloads, clock, scale = self._payloads, self._clock, self._scale
+                await self._collect(
+                    measure(folder / group, etcd=etcd, payloads=payloads, clock=clock, scale=scale)
                 )
-            )
-        if "fsync" in self._groups:
-            payloads, clock, scale = self._payloads, self._clock, self._scale
-            await self._collect(
-                measure_fsync(
-                    folder / "fsync", etcd=etcd, payloads=payloads, clock=clock, scale=scale
-                )
-            )
         await self._measure_machine(folder)
         self.figures |= results.medians(self._machine)
         elapsed_s = self._clock.monotonic() - begun
         # Cores that something else was using: what the figures are too low by.
         self.figures["machine_other_cores"] = (_others_s(etcd_server) - others) / elapsed_s
-        self.figures["bench_s"] = elapsed_s
+        if self.is_whole:
+            self.figures["bench_s"] = elapsed_s
 
     def _cases(self) -> list[Cases]:
         """What one broker is measured with, in turn; no case twice."""
@@ -161,13 +165,21 @@ _CASES: dict[str, Cases] = {
     "cli": measure_cli,
 }
 
+# Groups that start brokers of their own.
+_APART: dict[str, Callable[..., AsyncGenerator[tuple[str, Figures], None]]] = {
+    "reads_s3": measure_s3_reads,
+    "fsync": measure_fsync,
+    _WIRE: measure_wire,
+}
+
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one short run of the main cases")
     parser.add_argument(
-        "--only", nargs="+", choices=_GROUPS, default=_GROUPS, help="groups of cases to run"
+        "--only", nargs="+", choices=(*_GROUPS, _WIRE), default=_GROUPS, help="groups to run"
     )
+    add_wire_option(parser)
     parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
     parser.add_argument("--seed", type=int, default=_SEED, help="decides what content is appended")
     parser.add_argument(
@@ -182,13 +194,13 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _result(run: Run, *, seed: int, etcd: Path, clock: Clock) -> dict[str, Any]:
+def _result(figures: Figures, *, seed: int, etcd: Path, clock: Clock) -> dict[str, Any]:
     return {
         "date": clock.now().isoformat(timespec="seconds"),
         "seed": seed,
         "machine": machine.describe(),
         "versions": machine.versions() | {"etcd": machine.program_version(etcd)},
-        "figures": {name: results.rounded(value) for name, value in run.figures.items()},
+        "figures": figures,
     }
 
 
@@ -220,11 +232,19 @@ def _benchmark(arguments: argparse.Namespace, console: Console) -> int:
     speed = baseline.speed(run.figures)
     if speed is not None:
         run.figures["machine_speed_ratio"] = speed
-    result = _result(run, seed=arguments.seed, etcd=etcd_binary, clock=clock)
+    figures = {name: results.rounded(value) for name, value in run.figures.items()}
+    result = _result(
+        results.of_wire(figures, arguments.wire),
+        seed=arguments.seed,
+        etcd=etcd_binary,
+        clock=clock,
+    )
+    kept = results.merged(previous, result)
     if output:
-        results.write(output, results.merged(previous, result))
-    for table in (appends_table, others_table, matrix_table):
-        console.print(table(result["figures"], baseline))
+        results.write(output, kept)
+    for make in (appends_table, others_table, matrix_table):
+        if (table := make(figures, baseline)).row_count:
+            console.print(table)
     if speed is not None:
         console.print(
             f"machine: {speed:.2f} times as fast as the one that targets and Go's figures are of; "
@@ -232,17 +252,21 @@ def _benchmark(arguments: argparse.Namespace, console: Console) -> int:
             highlight=False,
             soft_wrap=True,
         )
-    verdicts = judge(result["figures"])
+    verdicts = [each for each in judge(figures) if run.is_whole or each.value is not None]
     for verdict in verdicts:
         console.print(verdict.line(), highlight=False, soft_wrap=True)
+    is_met = all(verdict.is_met for verdict in verdicts)
+    if arguments.wire or _WIRE in arguments.only:
+        is_met = show_wires(kept["figures"], console) and is_met
     if output:
         console.print(f"written: {output}", highlight=False, soft_wrap=True)
-    return 1 if arguments.check and not all(verdict.is_met for verdict in verdicts) else 0
+    return 1 if arguments.check and not is_met else 0
 
 
 def main() -> int:
     """Run, and give the exit status: 0 unless something failed, or --check found a miss."""
     arguments = _arguments()
+    use_wire(arguments.wire)
     try:
         return _benchmark(arguments, Console(width=None if sys.stdout.isatty() else _WIDTH))
     except GazetteError as err:

@@ -17,6 +17,7 @@ import uvloop
 
 from benchmarks import figures as results, machine, procfs
 from benchmarks.bench import CODECS, serving
+from benchmarks.by_wire import add_wire_option, use_wire
 from benchmarks.consumer_apps import OUT
 from benchmarks.figures import percentile
 from benchmarks.targets import CONSUMER_TARGETS, judge
@@ -347,12 +348,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--state-mb", type=int, default=1024)
     parser.add_argument("--output", type=Path, default=_LATEST)
     parser.add_argument("--dry-run", action="store_true", help="write no result")
+    add_wire_option(parser)
     return parser.parse_args()
 
 
 def main() -> int:
     """Run, and give the exit status."""
     arguments = _arguments()
+    use_wire(arguments.wire)
     clock = SystemClock()
     try:
         binary = tools.etcd()
@@ -362,11 +365,12 @@ def main() -> int:
                 print(verdict.line())
         if arguments.dry_run:
             return 0
+        rounded = {name: results.rounded(value) for name, value in found.items()}
         result = {
             "date": clock.now().isoformat(timespec="seconds"),
             "machine": machine.describe(),
             "versions": machine.versions() | {"etcd": machine.program_version(binary)},
-            "figures": {name: results.rounded(value) for name, value in found.items()},
+            "figures": results.of_wire(rounded, arguments.wire),
         }
         results.write(arguments.output, results.merged(results.load(arguments.output), result))
         print(f"written: {arguments.output}")

@@ -20,6 +20,7 @@ import uvloop
 
 from benchmarks import figures as results, machine, procfs
 from benchmarks.bench import FULL, QUICK, Scale, journal_spec
+from benchmarks.by_wire import add_wire_option, use_wire
 from benchmarks.content import SIZES, Payloads, load_content
 from benchmarks.figures import medians
 from benchmarks.load import closed_loop
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol import JournalSpec
 
-__all__ = ["main", "measure_appends", "measure_idle"]
+__all__ = ["main", "measure_appends", "measure_idle", "pids", "serving"]
 
 _LATEST = Path(__file__).with_name("results") / "latest.json"
 _SEED = 2013
@@ -66,19 +67,21 @@ def _replicated(spec: JournalSpec, replication: int) -> JournalSpec:
     return replace(spec, replication=replication)
 
 
-def _pids(cluster: BrokerCluster) -> list[int]:
+def pids(cluster: BrokerCluster) -> list[int]:
+    """The process ids of all brokers."""
     return [broker.pid for broker in cluster.brokers.values()]
 
 
 async def _settle(cluster: BrokerCluster, clock: Clock, *, timeout_s: float = 15.0) -> None:
-    for pid in _pids(cluster):
+    for pid in pids(cluster):
         await procfs.idle(pid, clock, timeout_s=timeout_s)
 
 
 @asynccontextmanager
-async def _serving(
+async def serving(
     folder: Path, etcd: str, prefix: str, *flags: str
 ) -> AsyncIterator[tuple[BrokerCluster, AsyncClient]]:
+    """Three brokers in three zones on the files of `folder`, and a client of them."""
     cluster = BrokerCluster(
         folder,
         etcd=etcd,
@@ -114,12 +117,12 @@ async def measure_appends(
         runs: list[Figures] = []
         for _ in range(scale.runs):
             await _settle(cluster, clock)
-            before = sum(procfs.cpu_s(pid) for pid in _pids(cluster))
+            before = sum(procfs.cpu_s(pid) for pid in pids(cluster))
             load = await closed_loop(
                 append, clock, concurrency=concurrency, window_s=scale.window_s
             )
             await _settle(cluster, clock)
-            used = sum(procfs.cpu_s(pid) for pid in _pids(cluster)) - before
+            used = sum(procfs.cpu_s(pid) for pid in pids(cluster)) - before
             runs.append(
                 _figures(figure, load.per_s, SIZES[size] / 1e6, used / len(load.latencies_s))
                 | {
@@ -130,7 +133,7 @@ async def measure_appends(
         of_case = medians(runs)
         _say(figure, of_case)
         found |= of_case
-    found["cluster_r3_rss_mb_max"] = max(procfs.peak_rss_mb(pid) for pid in _pids(cluster))
+    found["cluster_r3_rss_mb_max"] = max(procfs.peak_rss_mb(pid) for pid in pids(cluster))
     return found
 
 
@@ -157,11 +160,11 @@ async def measure_idle(
     found: Figures = {"idle_10k_assigned_s": clock.monotonic() - begun}
     await _settle(cluster, clock, timeout_s=60.0)
 
-    before = [procfs.cpu_s(pid) for pid in _pids(cluster)]
+    before = [procfs.cpu_s(pid) for pid in pids(cluster)]
     await asyncio.sleep(_IDLE_SPAN_S)
-    used = [procfs.cpu_s(pid) - was for pid, was in zip(_pids(cluster), before, strict=True)]
+    used = [procfs.cpu_s(pid) - was for pid, was in zip(pids(cluster), before, strict=True)]
     found["idle_10k_cpu_percent_max"] = max(used) / _IDLE_SPAN_S * 100
-    found["idle_10k_rss_mb_max"] = max(procfs.rss_mb(pid) for pid in _pids(cluster))
+    found["idle_10k_rss_mb_max"] = max(procfs.rss_mb(pid) for pid in pids(cluster))
 
     begun = clock.monotonic()
     listed = await client.list(LabelSelector.parse("prefix=idle/"))
@@ -203,11 +206,11 @@ async def _measure(arguments: argparse.Namespace, folder: Path, etcd: str, clock
         payloads = Payloads(load_content(), seed=_SEED)
         gc.collect()
         gc.freeze()
-        async with _serving(folder / "appends", etcd, "/bench/appends") as (cluster, client):
+        async with serving(folder / "appends", etcd, "/bench/appends") as (cluster, client):
             found |= await measure_appends(cluster, client, payloads, clock, scale)
     if "idle" in arguments.only:
         flags = (f"--broker.limit={4 * arguments.journals}",)
-        async with _serving(folder / "idle", etcd, "/bench/idle", *flags) as (cluster, client):
+        async with serving(folder / "idle", etcd, "/bench/idle", *flags) as (cluster, client):
             found |= await measure_idle(cluster, client, clock, journals=arguments.journals)
     return found
 
@@ -230,12 +233,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--output", type=Path, help="result to add to (default: results/latest.json)"
     )
+    add_wire_option(parser)
     return parser.parse_args()
 
 
 def main() -> int:
     """Run, and give the exit status: 0 unless something failed, or --check found a miss."""
     arguments = _arguments()
+    use_wire(arguments.wire)
     clock = SystemClock()
     output = arguments.output or (None if arguments.quick else _LATEST)
     try:
@@ -248,11 +253,12 @@ def main() -> int:
                 Path(folder, name).mkdir()
             found = uvloop.run(_measure(arguments, Path(folder), etcd.endpoint, clock))
         if output:
+            rounded = {name: results.rounded(value) for name, value in found.items()}
             result = {
                 "date": clock.now().isoformat(timespec="seconds"),
                 "machine": machine.describe(),
                 "versions": machine.versions() | {"etcd": machine.program_version(binary)},
-                "figures": {name: results.rounded(value) for name, value in found.items()},
+                "figures": results.of_wire(rounded, arguments.wire),
             }
             results.write(output, results.merged(results.load(output), result))
             print(f"written: {output}")

@@ -13,10 +13,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Figures", "load", "medians", "merged", "percentile", "rounded", "write"]
+__all__ = [
+    "WIRES",
+    "Figures",
+    "load",
+    "medians",
+    "merged",
+    "of_wire",
+    "percentile",
+    "rounded",
+    "wire_ratios",
+    "write",
+]
 
 Figures = dict[str, float]
 """Values by name; the name ends with the unit."""
+
+WIRES = ("grpc", "h2")
+"""Values of --broker.wire, in the order of their turns: the second is compared with the first."""
 
 _DIGITS = 4
 
@@ -58,12 +72,45 @@ def rounded(value: float) -> float:
     return round(value, _DIGITS - 1 - math.floor(math.log10(abs(value))))
 
 
+def of_wire(figures: Mapping[str, float], wire: str | None) -> Figures:
+    """Return figures by the names that they have if brokers used `wire`; None: the brokers' default.
+
+    Figures of the machine, and those that name a wire, keep their names.
+
+    >>> of_wire({"tail_p50_ms": 0.5, "machine_sha1_mb_per_s": 900.0}, "h2")
+    {'wire_h2_tail_p50_ms': 0.5, 'machine_sha1_mb_per_s': 900.0}
+    """
+    if wire is None:
+        return dict(figures)
+    return {
+        name if name.startswith(("machine_", "wire_")) else f"wire_{wire}_{name}": value
+        for name, value in figures.items()
+    }
+
+
+def wire_ratios(figures: Mapping[str, float]) -> Figures:
+    """Return ``wire_ratio_NAME`` for each figure NAME of both wires: that of `h2` divided by that of `grpc`.
+
+    >>> wire_ratios(
+    ...     {"wire_grpc_tail_p50_ms": 2.0, "wire_h2_tail_p50_ms": 0.5, "wire_h2_other_s": 1.0}
+    ... )
+    {'wire_ratio_tail_p50_ms': 0.25}
+    """
+    base, new = (f"wire_{wire}_" for wire in WIRES)
+    return {
+        f"wire_ratio_{name.removeprefix(base)}": figures[other] / value
+        for name, value in figures.items()
+        if name.startswith(base) and value and (other := name.replace(base, new, 1)) in figures
+    }
+
+
 def merged(previous: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
-    """`result`, with those figures of `previous` that it does not have.
+    """`result`, with those figures of `previous` that it does not have, and the ratios of the wires.
 
     Several benchmarks share a file, each with figures of its own; all else is of the last one.
     """
     figures = {**previous.get("figures", {}), **result["figures"]}
+    figures |= {name: rounded(value) for name, value in wire_ratios(figures).items()}
     return {**previous, **result, "figures": dict(sorted(figures.items()))}
 
 

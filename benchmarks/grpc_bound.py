@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from benchmarks.figures import Figures
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["measure", "serve"]
+__all__ = ["measure", "running", "serve"]
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 4 << 20),
@@ -83,10 +83,16 @@ def serve() -> None:
 
 
 @contextmanager
-def running() -> Iterator[int]:
-    """A server in a process of its own. Yields: its port. Raises: SetupError: it did not start."""
+def running(module: str = "benchmarks.grpc_bound", *arguments: str) -> Iterator[tuple[int, int]]:
+    """Run a server in a process of its own.
+
+    Args:
+        module: prints its port, and serves until its standard input closes.
+
+    Yields: its process id and its port. Raises: SetupError: it did not start.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.grpc_bound"],
+        [sys.executable, "-m", module, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=Path(__file__).parents[1],
@@ -95,8 +101,8 @@ def running() -> Iterator[int]:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            raise SetupError("the gRPC server of the benchmark ended before it served")
-        yield int(line)
+            raise SetupError(f"{module} ended before it served; its error is above")
+        yield process.pid, int(line)
     finally:
         process.communicate(timeout=_STOP_TIMEOUT_S)
 
@@ -109,7 +115,7 @@ async def measure(clock: Clock, *, window_s: float) -> Figures:
 
     Returns: ``machine_grpc_*``.
     """
-    with running() as port:
+    with running() as (_, port):
         async with aio.insecure_channel(f"127.0.0.1:{port}", options=_OPTIONS) as channel:
             await asyncio.wait_for(channel.channel_ready(), _START_TIMEOUT_S)
             return await _measure(channel, clock, window_s)

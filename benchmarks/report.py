@@ -15,8 +15,9 @@ from rich.table import Table
 
 from benchmarks.bench import FULL
 from benchmarks.content import SIZES
+from benchmarks.figures import WIRES
 from benchmarks.matrix import matrix_cases, service_figure
-from benchmarks.targets import BOUNDS, LAKE_TARGETS
+from benchmarks.targets import BOUNDS, LAKE_TARGETS, WIRE_TARGETS
 from gazette_platform.errors import DataError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ __all__ = [
     "others_table",
     "quantity",
     "ratio",
+    "wire_table",
 ]
 
 BASELINE = Path(__file__).with_name("go_baseline.toml")
@@ -211,7 +213,7 @@ def others_table(figures: Mapping[str, float], baseline: Baseline) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     groups: dict[str, list[str]] = {}
     for name in figures:
-        if not _OF_APPEND.fullmatch(name):
+        if not _OF_APPEND.fullmatch(name) and not name.startswith(("wire_", "machine_wire_")):
             groups.setdefault(name.split("_")[0], []).append(name)
     for names in groups.values():
         for name in names:
@@ -234,6 +236,37 @@ def lake_table(figures: Mapping[str, float]) -> Table:
         for name in of_group:
             table.add_row(name, quantity(figures[name]), limits.get(name, ""))
         table.add_section()
+    return table
+
+
+def wire_table(figures: Mapping[str, float]) -> Table:
+    """A row for each figure of both wires, those with a target first: their ratio, and what each wire alone allows."""
+    table = Table(title="Both wires", box=SIMPLE)
+    table.caption = (
+        "ratio: h2 divided by grpc. Bare: a server of that wire that answers at once. ÷ bare: h2 divided by its bare "
+        "server. Three replicas are beside the bare server of one"
+    )
+    table.add_column("figure", overflow="fold")
+    for heading in (*WIRES, "ratio", "target", *(f"bare {wire}" for wire in WIRES), "÷ bare"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    limits = {each.name: f"{each.sign} {each.limit:g}" for each in WIRE_TARGETS}
+    ratios = {name for name in figures if name.startswith("wire_ratio_")}
+    for of_both in (
+        *(name for name in limits if name in ratios),
+        *sorted(ratios - limits.keys()),
+    ):
+        name = of_both.removeprefix("wire_ratio_")
+        served = [figures.get(f"wire_{wire}_{name}") for wire in WIRES]
+        of_one = name.replace("append_r3_", "append_")
+        bare = [figures.get(f"machine_wire_{wire}_{of_one}") for wire in WIRES]
+        table.add_row(
+            name,
+            *map(quantity, served),
+            f"{figures[of_both]:.2f}",
+            limits.get(of_both, ""),
+            *map(quantity, bare),
+            ratio(served[-1] or 0.0, bare[-1]),
+        )
     return table
 
 

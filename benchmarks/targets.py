@@ -14,6 +14,7 @@ __all__ = [
     "FAILOVER_TARGETS",
     "LAKE_TARGETS",
     "TARGETS",
+    "WIRE_TARGETS",
     "Target",
     "Verdict",
     "judge",
@@ -123,6 +124,27 @@ CONSUMER_TARGETS = (
     Target("consumer_failover_s", 8, is_upper=True),
     Target("consumer_recovery_mb_per_s", 80),
     Target("consumer_handoff_stall_s", 1, is_upper=True),
+)
+
+
+# Of `h2` divided by `grpc`, in one sitting. What must not become larger may do so by chance a little.
+WIRE_TARGETS = (
+    Target("wire_ratio_append_100b_c1_per_s", 2.5),
+    Target("wire_ratio_append_100b_c16_per_s", 6),
+    Target("wire_ratio_append_100b_c64_per_s", 7),
+    Target("wire_ratio_append_16kib_c8_raw_mb_per_s", 3),
+    Target("wire_ratio_append_1mib_c8_raw_mb_per_s", 1.3),
+    Target("wire_ratio_append_r3_100b_c16_per_s", 4),
+    Target("wire_ratio_tail_p50_ms", 0.4, is_upper=True),
+    Target("wire_ratio_broker_cpu_us_per_append_100b_c16", 0.12, is_upper=True),
+    Target("wire_ratio_append_service_await_msgs_per_s", 1.2),
+    Target("wire_ratio_consumer_hop_p50_ms", 0.6, is_upper=True),
+    Target("wire_ratio_broker_start_s", 1.1, is_upper=True),
+    Target("wire_ratio_broker_idle_cpu_percent", 1.1, is_upper=True),
+    Target("wire_ratio_broker_rss_mb_start", 1.05, is_upper=True),
+    Target("wire_ratio_broker_rss_mb_loaded", 1.05, is_upper=True),
+    Target("wire_ratio_idle_10k_cpu_percent_max", 1.1, is_upper=True),
+    Target("wire_ratio_idle_10k_rss_mb_max", 1.05, is_upper=True),
 )
 
 
