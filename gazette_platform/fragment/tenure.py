@@ -343,8 +343,14 @@ class Tenure:
             self._seal(file, self._last + self._tail)
 
     def _seal(self, file: SpoolFile, record: bytes) -> None:
-        fd = os.open(self.path(file.ordinal, "sealed"), os.O_WRONLY | os.O_CLOEXEC)
+        path, flags = self.path(file.ordinal, "sealed"), os.O_WRONLY | os.O_CLOEXEC
+        is_there = path.exists()
+        if not is_there:  # it was made ahead, and somebody has removed it
+            self._home.check_place()
+        fd = os.open(path, flags if is_there else flags | os.O_CREAT, _FILE_MODE)
         try:
+            if not is_there:
+                self._home.sync_names()
             write_all(fd, record, 0)
             os.ftruncate(fd, len(record))
             if self._home.syncs_names:

@@ -471,6 +471,20 @@ def test_closed_fragment_whose_record_was_not_synced_stays(disk):
     assert [torn.path.read_bytes() for torn in found.torn] == [b"content"]
 
 
+def test_fragment_whose_sealed_file_is_lost_can_be_closed(disk):
+    """The file was made ahead, so that there is room for it."""
+    tenure = disk.begin()
+    file = put(tenure, b"content", registers=LONG)
+    tenure.path(file.ordinal, "sealed").unlink()
+    found = disk.recover_one()
+    found.tenure.record(0, state_of(7, 7, SHORT))
+    put(found.tenure, b"more", 7)
+    found = disk.recover_one()
+    assert found.is_whole
+    assert contents(found) == [(0, b"content"), (7, b"more")]
+    assert found.fragments[0].state.registers == LONG
+
+
 # ----------------------------------------------------------------------------------- set aside
 def test_content_below_an_offset_has_its_own_sum(disk):
     tenure = disk.begin()
