@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import socket
 
-import grpc
 import pytest
-from grpc import aio
+from grpc_core_bench import GrpcBench
 from h2_server_bench import SERVICE, Bench
 
 from gazette_platform.client.route_cache import Condition
@@ -29,59 +28,6 @@ from gazette_platform.testing.certificates import CertificateAuthority
 from gazette_platform.testing.waiting import eventually, patient
 
 DEADLINE_S = patient(20)
-
-
-class GrpcBench:
-    """The gRPC library's server, with handlers that do what those of `Echo` do."""
-
-    async def __aenter__(self):
-        self.server = aio.server(options=[("grpc.max_receive_message_length", -1)])
-        self.cancelled = []
-        handlers = {
-            "Unary": grpc.unary_unary_rpc_method_handler(self.unary),
-            "Upload": grpc.stream_unary_rpc_method_handler(self.upload),
-            "Download": grpc.unary_stream_rpc_method_handler(self.download),
-            "Both": grpc.stream_stream_rpc_method_handler(self.both),
-            "Wait": grpc.unary_unary_rpc_method_handler(self.wait),
-            "Fail": grpc.unary_unary_rpc_method_handler(self.fail),
-        }
-        handler = grpc.method_handlers_generic_handler(SERVICE, handlers)
-        self.server.add_generic_rpc_handlers((handler,))
-        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
-        await self.server.start()
-        return self
-
-    async def __aexit__(self, *exc_info):
-        await self.server.stop(None)
-
-    async def unary(self, request, context):
-        self.metadata = dict(context.invocation_metadata())
-        return request
-
-    async def upload(self, requests, context):
-        sizes = [len(request) async for request in requests]
-        return b"%d messages, %d bytes" % (len(sizes), sum(sizes))
-
-    async def download(self, request, context):
-        count, size = map(int, request.split())
-        for number in range(count):
-            yield bytes((number % 256,)) * size
-
-    async def both(self, requests, context):
-        await context.send_initial_metadata((("greeting", "hello"),))
-        async for request in requests:
-            yield request[::-1]
-
-    async def wait(self, request, context):
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            self.cancelled.append("wait")
-            raise
-
-    async def fail(self, request, context):
-        code = getattr(grpc.StatusCode, request.decode())
-        await context.abort(code, "why: 100 % of ü")
 
 
 @pytest.fixture(params=[Bench, GrpcBench], ids=["ours", "grpc"])
