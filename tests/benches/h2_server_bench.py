@@ -90,10 +90,10 @@ class Echo:
 
 
 class Bench:
-    """A server with the handlers of `Echo`."""
+    """A server with the handlers of `Echo`, or of a kind of it."""
 
-    def __init__(self, **options):
-        self.echo = Echo()
+    def __init__(self, *, echo=None, **options):
+        self.echo = echo or Echo()
         self.metrics = BrokerMetrics()
         settings = {"host": "127.0.0.1", "port": 0, "recv_bytes_max": 8 << 20} | options
         self.server = H2Server(self.echo.rpcs(), calls=self.metrics.calls, **settings)
