@@ -25,7 +25,7 @@ from gazette_platform.serving.h2.limits import PEER_LIMITS
 from gazette_platform.serving.interface import Code, Kind, RpcFailed
 from gazette_platform.serving.tls import TlsMaterial, http2_client_context
 from gazette_platform.testing.certificates import CertificateAuthority
-from gazette_platform.testing.waiting import eventually, patient
+from gazette_platform.testing.waiting import block_for, eventually, patient
 
 DEADLINE_S = patient(20)
 
@@ -152,6 +152,16 @@ async def test_cancelled_call_ends_its_handler(bench, channel):
 async def test_deadline_ends_a_call(channel):
     code, _ = await error_of(unary(channel, "Wait", timeout_s=0.05).answer())
     assert code is Code.DEADLINE_EXCEEDED
+
+
+async def test_server_that_notices_the_deadline_first_changes_nothing(ours, open_channel):
+    def cancels(stream_id):
+        block_for(0.1)
+        return frame(RST_STREAM, 0, stream_id, E.CANCEL.to_bytes(4, "big"))
+
+    async with Front(ours.address, cancels) as front:
+        call = unary(open_channel(front.address), timeout_s=0.05)
+        assert await error_of(call.answer()) == (Code.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
 
 async def test_early_answer_stops_what_is_sent(ours, open_channel):

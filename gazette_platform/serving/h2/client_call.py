@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from typing_extensions import override
 
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping
 
-__all__ = ["ClientCall"]
+__all__ = ["LATE", "ClientCall"]
+
+LATE: Final = "Deadline Exceeded"
+
+# A server learns the deadline in whole milliseconds, and its clock may be ahead.
+_DEADLINE_EARLY_S: Final = 0.005
 
 
 @final
@@ -119,8 +124,14 @@ class ClientCall(TwoWay[ClientCarrier]):
     def expire_in(self, timeout_s: float) -> None:
         """Set the deadline."""
         self._timer = self._connection.loop.call_later(
-            timeout_s, self._break, Code.DEADLINE_EXCEEDED, "Deadline Exceeded"
+            timeout_s, self._break, Code.DEADLINE_EXCEEDED, LATE
         )
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its time is up, to the precision with which the other side knows it."""
+        timer = self._timer
+        return timer is not None and self._connection.loop.time() > timer.when() - _DEADLINE_EARLY_S
 
     def _break(self, code: Code, text: str) -> None:
         if not self.is_over:
