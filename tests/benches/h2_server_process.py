@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -32,6 +33,7 @@ class Holding(Echo):
 
     async def state(self, request, metadata):
         if request:
+            self.failed.clear()  # errors keep frames, and these keep messages
             gc.collect()
             ctypes.CDLL(None).malloc_trim(0)
         shared = self.shared
@@ -67,7 +69,7 @@ class ServerProcess:
     async def __aenter__(self):
         self.process = await asyncio.create_subprocess_exec(
             sys.executable, __file__, json.dumps(self.limits),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
         )  # fmt: skip
         self.port = int(await self.process.stdout.readline())
         self.address = f"127.0.0.1:{self.port}"

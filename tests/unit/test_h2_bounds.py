@@ -132,6 +132,19 @@ def test_small_pieces_count_with_the_memory_that_they_take(reads):
     assert machine.unread == 0 or machine.opened[1].is_within_message
 
 
+@pytest.mark.parametrize(
+    "more", [[(b"x-a", b"a" * 14_000)], [(b"x-%d" % i, b"") for i in range(300)]]
+)
+def test_unusual_metadata_of_open_calls_counts_as_unread(more):
+    machine = Lazy()
+    machine.receive(START + OPEN)
+    assert machine.unread == 0
+    machine.receive(headers(3, *more))
+    assert machine.unread > 10_000
+    machine.close(machine.opened[3])
+    assert machine.unread == 0
+
+
 def flood(raw, times, *, before=b"", limits=LIMITS):
     machine = Recorder(limits)
     machine.receive(START + before)

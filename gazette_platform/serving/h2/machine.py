@@ -145,6 +145,8 @@ class Machine(Endpoint):
             self._fail(stream_id, responses.Status.UNIMPLEMENTED, text, is_ended=is_ended)
             return
         self.streams[stream_id] = stream
+        stream.unread += request.extra_bytes
+        self.unread += request.extra_bytes
         stream.body_left = request.content_length
         stream.encoding = request.encoding
         if is_ended:

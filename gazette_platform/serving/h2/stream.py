@@ -28,8 +28,8 @@ class Stream:
         is_greeted: whether the headers of the response are sent.
         send_room: bytes that the client allows us to send.
         recv_room: bytes that we allow the client to send.
-        unread: bytes received and not taken, with `MESSAGE_COST` for each message; and those yet to come of the
-            frame under way.
+        unread: bytes received and not taken, with `MESSAGE_COST` for each message; those yet to come of the
+            frame under way; and unusual amounts of metadata.
         unacked: bytes taken for which the client has no new credit yet.
         lent: credit beyond the window, for a message that is larger.
         refusal: what answers a request that is no call, once it has ended; empty: it is a call.
