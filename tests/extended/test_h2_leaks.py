@@ -268,6 +268,13 @@ async def flood(port, make, *, connections, for_s):
                 await pass_time(for_s)
 
 
+async def test_memory_of_one_connection_is_bounded(start):
+    server = await start()
+    made = flood(server.port, large_messages, connections=1, for_s=patient(2.0))
+    assert 32 < await server.watch(made) < 64 + 32
+    await server.at_rest()
+
+
 @pytest.mark.parametrize("make", FLOODS.values(), ids=FLOODS)
 async def test_memory_is_bounded_while_unread_messages_flood_in(start, make):
     server = await start(process_bytes=64 * MIB)

@@ -255,11 +255,12 @@ class Driver:
             return Answer(step, kind, "", f"no connection: {err}")
         try:
             async with asyncio.timeout(step.get("timeout_s", _TIMEOUT_S)):
-                await _write(writer, raw, step.get("cuts", ()))
                 if step.get("end") == "hold":
                     reader._transport.pause_reading()
                     self._held.append((began, writer))
+                    await _write(writer, raw, step.get("cuts", ()))
                     return Answer(step, kind, "")
+                await _write(writer, raw, step.get("cuts", ()))
                 if step.get("end") != "cancel":
                     while len(body) < _BODY_BYTES_MAX and (piece := await reader.read(65536)):
                         body += piece

@@ -24,6 +24,7 @@ import http2  # beside this file
 
 LOOP_LATE_S = 1.0
 PROBE_LATE_S = 2.0
+LIST_LATE_S = 5.0  # so that a blocked event loop is called that
 _GIVE_UP_S = 15.0
 _DROPPED = "dropped the call, as it does while thousands wait for it"
 _lock = threading.Lock()
@@ -105,7 +106,7 @@ def call(number: int, port: int, pid: int, token: str) -> None:
         except OSError as err:
             problem, is_late = f"List is not answered: {err!r}", isinstance(err, TimeoutError)
         late_s = beat.late_s()
-        if not problem and late_s > PROBE_LATE_S:
+        if not problem and late_s > LIST_LATE_S:
             problem, is_late = f"List took {late_s:.1f} s", True
         if problem:
             tell(broker=number, problem=problem, late=is_late)
