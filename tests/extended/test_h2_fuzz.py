@@ -19,8 +19,9 @@ PLANT = """
 import sys
 
 if "serve" in sys.orig_argv:
-    import os, time
+    import os
     from gazette_platform.serving.h2.connection import Connection
+    from gazette_platform.testing.waiting import block_for
 
     received, kept = Connection.data_received, []
 
@@ -72,7 +73,7 @@ async def test_random_frames_harm_no_broker(etcd_binary, tmp_path):
         ("self.put(bytes((0, 0, 1, 5, 0, 0, 0, 0, 2, 0)))", "it sends a frame of kind 5"),
         ("Connection.greet = lambda self: self.abort()", "List is not answered"),
         ("kept.append(os.urandom(1 << 20) * 120)", "MB more than once warm"),
-        ("time.sleep(3)", "event loop was blocked"),
+        ("block_for(3)", "event loop was blocked"),
     ],
     ids=["traceback", "open", "push", "refuses", "leak", "blocked"],
 )

@@ -58,11 +58,12 @@ def _whole(raw: bytes, flags: int = END_HEADERS, stream: int = 1) -> bytes:
     return frame(HEADERS, flags, stream, raw)
 
 
-def attacks() -> dict[str, bytes]:
-    """What to send, by its name."""
-    head, rest = block(_PATH), message(b"")
-    append = headers_frame(_APPEND)
-    start = {
+_HEAD, _REST, _CALL = block(_PATH), message(b""), headers_frame(_APPEND)
+
+
+def _start() -> dict[str, bytes]:
+    """Connections that begin in another way."""
+    return {
         "begins-with-a-ping": PREFACE + frame(PING, 0, 0, bytes(8)),
         "begins-with-an-ack": PREFACE + frame(SETTINGS, 1, 0),
         "preface-damaged": PREFACE[:-1] + b"x" + frame(SETTINGS, 0, 0),
@@ -70,96 +71,116 @@ def attacks() -> dict[str, bytes]:
         "ends-after-the-preface": PREFACE,
         "tls-hello": b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + bytes(500),
     }
-    lengths = {
-        "frame-of-2-mib": append + frame(DATA, 0, 1, bytes(2 << 20)),
-        "frame-of-16-mib-begins": append + b"\xff\xff\xff\0\0\0\0\0\1" + bytes(100_000),
+
+
+def _lengths() -> dict[str, bytes]:
+    """Frames whose lengths are wrong."""
+    return {
+        "frame-of-2-mib": _CALL + frame(DATA, 0, 1, bytes(2 << 20)),
+        "frame-of-16-mib-begins": _CALL + b"\xff\xff\xff\0\0\0\0\0\1" + bytes(100_000),
         "ping-of-7": frame(PING, 0, 0, bytes(7)),
         "settings-of-7": frame(SETTINGS, 0, 0, bytes(7)),
         "settings-ack-with-content": frame(SETTINGS, 1, 0, bytes(6)),
-        "reset-of-5": append + frame(RST_STREAM, 0, 1, bytes(5)),
+        "reset-of-5": _CALL + frame(RST_STREAM, 0, 1, bytes(5)),
         "priority-of-4": frame(PRIORITY, 0, 1, bytes(4)),
         "credit-of-3": frame(WINDOW_UPDATE, 0, 0, bytes(3)),
         "goaway-of-4": frame(GOAWAY, 0, 0, bytes(4)),
         "empty-headers": _whole(b""),
-        "padding-beyond-the-frame": append + frame(DATA, PADDED, 1, b"\xff" + bytes(9)),
-        "padding-of-an-empty-frame": append + frame(DATA, PADDED, 1),
-        "all-padding": append + frame(DATA, PADDED, 1, b"\xff" + bytes(255)) * 200,
+        "padding-beyond-the-frame": _CALL + frame(DATA, PADDED, 1, b"\xff" + bytes(9)),
+        "padding-of-an-empty-frame": _CALL + frame(DATA, PADDED, 1),
+        "all-padding": _CALL + frame(DATA, PADDED, 1, b"\xff" + bytes(255)) * 200,
     }
-    streams = {
-        "even-stream": _whole(head, stream=2),
-        "stream-0": _whole(head, stream=0),
-        "stream-goes-back": _whole(head, stream=5) + _whole(head, stream=3),
-        "last-stream-and-next": _whole(head, stream=_MOST) + _whole(head, stream=1),
-        "reserved-bit": _whole(head, stream=(1 << 31) | 1),
-        "data-on-idle": frame(DATA, END_STREAM, 7, rest),
+
+
+def _streams() -> dict[str, bytes]:
+    """Frames on streams that cannot have them."""
+    return {
+        "even-stream": _whole(_HEAD, stream=2),
+        "stream-0": _whole(_HEAD, stream=0),
+        "stream-goes-back": _whole(_HEAD, stream=5) + _whole(_HEAD, stream=3),
+        "last-stream-and-next": _whole(_HEAD, stream=_MOST) + _whole(_HEAD, stream=1),
+        "reserved-bit": _whole(_HEAD, stream=(1 << 31) | 1),
+        "data-on-idle": frame(DATA, END_STREAM, 7, _REST),
         "reset-of-idle": frame(RST_STREAM, 0, 7, _word(8)),
         "credit-of-idle": frame(WINDOW_UPDATE, 0, 7, _word(9)),
-        "data-after-the-end": append + frame(DATA, END_STREAM, 1, rest) * 2,
-        "data-after-reset": append + frame(RST_STREAM, 0, 1, _word(8)) + frame(DATA, 0, 1, rest),
-        "headers-twice": append + append,
-        "trailers-that-do-not-end": append + _whole(literal(b"a", b"b")),
-        "trailers-with-a-path": append + _whole(head, END_HEADERS | END_STREAM),
-        "push": frame(PUSH_PROMISE, END_HEADERS, 1, _word(2) + head),
+        "data-after-the-end": _CALL + frame(DATA, END_STREAM, 1, _REST) * 2,
+        "data-after-reset": _CALL + frame(RST_STREAM, 0, 1, _word(8)) + frame(DATA, 0, 1, _REST),
+        "headers-twice": _CALL + _CALL,
+        "trailers-that-do-not-end": _CALL + _whole(literal(b"a", b"b")),
+        "trailers-with-a-path": _CALL + _whole(_HEAD, END_HEADERS | END_STREAM),
+        "push": frame(PUSH_PROMISE, END_HEADERS, 1, _word(2) + _HEAD),
         "depends-on-itself": frame(PRIORITY, 0, 3, _word(3) + b"\0"),
-        "goaway-and-on": frame(GOAWAY, 0, 0, bytes(8)) + append + frame(DATA, END_STREAM, 1, rest),
+        "goaway-and-on": frame(GOAWAY, 0, 0, bytes(8)) + _CALL + frame(DATA, END_STREAM, 1, _REST),
     }
-    blocks = {
-        "continuation-alone": frame(CONTINUATION, END_HEADERS, 1, head),
-        "block-interrupted": _whole(head, 0) + frame(PING, 0, 0, bytes(8)),
-        "continuation-of-another": _whole(head, 0) + frame(CONTINUATION, END_HEADERS, 3),
-        "block-never-ends": _whole(head, 0) + frame(CONTINUATION, 0, 1, literal(b"a", b"b")) * 10_000,
-        "empty-continuations": _whole(head, 0) + frame(CONTINUATION, 0, 1) * 50_000,
+
+
+def _blocks() -> dict[str, bytes]:
+    """Headers."""
+    return {
+        "continuation-alone": frame(CONTINUATION, END_HEADERS, 1, _HEAD),
+        "block-interrupted": _whole(_HEAD, 0) + frame(PING, 0, 0, bytes(8)),
+        "continuation-of-another": _whole(_HEAD, 0) + frame(CONTINUATION, END_HEADERS, 3),
+        "block-never-ends": _whole(_HEAD, 0) + frame(CONTINUATION, 0, 1, literal(b"a", b"b")) * 10_000,
+        "empty-continuations": _whole(_HEAD, 0) + frame(CONTINUATION, 0, 1) * 50_000,
         "index-0": _whole(b"\x80"),
         "index-beyond": _whole(b"\xff\x80\x80\x01"),
         "integer-endless": _whole(b"\xff" + b"\x80" * 5000),
         "string-beyond": _whole(b"\0\x7f\xff\xff\xff\x7f"),
         "huffman-of-ones": _whole(b"\0\x81a" + b"\x8a" + b"\xff" * 10),
         "huffman-padding": _whole(b"\0\x01a\x81\x00"),
-        "table-of-4-gib": _whole(b"\x3f\xe1\xff\xff\xff\x0f" + head),
-        "table-changes-a-lot": _whole(b"\x20\x3f\xe1\x1f" * 3000 + head),
-        "table-changes-late": _whole(head + b"\x20"),
+        "table-of-4-gib": _whole(b"\x3f\xe1\xff\xff\xff\x0f" + _HEAD),
+        "table-changes-a-lot": _whole(b"\x20\x3f\xe1\x1f" * 3000 + _HEAD),
+        "table-changes-late": _whole(_HEAD + b"\x20"),
         "indices-that-grow": _whole(b"\x40\x01a\x7f\x95\x1e" + b"b" * 4000 + b"\xbe" * 9000),
         "upper-case": _whole(block(_PATH, (b"X-A", b"b"))),
         "path-twice": _whole(block(_PATH, (b":path", b"/x"))),
-        "pseudo-after-others": _whole(literal(b"a", b"b") + head),
+        "pseudo-after-others": _whole(literal(b"a", b"b") + _HEAD),
         "line-feed-in-a-value": _whole(block(_PATH, (b"a", b"b\r\nc: d\0"))),
         "connection-header": _whole(block(_PATH, (b"connection", b"close"))),
         "body-longer-than-said": _whole(block(_PATH, (b"content-length", b"2")))
-        + frame(DATA, END_STREAM, 1, rest),
+        + frame(DATA, END_STREAM, 1, _REST),
         "length-of-300-digits": _whole(block(_PATH, (b"content-length", b"9" * 300))),
-        "timeout-of-0": request(_PATH, rest, (b"grpc-timeout", b"0n")),
+        "timeout-of-0": request(_PATH, _REST, (b"grpc-timeout", b"0n")),
         "encoding-unknown": request(_PATH, message(b"x", flag=1), (b"grpc-encoding", b"zstd")),
         "gzip-damaged": request(_PATH, message(b"x" * 50, flag=1), (b"grpc-encoding", b"gzip")),
         "method-get": _whole(literal(b":method", b"GET") + literal(b":scheme", b"http")
                              + literal(b":path", b"/") + literal(b":authority", b"x"), 5),
     }  # fmt: skip
-    windows = {
+
+
+def _windows() -> dict[str, bytes]:
+    """Flow control, and messages of gRPC."""
+    return {
         "credit-of-0": frame(WINDOW_UPDATE, 0, 0, _word(0)),
-        "credit-of-0-for-a-call": append + frame(WINDOW_UPDATE, 0, 1, _word(0)),
+        "credit-of-0-for-a-call": _CALL + frame(WINDOW_UPDATE, 0, 1, _word(0)),
         "window-too-large": frame(WINDOW_UPDATE, 0, 0, _word(_MOST)) * 2,
-        "window-of-a-call-too-large": append + frame(WINDOW_UPDATE, 0, 1, _word(_MOST)) * 2,
+        "window-of-a-call-too-large": _CALL + frame(WINDOW_UPDATE, 0, 1, _word(_MOST)) * 2,
         "settings-window-too-large": _settings((4, 1 << 31)),
-        "settings-make-windows-overflow": append
+        "settings-make-windows-overflow": _CALL
         + frame(WINDOW_UPDATE, 0, 1, _word(_MOST - 70_000))
         + _settings((4, _MOST)),
         "settings-frame-too-small": _settings((5, 100)),
         "settings-push": _settings((2, 7)),
-        "window-of-0": _settings((4, 0)) + headers_frame(_PATH) + frame(DATA, END_STREAM, 1, rest),
+        "window-of-0": _settings((4, 0)) + headers_frame(_PATH) + frame(DATA, END_STREAM, 1, _REST),
         "window-shrinks": headers_frame(_PATH)
         + _settings((4, 0))
-        + frame(DATA, END_STREAM, 1, rest),
-        "beyond-the-window": append + frame(DATA, 0, 1, message(bytes(4 << 20))[: 1 << 20]) * 6,
-        "message-of-2-gib": append + frame(DATA, 0, 1, b"\0\x7f\xff\xff\xff" + bytes(9000)),
-        "ends-within-a-message": append + frame(DATA, END_STREAM, 1, message(bytes(99))[:50]),
-        "ends-within-a-prefix": append + frame(DATA, END_STREAM, 1, b"\0\0"),
+        + frame(DATA, END_STREAM, 1, _REST),
+        "beyond-the-window": _CALL + frame(DATA, 0, 1, message(bytes(4 << 20))[: 1 << 20]) * 6,
+        "message-of-2-gib": _CALL + frame(DATA, 0, 1, b"\0\x7f\xff\xff\xff" + bytes(9000)),
+        "ends-within-a-message": _CALL + frame(DATA, END_STREAM, 1, message(bytes(99))[:50]),
+        "ends-within-a-prefix": _CALL + frame(DATA, END_STREAM, 1, b"\0\0"),
     }
-    floods = {
+
+
+def _floods() -> dict[str, bytes]:
+    """Much of what is allowed."""
+    return {
         "settings-flood": frame(SETTINGS, 0, 0) * 20_000,
         "settings-that-change": _opened(500) + (_settings((4, 0)) + _settings((4, 9))) * 2000,
         "ack-flood": frame(SETTINGS, 1, 0) * 20_000,
         "priority-flood": frame(PRIORITY, 0, 3, bytes(5)) * 20_000,
-        "credit-flood": append + frame(WINDOW_UPDATE, 0, 1, _word(1)) * 20_000,
-        "empty-data-flood": append + frame(DATA, 0, 1) * 20_000,
+        "credit-flood": _CALL + frame(WINDOW_UPDATE, 0, 1, _word(1)) * 20_000,
+        "empty-data-flood": _CALL + frame(DATA, 0, 1) * 20_000,
         "unknown-frames": frame(0x42, 255, 9, b"what") * 20_000,
         "goaway-flood": frame(GOAWAY, 0, 0, bytes(8)) * 20_000,
         "resets-provoked": b"".join(
@@ -168,16 +189,20 @@ def attacks() -> dict[str, bytes]:
         ),
         "calls-that-stay-open": _opened(5000),
         "metadata-that-stays": _opened(400, (b"x-a", b"a" * 15_000)),
-        "tiny-messages": append + frame(DATA, 0, 1, message(b"") * 3000) * 200,
-        "tiny-frames": append + frame(DATA, 0, 1, message(bytes(1 << 20))[:9])
+        "tiny-messages": _CALL + frame(DATA, 0, 1, message(b"") * 3000) * 200,
+        "tiny-frames": _CALL + frame(DATA, 0, 1, message(bytes(1 << 20))[:9])
         + frame(DATA, 0, 1, b"ab") * 50_000,
         "answers-that-no-window-takes": _settings((4, 0)) + b"".join(
-            headers_frame(_PATH, stream=2 * i + 1) + frame(DATA, END_STREAM, 2 * i + 1, rest)
+            headers_frame(_PATH, stream=2 * i + 1) + frame(DATA, END_STREAM, 2 * i + 1, _REST)
             for i in range(2000)
         ),
     }  # fmt: skip
-    after = lengths | streams | blocks | windows | floods
-    return start | {name: preface() + raw for name, raw in after.items()}
+
+
+def attacks() -> dict[str, bytes]:
+    """What to send, by its name."""
+    after = _lengths() | _streams() | _blocks() | _windows() | _floods()
+    return _start() | {name: preface() + raw for name, raw in after.items()}
 
 
 # ------------------------------------------------------------------ from a seed

@@ -132,9 +132,11 @@ class Stream:
         self.missing -= end - at
         parts = self._parts
         if end - at < _PART_BYTES:
-            if not parts or parts[-1].__class__ is not bytearray:
-                parts.append(bytearray())
-            parts[-1] += memoryview(data)[at:end]
+            last = parts[-1] if parts else None
+            if isinstance(last, bytearray):
+                last += memoryview(data)[at:end]
+            else:
+                parts.append(bytearray(memoryview(data)[at:end]))
             return
         # A view keeps all of `data` in memory: only of a part that is most of it.
         if 2 * (end - at) > len(data):
