@@ -54,9 +54,13 @@ NEEDS = (
     ),
     Need(
         names=("go",),
-        variables=("GAZETTE_VERSITYGW", "GAZETTE_FAKE_GCS_SERVER", "GAZETTE_H2SPEC"),
         why="tests of s3:// and gs:// stores and of HTTP/2, whose programs it builds once",
         package="golang-go",
+    ),
+    Need(
+        names=("javac",),
+        why="tests of HTTP/2 with grpc-java, whose client it compiles",
+        package="default-jdk-headless",
     ),
     Need(
         names=("npm",),

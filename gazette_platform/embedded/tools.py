@@ -39,6 +39,7 @@ __all__ = [
     "dataset",
     "etcd",
     "gcs_server",
+    "grpc_java_jars",
     "h2spec",
     "iceberg_spark_runtime",
     "install_all",
@@ -130,8 +131,12 @@ def postgres_driver() -> Path:
 
 def s3_jars() -> Path:
     """The folder of jars with which Spark and the metastore reach S3, installed if need be."""
-    entry = _artifacts()["jars"]["s3"]
-    return _install(f"s3-jars-{entry['version']}", "S3 for Spark", _fetch_s3_jars)
+    return _jars("s3", "S3 for Spark")
+
+
+def grpc_java_jars() -> Path:
+    """The folder of jars of grpc-java, a client of gRPC for tests, installed if need be."""
+    return _jars("grpc-java", "grpc-java")
 
 
 def s3_server() -> Path:
@@ -398,11 +403,15 @@ def _fetch(title: str, artifact: MavenArtifact, target: Path) -> Path:
         )
 
 
-def _fetch_s3_jars(into: Path) -> None:
-    entry = _artifacts()["jars"]["s3"]
-    artifacts = [MavenArtifact(**file) for file in entry["files"]]
-    title = f"downloading {len(artifacts)} jars of S3 for Spark"
-    with show_step(title, sum(a.size_bytes for a in artifacts)) as step:
+def _jars(name: str, title: str) -> Path:
+    version = _artifacts()["jars"][name]["version"]
+    return _install(f"{name}-jars-{version}", title, partial(_fetch_jars, name, title))
+
+
+def _fetch_jars(name: str, title: str, into: Path) -> None:
+    artifacts = [MavenArtifact(**file) for file in _artifacts()["jars"][name]["files"]]
+    shown = f"downloading {len(artifacts)} jars of {title}"
+    with show_step(shown, sum(a.size_bytes for a in artifacts)) as step:
         fetch_maven_jars(
             artifacts,
             into,

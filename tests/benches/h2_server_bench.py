@@ -18,6 +18,7 @@ class Echo:
         self.cancelled = []
         self.failed = []
         self.metadata = {}
+        self.waits = 0
         self.gate = asyncio.Event()
         self.begun = 0
 
@@ -42,12 +43,14 @@ class Echo:
             raise
 
     async def both(self, stream, metadata):
-        await stream.greet({"greeting": "hello"})
+        seen = {"seen": metadata["x-sent"]} if "x-sent" in metadata else {}
+        await stream.greet({"greeting": "hello"} | seen)
         while (part := await stream.next()) is not None:
             await stream.send(part[::-1])
 
     async def wait(self, request, metadata):
         self.begun += 1
+        self.waits += 1
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
@@ -64,6 +67,12 @@ class Echo:
     async def early(self, first, content, metadata):
         return b"early"
 
+    async def counts(self, request, metadata):
+        return b"%d %d" % (self.waits, len(self.cancelled))
+
+    async def name(self, request, metadata):
+        return b"%d" % id(self)
+
     def rpcs(self):
         kinds = {
             "Unary": (Kind.UNARY, self.unary),
@@ -74,6 +83,8 @@ class Echo:
             "Fail": (Kind.UNARY, self.fail),
             "Crash": (Kind.UNARY, self.crash),
             "Early": (Kind.CLIENT_STREAM, self.early),
+            "Counts": (Kind.UNARY, self.counts),
+            "Name": (Kind.UNARY, self.name),
         }
         greeting = {"greeting": "of all streams"}
         rpcs = [Rpc(SERVICE, name, kind, handler) for name, (kind, handler) in kinds.items()]
@@ -81,10 +92,10 @@ class Echo:
 
 
 class Bench:
-    """A server with the handlers of `Echo`."""
+    """A server with the handlers of `Echo`, or of a kind of it."""
 
-    def __init__(self, **options):
-        self.echo = Echo()
+    def __init__(self, *, echo=None, **options):
+        self.echo = echo or Echo()
         self.metrics = BrokerMetrics()
         settings = {"host": "127.0.0.1", "port": 0, "recv_bytes_max": 8 << 20} | options
         self.server = H2Server(self.echo.rpcs(), calls=self.metrics.calls, **settings)

@@ -6,6 +6,7 @@ import struct
 from dataclasses import dataclass
 
 from gazette_platform.serving.h2.blocks import Requests
+from gazette_platform.serving.h2.client_machine import ClientMachine
 from gazette_platform.serving.h2.frames import (
     END_HEADERS,
     END_STREAM,
@@ -135,6 +136,61 @@ class Recorder(Machine):
             if each.kind == RST_STREAM and each.code:
                 return ("stream", each.stream, each.code)
         return None
+
+
+class ClientRecorder(ClientMachine):
+    """A client's machine with some calls under way. Records events: kind, stream id, and more."""
+
+    def __init__(self, calls=3, limits=LIMITS, message_bytes_max=1 << 20):
+        super().__init__(limits, message_bytes_max)
+        self.events = []
+        self.greet()
+        for _ in range(calls):
+            stream_id = self.next_id()
+            self.streams[stream_id] = Stream(
+                stream_id,
+                send_room=self.peer_window,
+                recv_room=limits.stream_window,
+                opened_at=self.swept_at,
+            )
+            self.put_headers(stream_id, block(), is_last=False)
+
+    def on_ready(self):
+        self.events.append(("ready", self.streams_max))
+
+    def on_answer(self, stream, answer):
+        self.events.append(("answer", stream.id, answer))
+        if answer.status is not None:
+            self.finish(stream, is_sent=False)
+
+    def on_reset(self, stream, code):
+        self.events.append(("reset", stream.id, code))
+
+    def on_going(self):
+        self.events.append(("going", self.why))
+
+    def on_unserved(self, stream):
+        self.events.append(("unserved", stream.id))
+
+    def on_progress(self, stream):
+        while stream.messages:
+            self.events.append(("message", stream.id, self.take(stream)))
+
+    def on_broken(self, stream, number, text):
+        self.events.append(("broken", stream.id, number, text))
+        self.cancel(stream)
+
+    def on_gone(self, stream):
+        self.events.append(("gone", stream.id))
+
+    def on_room(self, stream):
+        self.events.append(("room", stream and stream.id))
+
+    def on_idle(self):
+        self.events.append(("idle",))
+
+    def on_output(self):
+        pass
 
 
 class Lazy(Recorder):

@@ -14,6 +14,7 @@ import base64
 import hashlib
 import hmac
 import json
+import os
 import shutil
 import time
 from contextlib import AsyncExitStack
@@ -24,7 +25,7 @@ from grpc import aio
 
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
-from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.broker import WIRE_VARIABLE, BrokerServer
 from gazette_platform.testing.etcd import EtcdServer
 from gazette_platform.testing.waiting import pass_time, patient
 from gazette_platform.yaml_specs import parse_journal_tree
@@ -131,6 +132,7 @@ class Arena:
         self.fragments = folder / "fragments"
         self.brokers: list[BrokerServer] = []
         self.channels: list[aio.Channel] = []
+        self.wire = os.environ.get(WIRE_VARIABLE) or "h2"
         self._etcd_server = EtcdServer(etcd_binary)
         self._stack = AsyncExitStack()
         self._tokens: dict[str, str] = {}
@@ -161,7 +163,11 @@ class Arena:
                 zone=zone,
                 fragments=self.fragments,
                 lease_s=10.0,
-                flags=(f"--broker.auth-keys={KEY}", "--broker.append-wait=2s"),
+                flags=(
+                    f"--broker.auth-keys={KEY}",
+                    "--broker.append-wait=2s",
+                    f"--broker.wire={self.wire}",
+                ),
             )
             await asyncio.to_thread(broker.start, timeout_s=60.0)
             self._stack.push_async_callback(asyncio.to_thread, broker.kill)

@@ -18,6 +18,7 @@ from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as 
 from tests.benches.raw_protobuf import blob, number
 from tests.fuzz.arena import ABSENT, HIDDEN
 from tests.fuzz.cases import Case, Step
+from tests.fuzz.frames import attacks
 from tests.fuzz.http2 import headers_frame, preface, request
 
 if TYPE_CHECKING:
@@ -673,7 +674,7 @@ def _http2() -> Iterator[Case]:
         "resets": preface() + b"".join(headers_frame(path, stream=2 * i + 1) + b"\0\0\x04\x03\0" + struct.pack(">II", 2 * i + 1, 8) for i in range(2000)),
         "http1": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     }  # fmt: skip
-    for name, raw in odd.items():
+    for name, raw in (odd | attacks()).items():
         yield Case(
             f"http2-{name}",
             [{"do": "tcp", "raw": raw, "end": e, "timeout_s": 0.5} for e in ("close", "hold")],

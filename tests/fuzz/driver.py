@@ -4,7 +4,7 @@
 |---|---|---|
 | ``rpc`` | method, messages (bytes), and of `_Rpc` | one call; the stream is ended as ``end`` says |
 | ``http`` | raw (bytes), ``end`` | raw bytes to the HTTP port; ``{TOKEN:name}`` and ``{HOST}`` are filled in |
-| ``tcp`` | raw (bytes), ``end`` | the same to the gRPC port |
+| ``tcp`` | raw (bytes), ``end``, ``cuts`` | the same to the gRPC port, in pieces that end there |
 | ``etcd`` | puts ([tail of the key, bytes]) | keys under the prefix of the cluster, until the case ends |
 | ``files`` | files ([path, bytes]), deep ([folder, levels]) | files in the store, until the arena is renewed |
 | ``twin`` | step | the step for `HIDDEN`, and for `ABSENT`: the answers must be alike |
@@ -22,6 +22,7 @@ import contextlib
 import re
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, final
 
 import grpc
@@ -34,7 +35,7 @@ from tests.fuzz.arena import ABSENT, HIDDEN, PREFIX, TOKENS, signed
 from tests.fuzz.parsers import ParserProcess
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from tests.fuzz.arena import Arena
     from tests.fuzz.cases import Case, Step
@@ -93,9 +94,10 @@ class Answer:
 
     step: Step
     kind: str
-    """``rpc``, ``http``, ``tcp`` or ``parse``."""
+    """``rpc``, ``http``, ``tcp``, ``h2`` (``tcp`` to our own HTTP/2) or ``parse``."""
     code: str
-    """Of gRPC by name, of HTTP by number; ``ok`` or ``refused`` of parsers; empty: nothing came."""
+    """Of gRPC by name, of HTTP by number; ``ok`` or ``refused`` of parsers; ``open`` of a connection that the
+    broker has not closed; empty: nothing came."""
     text: str = ""
     body: bytes = b""
     elapsed_s: float = 0.0
@@ -244,30 +246,34 @@ class Driver:
         port = broker.http_port if step["do"] == "http" else broker.port
         raw = step["raw"].replace(b"{HOST}", f"127.0.0.1:{port}".encode())
         raw = re.sub(rb"\{TOKEN:(\w+)\}", lambda m: self._arena.token(m[1].decode()).encode(), raw)
-        began, body = time.monotonic(), b""
+        began, body, is_open = time.monotonic(), b"", False
+        is_h2 = step["do"] == "tcp" and self._arena.wire == "h2"
+        kind = "h2" if is_h2 else step["do"]
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 16)
         except OSError as err:
-            return Answer(step, step["do"], "", f"no connection: {err}")
+            return Answer(step, kind, "", f"no connection: {err}")
         try:
             async with asyncio.timeout(step.get("timeout_s", _TIMEOUT_S)):
-                writer.write(raw)
-                await writer.drain()
                 if step.get("end") == "hold":
                     reader._transport.pause_reading()
                     self._held.append((began, writer))
-                    return Answer(step, step["do"], "")
+                    await _write(writer, raw, step.get("cuts", ()))
+                    return Answer(step, kind, "")
+                await _write(writer, raw, step.get("cuts", ()))
                 if step.get("end") != "cancel":
                     while len(body) < _BODY_BYTES_MAX and (piece := await reader.read(65536)):
                         body += piece
-        except (TimeoutError, OSError):
+        except TimeoutError:
+            is_open = True
+        except OSError:
             pass
         if step.get("end") != "hold":
             _close(writer)
         status = re.match(rb"HTTP/1\.[01] (\d+)", body)
-        code = status[1].decode() if status else ""
+        code = status[1].decode() if status else "open" if is_open else ""
         return Answer(
-            step, step["do"], code, body[:2000].decode("latin-1"), body, time.monotonic() - began
+            step, kind, code, body[:2000].decode("latin-1"), body, time.monotonic() - began
         )
 
     # ------------------------------------------------------------------ the rest
@@ -332,6 +338,14 @@ def _essence(step: Step, answer: Answer) -> str:
     with contextlib.suppress(ValueError):
         message.ClearField("header")
     return str(message)
+
+
+async def _write(writer: asyncio.StreamWriter, raw: bytes, cuts: Sequence[int]) -> None:
+    for begin, end in pairwise([0, *cuts, len(raw)]):
+        writer.write(raw[begin:end])
+        await writer.drain()
+        if end < len(raw):
+            await pass_time(0.002)
 
 
 async def _send(call: Any, messages: list[bytes], end: str) -> None:

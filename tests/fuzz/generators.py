@@ -15,6 +15,7 @@ from tests.fuzz.arena import HIDDEN, JOURNALS
 from tests.fuzz.cases import Case, Step
 from tests.fuzz.corpus import append, apply, corpus, get, rpc, spec
 from tests.fuzz.driver import METHODS
+from tests.fuzz.frames import sequence
 from tests.fuzz.grammar import Grammar
 from tests.fuzz.http2 import headers_frame, preface, request
 from tests.fuzz.parsers import PARSERS
@@ -216,18 +217,21 @@ def _requests(grammar: Grammar) -> list[Step]:
 
 
 def _frames(grammar: Grammar) -> list[Step]:
-    """Broken HTTP/2 at the gRPC port."""
-    path = grammar.rng.choice([*(name.encode() for name in METHODS), b"/x"])
+    """HTTP/2 at the gRPC port: calls that are damaged, and frames in any order."""
+    rng = grammar.rng
+    paths = [*(name.encode() for name in METHODS), b"/x"]
     body = b"\0" + grammar.content()[: 1 << 14]
-    raw = grammar.rng.choice((request(path, body), preface() + headers_frame(path)))
-    return [
-        {
-            "do": "tcp",
-            "raw": grammar.mutate(raw),
-            "end": grammar.rng.choice(("close", "cancel", "hold")),
-            "timeout_s": 0.2,
-        }
-    ]
+    path = rng.choice(paths)
+    raw = rng.choice((request(path, body), preface() + headers_frame(path), sequence(rng, paths)))
+    if grammar.chance(0.6):
+        raw = grammar.mutate(raw)
+    if grammar.chance(0.1):
+        raw = raw[: rng.randrange(len(raw) + 1)]
+    step = {"do": "tcp", "raw": raw, "timeout_s": 0.2, "broker": rng.randint(0, 1)}
+    step["end"] = rng.choice(("close", "close", "cancel", "hold"))
+    if grammar.chance(0.3):
+        step["cuts"] = sorted(rng.randrange(len(raw) + 1) for _ in range(rng.randint(1, 8)))
+    return [step]
 
 
 def _tokens(grammar: Grammar) -> list[Step]:

@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
+from gazette_platform.testing.starvation import Late
 from gazette_platform.testing.waiting import block_for
 from tests.fuzz.arena import MARKS
+from tests.fuzz.http2 import answer_problem, goaway_code
 
 if TYPE_CHECKING:
     from tests.fuzz.driver import Answer
@@ -89,6 +91,8 @@ def judge(answer: Answer) -> str:
             return _judge_rpc(answer)
         case "http":
             return _judge_http(answer)
+        case "h2":
+            return _judge_h2(answer)
         case "parse" if answer.code in {"slow", "broken"}:
             return f"parser {answer.step['target']} is {answer.code}: {answer.text}"
         case "twin" if answer.code == "differs":
@@ -108,6 +112,16 @@ def _judge_rpc(answer: Answer) -> str:
 def _judge_http(answer: Answer) -> str:
     if answer.code == "500":
         return f"HTTP answers 500: {answer.text[:500]}"
+    return ""
+
+
+def _judge_h2(answer: Answer) -> str:
+    problem = answer_problem(answer.body)
+    if problem:
+        return f"HTTP/2: {problem}"
+    code = goaway_code(answer.body)
+    if code and answer.code == "open":
+        return Late(f"HTTP/2: GOAWAY has the error {code}, and the connection stays open")
     return ""
 
 

@@ -5,7 +5,8 @@ It also appends to journals that nobody else uses, and reads them back through a
 which the threads concerned were ready to run, and the machine had no core for them, is subtracted: the
 machine is to blame for it, not the broker.
 
-Reads one JSON object from stdin, writes one per line, and needs only the standard library.
+It also lists journals at the gRPC port. Reads one JSON object from stdin, writes one per line, and needs only
+the standard library.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import socket
 import sys
 import threading
 import time
 from pathlib import Path
 
+import http2  # beside this file
+
 LOOP_LATE_S = 1.0
 PROBE_LATE_S = 2.0
+LIST_LATE_S = 5.0  # so that a blocked event loop is called that
 _GIVE_UP_S = 15.0
 _DROPPED = "dropped the call, as it does while thousands wait for it"
 _lock = threading.Lock()
@@ -80,6 +85,32 @@ def watch_loop(number: int, port: int, pid: int) -> None:
         if beats % 10 == 0:
             tell(beats=10)
         time.sleep(0.1)
+
+
+def call(number: int, port: int, pid: int, token: str) -> None:
+    """List journals by raw HTTP/2 for ever: whatever others send to the port, a good caller is answered."""
+    field = (b"authorization", b"Bearer " + token.encode())
+    raw = http2.request(b"/protocol.Journal/List", http2.message(b""), field)
+    while True:
+        beat, answer, problem = Beat([pid]), b"", ""
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=_GIVE_UP_S) as connection:
+                connection.sendall(raw)
+                while not http2.is_answered(answer):
+                    piece = connection.recv(1 << 16)
+                    if not piece:
+                        problem = f"List is not answered: {answer[-300:]!r}"
+                        break
+                    answer += piece
+            is_late = False
+        except OSError as err:
+            problem, is_late = f"List is not answered: {err!r}", isinstance(err, TimeoutError)
+        late_s = beat.late_s()
+        if not problem and late_s > LIST_LATE_S:
+            problem, is_late = f"List took {late_s:.1f} s", True
+        if problem:
+            tell(broker=number, problem=problem, late=is_late)
+        time.sleep(0.2)
 
 
 def use(journal: str, ports: list[int], pids: list[int], token: str) -> None:
@@ -151,6 +182,9 @@ def main() -> None:
     ports, pids = wanted["ports"], wanted["pids"]
     for number, (port, pid) in enumerate(zip(ports, pids, strict=True)):
         threading.Thread(target=watch_loop, args=(number, port, pid), daemon=True).start()
+    for number, port in enumerate(wanted["http2_ports"]):
+        arguments = (number, port, pids[number], wanted["token"])
+        threading.Thread(target=call, args=arguments, daemon=True).start()
     for journal in wanted["journals"]:
         arguments = (journal, ports, pids, wanted["token"])
         threading.Thread(target=use, args=arguments, daemon=True).start()

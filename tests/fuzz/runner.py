@@ -507,6 +507,7 @@ async def _pulse(arena: Arena) -> Iterator[asyncio.subprocess.Process]:
         assert process.stdin is not None
         wanted = {
             "ports": [broker.http_port for broker in arena.brokers],
+            "http2_ports": [broker.port for broker in arena.brokers if arena.wire == "h2"],
             "pids": [broker.pid for broker in arena.brokers],
             "journals": PROBES,
             "token": arena.token("all"),

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from tests.fuzz import http2
 from tests.fuzz.arena import MARKS
 from tests.fuzz.driver import Answer
 from tests.fuzz.oracle import LogWatch, Memory, judge
@@ -32,6 +33,30 @@ GET = {"do": "http", "raw": b"GET / HTTP/1.1\r\n\r\n"}
 )
 def test_bad_answers_are_found(step, kind, code, text, said):
     assert said in judge(Answer(step, kind, code, text))
+
+
+SETTLED = http2.frame(http2.SETTINGS, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "said"),
+    [
+        ("", http2.frame(http2.PING, 0, 0, bytes(8)), "its first frame is of kind 6"),
+        ("", SETTLED + http2.frame(http2.PUSH_PROMISE, 4, 1, bytes(4)), "a frame of kind 5"),
+        ("", SETTLED + http2.frame(http2.DATA, 0, 2, b"x"), "a frame of kind 0 on stream 2"),
+        ("", SETTLED + http2.frame(http2.PING, 0, 1, bytes(8)), "a frame of kind 6 on stream 1"),
+        ("open", SETTLED + http2.frame(http2.GOAWAY, 0, 0, bytes(7) + b"\1"), "stays open"),
+    ],
+)
+def test_bad_http2_of_a_broker_is_found(code, body, said):
+    assert said in judge(Answer({"do": "tcp"}, "h2", code, body=body))
+
+
+@pytest.mark.parametrize(
+    "body", [b"", SETTLED, SETTLED + http2.frame(7, 0, 0, bytes(8)), SETTLED[:4]]
+)
+def test_good_http2_of_a_broker_passes(body):
+    assert judge(Answer({"do": "tcp"}, "h2", "open", body=body)) == ""
 
 
 def test_tracebacks_in_a_log_are_found_once_and_with_their_lines(tmp_path):

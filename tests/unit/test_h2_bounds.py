@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 
 import pytest
 from hpack import Encoder
@@ -38,6 +39,7 @@ from gazette_platform.serving.h2.frames import (
     window_update,
 )
 from gazette_platform.serving.h2.limits import LIMITS, Limits
+from gazette_platform.serving.h2.stream import MESSAGE_COST
 
 OPEN = headers()
 ENDED = headers(end=True)
@@ -70,7 +72,8 @@ def test_unread_bytes_and_credit_never_exceed_the_budget():
                 machine.take(busiest)
         machine.receive(frame(DATA, 0, number, message(bytes(20_000))))
         assert machine.outcome() is None
-        assert machine.unread + machine.recv_room <= granted
+        count = sum(len(each.messages) for each in machine.opened.values())
+        assert machine.unread + machine.recv_room <= granted + count * MESSAGE_COST
     for each in machine.opened.values():
         machine.cancel(each)
     assert machine.unread == 0
@@ -94,6 +97,52 @@ def test_message_larger_than_the_window_gets_credit_for_its_size():
     assert len(machine.take(machine.opened[1])) == 500_000
     lent = [struct.unpack(">I", e.payload)[0] for e in machine.answered() if e.stream == 1]
     assert room + sum(lent) == 65_536, "the window is as large as before"
+
+
+def held_by(machine, reads):
+    """Bytes that are allocated for what a machine reads, and that it keeps."""
+    tracemalloc.start()
+    try:
+        for raw in reads:
+            machine.receive(raw)
+        machine.answered()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+SMALL = {
+    "messages": [frame(DATA, 0, 1, message(b"ab") * 2000)] * 20,
+    "frames": [frame(DATA, 0, 1, message(bytes(1 << 19))[:1000])]
+    + [frame(DATA, 0, 1, b"ab") * 1000] * 60,
+    "reads": [frame(DATA, 0, 1, message(bytes(1 << 19))[:1000])]
+    + [frame(DATA, 0, 1, bytes(20))] * 6000,
+}
+
+
+@pytest.mark.parametrize("reads", SMALL.values(), ids=SMALL)
+def test_small_pieces_count_with_the_memory_that_they_take(reads):
+    machine = Lazy()
+    machine.receive(START + OPEN)
+    held = held_by(machine, reads)
+    assert machine.outcome() is None
+    assert held < 2 * machine.unread
+    while machine.opened[1].messages:
+        machine.take(machine.opened[1])
+    assert machine.unread == 0 or machine.opened[1].is_within_message
+
+
+@pytest.mark.parametrize(
+    "more", [[(b"x-a", b"a" * 14_000)], [(b"x-%d" % i, b"") for i in range(300)]]
+)
+def test_unusual_metadata_of_open_calls_counts_as_unread(more):
+    machine = Lazy()
+    machine.receive(START + OPEN)
+    assert machine.unread == 0
+    machine.receive(headers(3, *more))
+    assert machine.unread > 10_000
+    machine.close(machine.opened[3])
+    assert machine.unread == 0
 
 
 def flood(raw, times, *, before=b"", limits=LIMITS):

@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import socket
 
-import grpc
 import pytest
 from connect_proxy import pass_on
-from grpc import aio
+from grpc_core_bench import GrpcBench
 from h2_server_bench import SERVICE, Bench
 
 from gazette_platform.serving.h2.channel import Channel, Dialing
@@ -27,62 +26,9 @@ from gazette_platform.serving.interface import Code, Kind, RpcFailed
 from gazette_platform.serving.outgoing import Condition
 from gazette_platform.serving.tls import TlsMaterial, http2_client_context
 from gazette_platform.testing.certificates import CertificateAuthority
-from gazette_platform.testing.waiting import eventually, patient
+from gazette_platform.testing.waiting import block_for, eventually, patient
 
 DEADLINE_S = patient(20)
-
-
-class GrpcBench:
-    """The gRPC library's server, with handlers that do what those of `Echo` do."""
-
-    async def __aenter__(self):
-        self.server = aio.server(options=[("grpc.max_receive_message_length", -1)])
-        self.cancelled = []
-        handlers = {
-            "Unary": grpc.unary_unary_rpc_method_handler(self.unary),
-            "Upload": grpc.stream_unary_rpc_method_handler(self.upload),
-            "Download": grpc.unary_stream_rpc_method_handler(self.download),
-            "Both": grpc.stream_stream_rpc_method_handler(self.both),
-            "Wait": grpc.unary_unary_rpc_method_handler(self.wait),
-            "Fail": grpc.unary_unary_rpc_method_handler(self.fail),
-        }
-        handler = grpc.method_handlers_generic_handler(SERVICE, handlers)
-        self.server.add_generic_rpc_handlers((handler,))
-        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
-        await self.server.start()
-        return self
-
-    async def __aexit__(self, *exc_info):
-        await self.server.stop(None)
-
-    async def unary(self, request, context):
-        self.metadata = dict(context.invocation_metadata())
-        return request
-
-    async def upload(self, requests, context):
-        sizes = [len(request) async for request in requests]
-        return b"%d messages, %d bytes" % (len(sizes), sum(sizes))
-
-    async def download(self, request, context):
-        count, size = map(int, request.split())
-        for number in range(count):
-            yield bytes((number % 256,)) * size
-
-    async def both(self, requests, context):
-        await context.send_initial_metadata((("greeting", "hello"),))
-        async for request in requests:
-            yield request[::-1]
-
-    async def wait(self, request, context):
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            self.cancelled.append("wait")
-            raise
-
-    async def fail(self, request, context):
-        code = getattr(grpc.StatusCode, request.decode())
-        await context.abort(code, "why: 100 % of ü")
 
 
 @pytest.fixture(params=[Bench, GrpcBench], ids=["ours", "grpc"])
@@ -209,6 +155,16 @@ async def test_deadline_ends_a_call(channel):
     assert code is Code.DEADLINE_EXCEEDED
 
 
+async def test_server_that_notices_the_deadline_first_changes_nothing(ours, open_channel):
+    def cancels(stream_id):
+        block_for(0.1)
+        return frame(RST_STREAM, 0, stream_id, E.CANCEL.to_bytes(4, "big"))
+
+    async with Front(ours.address, cancels) as front:
+        call = unary(open_channel(front.address), timeout_s=0.05)
+        assert await error_of(call.answer()) == (Code.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+
 async def test_early_answer_stops_what_is_sent(ours, open_channel):
     call = open_channel(ours.address).call(path("Early"), Kind.CLIENT_STREAM)
     await call.send(b"first")
@@ -259,6 +215,33 @@ async def test_deadline_may_be_moved_and_taken_back(ours, open_channel):
     code, text = await error_of(call.answer())
     assert (code, text, call.has_expired) == (Code.DEADLINE_EXCEEDED, "Deadline Exceeded", True)
     assert not channel.deadlines._steps
+
+
+async def test_server_that_says_nothing_at_first_is_asked_again(ours, open_channel):
+    """The connection was made, but the server is stopped, or has not begun to serve."""
+    served = []
+
+    async def serve(reader, writer):
+        with contextlib.closing(writer):
+            if not served:
+                await reader.read()
+            else:
+                to_reader, to_writer = await asyncio.open_connection(*ours.address.split(":"))
+                await asyncio.gather(pass_on(reader, to_writer), pass_on(to_reader, writer))
+        served.append(writer)
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        channel = open_channel(f"127.0.0.1:{port}", connect_s=0.3)
+        assert "it took too long" in str(await error_of(unary(channel).answer()))
+
+        async def answer():
+            with contextlib.suppress(RpcFailed):
+                return await unary(channel).answer()
+
+        assert await eventually(answer) == b"abc"
+        await channel.close()
+        await eventually(lambda: len(served) == 2)
 
 
 async def test_call_after_a_lost_connection_makes_another(ours, open_channel):

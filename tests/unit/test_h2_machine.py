@@ -446,20 +446,23 @@ def test_stream_that_ends_within_a_message_is_broken(body):
 
 
 # ------------------------------------------------------------------------------------------- drain
-def test_drain_lets_open_calls_end_and_refuses_new_ones():
+def test_drain_serves_calls_on_their_way_and_refuses_later_ones():
     machine = played(OPEN)
     machine.answered()
     machine.drain()
     goaway, ping = machine.answered()
     assert struct.unpack(">II", goaway.payload) == ((1 << 31) - 1, 0)
     machine.receive(headers(3))
-    assert machine.outcome() == stream(E.REFUSED_STREAM, 3)
+    assert machine.events[-1][:2] == ("request", 3)
     machine.receive(frame(PING, ACK, 0, ping.payload))
     (last,) = machine.answered()
     assert struct.unpack(">II", last.payload) == (3, 0)
-    assert ("idle",) not in machine.events
+    machine.receive(headers(5))
+    assert machine.outcome() == stream(E.REFUSED_STREAM, 5)
     machine.receive(DONE)
     machine.close(machine.opened[1])
+    assert ("idle",) not in machine.events
+    machine.close(machine.opened[3])
     assert machine.events[-1] == ("idle",)
 
 

@@ -264,7 +264,7 @@ async def test_drain_lets_calls_end_and_refuses_new_ones(bench, channel):
     waiting = unary(channel, "Wait")(b"")
     await eventually(lambda: bench.echo.begun)
     stopping = asyncio.ensure_future(bench.server.stop(grace_s=DEADLINE_S))  # noqa: TID251
-    await eventually(lambda: bench.shared.is_stopping)
+    await eventually(lambda: all(each.is_drained for each in bench.shared.connections))
     code, _ = await error_of(unary(channel)(b"x", timeout=DEADLINE_S))
     assert code is grpc.StatusCode.UNAVAILABLE
     assert not stopping.done()

@@ -107,7 +107,7 @@ def read_answer(fields: Iterable[Field], *, is_first: bool, is_last: bool) -> An
             return Answer({}, is_interim=True)
         is_grpc = _CONTENT_TYPE.fullmatch(found.pop(b"content-type", b""))
         if (http != b"200" or not is_grpc) and b"grpc-status" not in found:
-            status = int(http) if http.isdigit() else 0
+            status = int(http) if len(http) == 3 and http.isdigit() else 0
             text = f"the answer is none of gRPC: HTTP status {status}"
             return Answer({}, (_HTTP_CODES.get(status, Code.UNKNOWN), text))
     number = found.pop(b"grpc-status", None)

@@ -189,7 +189,8 @@ class Channel:
         try:
             async with asyncio.timeout(self.dialing.connect_s):
                 await self._dial(link)
-                await link.settled
+                await asyncio.wait([link.settled])  # which a time-out must not cancel
+                link.settled.result()
         except OSError as err:  # TLS and time-outs are of its kinds
             self._failure = self._text_of(err)
             self.forget(link)

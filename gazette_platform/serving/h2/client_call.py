@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from typing_extensions import override
 
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping
 
-__all__ = ["ClientCall"]
+__all__ = ["LATE", "ClientCall"]
+
+LATE: Final = "Deadline Exceeded"
+
+# A server learns the deadline in whole milliseconds, and its clock may be ahead.
+_DEADLINE_EARLY_S: Final = 0.005
 
 
 @final
@@ -36,6 +41,7 @@ class ClientCall(TwoWay[ClientCarrier]):
 
     __slots__ = (
         "_block",
+        "_due_at",
         "_failure",
         "_greeting",
         "_opening",
@@ -55,7 +61,7 @@ class ClientCall(TwoWay[ClientCarrier]):
         self._failure: tuple[Code, str] | None = None
         self._greeting: Mapping[str, str] = {}
         self._opening: asyncio.Future[None] | None = None
-        self._step = 0
+        self._step, self._due_at = 0, 0.0
         self.is_over = self.is_sent = self.has_expired = False
         self.on_over: Callable[[], object] | None = None
         self.can_repeat = True
@@ -130,14 +136,15 @@ class ClientCall(TwoWay[ClientCarrier]):
         if self._step:
             deadlines.discard(self, self._step)
         if timeout_s is None or self.is_over:
-            self._step = 0
+            self._step, self._due_at = 0, 0.0
         else:
             self._step = deadlines.add(self, timeout_s)
+            self._due_at = self._connection.loop.time() + timeout_s
 
     def expire(self) -> None:
         """The deadline has come."""
         self.has_expired = not self.is_over
-        self._break(Code.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        self._break(Code.DEADLINE_EXCEEDED, LATE)
 
     def may_send(self, raw: bytes) -> bool:
         """Whether a message is small enough; else it ends the call."""
@@ -146,6 +153,12 @@ class ClientCall(TwoWay[ClientCarrier]):
             text = f"Sent message larger than max ({len(raw)} vs. {bytes_max})"
             self._break(Code.RESOURCE_EXHAUSTED, text)
         return len(raw) <= bytes_max
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its time is up, to the precision with which the other side knows it."""
+        due_at = self._due_at
+        return due_at > 0 and self._connection.loop.time() > due_at - _DEADLINE_EARLY_S
 
     def _break(self, code: Code, text: str) -> None:
         if not self.is_over:

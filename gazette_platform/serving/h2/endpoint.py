@@ -2,14 +2,12 @@
 
 An endpoint takes what its peer sent (`receive`) and collects what is to be sent (`out`). For each event
 that concerns a stream it invokes a hook, which a subclass has. A fault of the peer ends the stream, or the
-connection with a GOAWAY, as RFC 9113 demands.
+connection with a GOAWAY, as RFC 9113 demands in sections 5.1 and 6.
 
 Flow control has two levels. A stream gets new credit when its messages are taken, so one that nobody reads
-stops its peer. The connection's credit and its unread bytes never exceed a budget together.
+stops its peer. The connection's credit and its unread content never exceed a budget together.
 
 Long because the states of a connection and of its streams change together.
-
-Source: RFC 9113, sections 5.1 and 6.
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ from gazette_platform.serving.h2.frames import (
 )
 from gazette_platform.serving.h2.inflate import Compressed, MessageRefused, inflate
 from gazette_platform.serving.h2.responses import PREFIX_BYTES, unpack_prefix
+from gazette_platform.serving.h2.stream import MESSAGE_COST, Stream
 from gazette_platform.serving.h2.stream_ids import StreamIds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gazette_platform.serving.h2.limits import Limits
-    from gazette_platform.serving.h2.stream import Stream
 
 __all__ = ["Endpoint"]
 
@@ -57,7 +55,7 @@ class Endpoint(ABC):
         send_room: bytes of DATA that the peer allows on the connection.
         peer_window: bytes that the peer allows on a new stream.
         peer_frame: largest frame to send.
-        unread: bytes received of messages that nobody has taken.
+        unread: bytes received of messages that nobody has taken, with their `MESSAGE_COST`.
         swept_at: the time that the last `decay` was given.
         is_greeted: whether the peer has sent its preface; that of a server is its SETTINGS.
         is_over: whether a fault has ended the connection.
@@ -230,8 +228,8 @@ class Endpoint(ABC):
         message = stream.messages.popleft()
         if not stream.is_closed:
             size = len(message) + PREFIX_BYTES
-            stream.unread -= size
-            self.unread -= size
+            stream.unread -= size + MESSAGE_COST
+            self.unread -= size + MESSAGE_COST
             stream.unacked += size
             if stream.unacked >= self._stream_low and not stream.is_ended:
                 self._credit_stream(stream)
@@ -417,9 +415,9 @@ class Endpoint(ABC):
             if is_compressed or size + PREFIX_BYTES != length or size > self._message_bytes_max:
                 return False
             self.recv_room -= length
-            self.unread += length
+            self.unread += length + MESSAGE_COST
             stream.recv_room -= length
-            stream.unread += length
+            stream.unread += length + MESSAGE_COST
             stream.messages.append(data[start + PREFIX_BYTES : stop])
             if self.recv_room < self._recv_low:
                 self._credit()
@@ -482,6 +480,7 @@ class Endpoint(ABC):
     def _feed(self, stream: Stream, data: bytes, at: int, end: int) -> None:
         if stream.refusal:
             return
+        count = len(stream.messages)
         try:
             stream.feed(data, at, end, self._message_bytes_max)
         except MessageRefused as refused:
@@ -490,6 +489,9 @@ class Endpoint(ABC):
         if stream.missing:
             self._lend(stream)
         if stream.messages:
+            cost = (len(stream.messages) - count) * MESSAGE_COST
+            stream.unread += cost
+            self.unread += cost
             self.on_progress(stream)
 
     def _resume(self, data: bytes) -> int:

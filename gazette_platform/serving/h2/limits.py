@@ -63,7 +63,8 @@ class Limits:
     they may send ahead."""
 
     process_bytes: int = 256 << 20
-    """Unread bytes of all connections together, above which those that bring more are not read."""
+    """Unread bytes of all connections together, with what their objects take, above which those that bring
+    more are not read."""
 
     @property
     def sweep_s(self) -> float:

@@ -11,12 +11,12 @@ from typing_extensions import override
 
 from gazette_platform.serving.h2.answers import Answer, code_of, code_of_reset
 from gazette_platform.serving.h2.carrier import WRITE_BYTES, ClientCarrier
+from gazette_platform.serving.h2.client_call import LATE, ClientCall
 from gazette_platform.serving.h2.frames import ErrorCode
 from gazette_platform.serving.interface import Code
 from gazette_platform.serving.outgoing import DROPPED
 
 if TYPE_CHECKING:
-    from gazette_platform.serving.h2.client_call import ClientCall
     from gazette_platform.serving.h2.deadlines import Deadlines
     from gazette_platform.serving.h2.limits import Limits
     from gazette_platform.serving.proxies import Proxy
@@ -183,9 +183,16 @@ class Link(ClientCarrier, asyncio.Protocol):
         if code is None:
             stream.succeed()
         elif code is Code.CANCELLED:
-            stream.fail(Code.UNAVAILABLE, f"the process {DROPPED}")
+            self._dropped(stream)
         else:
             stream.fail(code, text)
+
+    def _dropped(self, stream: ClientCall) -> None:
+        """The server has cancelled a call. If its time was up there first, so it is here."""
+        if stream.is_late:
+            stream.fail(Code.DEADLINE_EXCEEDED, LATE)
+        else:
+            stream.fail(Code.UNAVAILABLE, f"the process {DROPPED}")
 
     @override
     def on_progress(self, stream: ClientCall) -> None:
@@ -204,7 +211,7 @@ class Link(ClientCarrier, asyncio.Protocol):
     def on_reset(self, stream: ClientCall, code: int) -> None:
         found = code_of_reset(code)
         if found is Code.CANCELLED:
-            stream.fail(Code.UNAVAILABLE, f"the process {DROPPED}")
+            self._dropped(stream)
         else:
             stream.fail(found, f"the other side reset the call (error {code})")
 

@@ -60,7 +60,7 @@ class Machine(Endpoint):
         self.put_settings(values)
 
     def drain(self) -> None:
-        """Ask the client for no more calls. Those that are on their way are refused unprocessed."""
+        """Ask the client for no more calls. Those that are on their way are served."""
         if self._goaway_id is None and not self.is_over:
             self._goaway_id = frames.WINDOW_MAX
             self.put(frames.goaway(frames.WINDOW_MAX, ErrorCode.NO_ERROR))
@@ -68,7 +68,7 @@ class Machine(Endpoint):
 
     @property
     def is_draining(self) -> bool:
-        """Whether new calls are refused."""
+        """Whether the client was asked for no more calls."""
         return self._goaway_id is not None
 
     @property
@@ -124,7 +124,7 @@ class Machine(Endpoint):
         except Malformed:
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR) from None
         count = len(self.streams) + len(self._refused)
-        if self._goaway_id is not None or count >= self.limits.streams:
+        if self.is_drained or count >= self.limits.streams:
             self._count_noise()
             self._reset(stream_id, ErrorCode.REFUSED_STREAM)
         elif wanted.__class__ is Refusal:
@@ -145,6 +145,8 @@ class Machine(Endpoint):
             self._fail(stream_id, responses.Status.UNIMPLEMENTED, text, is_ended=is_ended)
             return
         self.streams[stream_id] = stream
+        stream.unread += request.extra_bytes
+        self.unread += request.extra_bytes
         stream.body_left = request.content_length
         stream.encoding = request.encoding
         if is_ended:

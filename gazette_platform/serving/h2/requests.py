@@ -43,6 +43,10 @@ _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BAD_VALUE: Final = re.compile(rb"[\0\r\n]|\A[ \t]|[ \t]\Z")
 _CONTENT_TYPE: Final = re.compile(rb"application/grpc(?:[+;].*)?", re.DOTALL)
 
+# Bytes that the objects of a field take beside its text, and that a usual call's metadata takes in all.
+_FIELD_COST: Final = 128
+_USUAL_BYTES: Final = 4096
+
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNITS_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
@@ -67,6 +71,8 @@ class Request:
     """How messages may be compressed; empty: in no way that we know."""
     http_status: int = 200
     """Another one refuses what is no call of gRPC."""
+    extra_bytes: int = 0
+    """Memory that its metadata takes as long as the call is open, beyond what is usual."""
 
 
 def is_timeout(field: Field) -> bool:
@@ -111,6 +117,7 @@ def read_request(fields: Iterable[Field]) -> Request:
         _content_length(regular.get(b"content-length")),
         encoding if encoding in ENCODINGS else b"",
         _http_status(pseudo[b":method"], regular.get(b"content-type", b"")),
+        max(0, sum(_FIELD_COST + len(n) + len(v) for n, v in regular.items()) - _USUAL_BYTES),
     )
 
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
 from gazette_platform.serving.h2.inflate import Compressed, MessageRefused, larger_than
 from gazette_platform.serving.h2.responses import PREFIX_BYTES, Status, unpack_prefix
 
-__all__ = ["Stream"]
+__all__ = ["MESSAGE_COST", "Stream"]
+
+MESSAGE_COST: Final = 64
+"""Bytes of memory that a message takes beside its content, until it is taken."""
+
+# Smaller parts of a message are gathered: an object for each may take twenty times its content.
+_PART_BYTES: Final = 1024
 
 
 class Stream:
@@ -22,7 +29,8 @@ class Stream:
         is_greeted: whether the headers of the response are sent.
         send_room: bytes that the client allows us to send.
         recv_room: bytes that we allow the client to send.
-        unread: bytes received and not taken, and those yet to come of the frame under way.
+        unread: bytes received and not taken, with `MESSAGE_COST` for each message; those yet to come of the
+            frame under way; and unusual amounts of metadata.
         unacked: bytes taken for which the client has no new credit yet.
         lent: credit beyond the window, for a message that is larger.
         refusal: what answers a request that is no call, once it has ended; empty: it is a call.
@@ -64,7 +72,7 @@ class Stream:
         self.refusal = self.encoding = b""
         self._is_compressed = 0
         self.opened_at = opened_at
-        self._parts: list[bytes | memoryview] = []
+        self._parts: list[bytes | bytearray | memoryview] = []
         self.rest = b""
 
     @property
@@ -123,8 +131,16 @@ class Stream:
     def _keep(self, data: bytes, at: int, end: int) -> None:
         """Keep a part of a message."""
         self.missing -= end - at
+        parts = self._parts
+        if end - at < _PART_BYTES:
+            last = parts[-1] if parts else None
+            if isinstance(last, bytearray):
+                last += memoryview(data)[at:end]
+            else:
+                parts.append(bytearray(memoryview(data)[at:end]))
+            return
         # A view keeps all of `data` in memory: only of a part that is most of it.
         if 2 * (end - at) > len(data):
-            self._parts.append(memoryview(data)[at:end])
+            parts.append(memoryview(data)[at:end])
         else:
-            self._parts.append(data[at:end])
+            parts.append(data[at:end])
