@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from gazette_platform.serving.config import Wire
 __all__ = ["wire_flags", "wire_settings"]
 
 _VARIABLE: Final = "GAZETTE_TEST_WIRE"
+_turn = itertools.count()
 
 
 def wire_flags(group: str) -> tuple[str, ...]:
@@ -18,6 +20,14 @@ def wire_flags(group: str) -> tuple[str, ...]:
 
 
 def wire_settings() -> dict[str, Any]:
-    """Return the settings of a server. Raises: ValueError: the variable does not name a wire."""
+    """Return the settings of a server.
+
+    Of several wires, separated by commas, each start takes the next.
+
+    Raises: ValueError: the variable does not name a wire.
+    """
     chosen = os.environ.get(_VARIABLE)
-    return {"wire": Wire(chosen)} if chosen else {}
+    if not chosen:
+        return {}
+    wires = [Wire(name) for name in chosen.split(",")]
+    return {"wire": wires[next(_turn) % len(wires)]}

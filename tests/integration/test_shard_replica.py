@@ -435,15 +435,28 @@ async def test_acks_come_no_second_time_behind_messages_of_the_next_transaction(
     assert len(again) == 1
 
 
+def unstored(name):
+    """A journal of which nothing is left in a store when it is deleted."""
+    spec = journal(name)
+    return dataclasses.replace(spec, fragment=dataclasses.replace(spec.fragment, stores=()))
+
+
+@pytest.fixture
+async def unstored_bench(bench):
+    listed = await bench.client.get(IN)
+    await bench.client.apply([Change(unstored(IN), revision=listed.mod_revision)])
+    return bench
+
+
 async def made_again(client, name):
-    """Delete a journal, and make it again; nothing of it was stored."""
+    """Delete a journal of `unstored`, and make it again."""
     await client.apply([Change(None, delete=name, revision=-1)])
 
     async def is_gone():
         return not list(await client.list(f"name={name}"))
 
     await eventually(is_gone)
-    await client.apply([Change(journal(name))])
+    await client.apply([Change(unstored(name))])
 
 
 async def has_failed(replica, text):
@@ -454,8 +467,11 @@ async def has_failed(replica, text):
 
 
 @pytest.mark.parametrize("is_longer", [False, True])
-async def test_a_source_that_was_made_again_is_refused_until_it_is_renamed(bench, is_longer):
+async def test_a_source_that_was_made_again_is_refused_until_it_is_renamed(
+    unstored_bench, is_longer
+):
     """However long it is: when it passes the checkpoint, messages before would be lost."""
+    bench = unstored_bench
     application, spec = Numbered(), spec_of(log=False)
     replica = bench.replica(application, spec)
     [end] = (await bench.publish(1, 2, 3)).values()
@@ -478,7 +494,8 @@ async def test_a_source_that_was_made_again_is_refused_until_it_is_renamed(bench
     assert application.seen == [1, 2, 3, *range(10, 20 if is_longer else 11)]
 
 
-async def test_a_source_that_is_made_again_while_it_is_read_ends_the_shard(bench):
+async def test_a_source_that_is_made_again_while_it_is_read_ends_the_shard(unstored_bench):
+    bench = unstored_bench
     application, spec = Numbered(), spec_of(log=False)
     replica = bench.replica(application, spec)
     [end] = (await bench.publish(1, 2, 3)).values()
@@ -490,8 +507,9 @@ async def test_a_source_that_is_made_again_while_it_is_read_ends_the_shard(bench
     assert application.seen == [1, 2, 3]
 
 
-async def test_a_transaction_is_not_read_again_from_a_source_that_was_made_again(bench):
+async def test_a_transaction_is_not_read_again_from_a_source_that_was_made_again(unstored_bench):
     """The shard waited for ever, or had bytes of the other journal, in place of its messages."""
+    bench = unstored_bench
     [end] = (await bench.publish(1, 2, 3)).values()
     shard = Shard("shard-000", "f", spec_of(log=False), assigned(), bench.client, None)
     sources = Sources(shard, Numbered(), None, Inlet(100, lambda: None))
@@ -507,8 +525,9 @@ async def test_a_transaction_is_not_read_again_from_a_source_that_was_made_again
                 await anext(again)
 
 
-async def test_a_source_that_ends_before_it_was_read_to_is_told_of(bench, caplog):
+async def test_a_source_that_ends_before_it_was_read_to_is_told_of(unstored_bench, caplog):
     """Checkpoints of former releases do not say which journal they are of."""
+    bench = unstored_bench
     application, spec = Numbered(), spec_of(log=False)
     replica = bench.replica(application, spec)
     [end] = (await bench.publish(1, 2, 3)).values()
