@@ -47,7 +47,7 @@ from gazette_platform.protocol.auth import Capability, Claims
 from gazette_platform.protocol.content import encode_append_content, encode_read_content
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, NotTaken, RpcFailed
-from gazette_platform.testing.waiting import eventually, turns
+from gazette_platform.testing.waiting import eventually, patient, turns
 
 PREFIX = "/p"
 JOURNAL = "a/journal"
@@ -534,9 +534,12 @@ async def test_a_read_fails_when_no_replica_can_be_reached(stage):
         stage.member(dead, f"http://127.0.0.1:{number + 1}")
         stage.assign(dead, number)
     stage.spec(replication=2)
-    with pytest.raises(RpcFailed, match=r"^cannot reach broker ") as caught:
-        await stage.read()
-    assert caught.value.code is Code.UNAVAILABLE
+    # Also once it is known of both connections that they have failed.
+    for _ in range(3):
+        with pytest.raises(RpcFailed, match=r"^cannot reach broker ") as caught:
+            async with asyncio.timeout(patient(10)):
+                await stage.read()
+        assert caught.value.code is Code.UNAVAILABLE
 
 
 async def test_a_client_that_takes_nothing_is_no_failure_of_the_peer(stage, peer):

@@ -186,6 +186,16 @@ async def test_nobody_listens_and_then_somebody_does(open_channel, free_port):
         assert await unary(channel).answer() == b"abc"
 
 
+async def test_call_that_fails_at_once_lets_others_run(open_channel, free_port):
+    channel = open_channel(f"127.0.0.1:{free_port}")
+    await error_of(unary(channel).answer())
+    for _ in range(3):
+        turned = []
+        asyncio.get_running_loop().call_soon(turned.append, True)
+        await error_of(unary(channel).answer())
+        assert turned
+
+
 async def test_connected_waits_for_the_first_attempt(ours, open_channel, free_port):
     channel = open_channel(ours.address)
     assert await channel.connected()

@@ -98,9 +98,7 @@ class Proxy:
                 route,
                 self._context.process_id.zone,
                 primary=False,
-                condition=lambda peer: (
-                    Condition.FAILED if peer in passing_over else self._peers.condition(peer)
-                ),
+                condition=lambda peer: self._condition(peer, passing_over),
                 leaves_zone=True,
             )
         if not endpoint:
@@ -109,6 +107,13 @@ class Proxy:
                 Code.UNAVAILABLE, f"{who} has no endpoint in etcd (it left, or is about to)"
             )
         return endpoint
+
+    def _condition(self, peer: str, passing_over: frozenset[str]) -> Condition:
+        """What is known of the connection to a peer, and that one that was passed over is the last choice."""
+        if peer in passing_over:
+            return Condition.FAILED
+        found = self._peers.condition(peer)
+        return Condition.UNKNOWN if passing_over and found is Condition.FAILED else found
 
     # ---------------------------------------------------------------------------------- append
     async def append(

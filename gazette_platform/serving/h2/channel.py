@@ -91,7 +91,10 @@ class Channel:
     def submit(self, call: ClientCall) -> None:
         """Begin a call, on the connection that takes new ones."""
         if self._closed_why or self._failure:
-            call.fail(Code.UNAVAILABLE, self._closed_why or self._failure)
+            # In the loop's next turn: whoever tries again and again must not hold it up.
+            asyncio.get_running_loop().call_soon(
+                call.fail, Code.UNAVAILABLE, self._closed_why or self._failure
+            )
             return
         link = self._current()
         link.begin(call)
