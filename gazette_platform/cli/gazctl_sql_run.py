@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -21,6 +21,7 @@ from gazette_platform.cli.errors import EXIT_INTERRUPTED
 from gazette_platform.cli.output import note, print_table, writing
 from gazette_platform.client import Client
 from gazette_platform.errors import ValidationError
+from gazette_platform.lake.applying import SpecFile
 from gazette_platform.lake.local_sql import LocalSql, QueryResult, connect
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.ops.counted import counted
@@ -43,10 +44,12 @@ def run(
     *,
     rows_max: int,
     explain: bool,
+    save: str,
 ) -> None:
-    """Run `query` and write its rows as table, json, csv or parquet.
+    """Run `query` and write its rows as table, json, csv or parquet; then apply the spec of its journals as `save`.
 
-    Raises: as `connect` and `LocalSql.execute`. ValidationError: the output makes no sense.
+    Raises: as `connect`, `LocalSql.execute` and `apply_files`. ValidationError: the output makes no sense, or there
+        is no one spec to save.
     """
     if output_format == "parquet" and to is None:
         raise ValidationError("names the file that parquet goes to: give it", path="--to")
@@ -59,13 +62,74 @@ def run(
         config = replace(config, address=settings.broker)
     config = replace(config, file_root=config.file_root or settings.file_root)
     text = sys.stdin.read() if query == "-" else query
+    folder = _folder_to_save_in(save, settings, tables) if save else None
     with Client(config) as client, connect(tables, client=client, settings=settings) as sql:
         for error in sql.refused.values():
             note(f"note: no table of this spec: {error}")
+        files: list[SpecFile] = []
+
+        def ask() -> None:
+            result = sql.execute(text)
+            if folder is not None:
+                files.append(_file_to_save(sql, save, folder))
+            _write(result, output_format, to, rows_max)
+
         with _progress(sql):
-            _in_thread(sql, lambda: _write(sql.execute(text), output_format, to, rows_max))
+            _in_thread(sql, ask)
+        _tell_inferred(sql, explain=explain or bool(save))
         _tell(sql, explain=explain)
         _tell_typed(sql, explain=explain)
+        if folder is not None:
+            _save(files, folder, settings, client)
+
+
+def _folder_to_save_in(save: str, settings: LakeSettings, tables: Path | None) -> Path:
+    """Return the folder of specs.
+
+    Raises: ValidationError: `save` cannot be a table's name. SetupError: no folder is known.
+    """
+    from gazette_platform.cli.gazctl_lake_context import tables_folder  # noqa: PLC0415  slow to import
+    from gazette_platform.lake.spec_rules import is_table_name  # noqa: PLC0415
+
+    if not is_table_name(save):
+        raise ValidationError(
+            f"{save!r} cannot be a table's name: write it as shop.events, in lower case",
+            path="--save",
+        )
+    return tables_folder(settings, tables)
+
+
+def _file_to_save(sql: LocalSql, save: str, folder: Path) -> SpecFile:
+    """Return the file of the spec that was inferred for the query.
+
+    Raises: ValidationError: the query has no `journal(…)`, or several; or the table has another spec.
+    """
+    inferred = sql.inferred()
+    if len(inferred) != 1:
+        has = ", ".join(inferred) or "none"
+        raise ValidationError(
+            f"saves the one journal(…) of a query, and this query has {has}: describe the one to save, as in "
+            "\"DESCRIBE journal('events/')\"",
+            path="--save",
+        )
+    (table,) = inferred.values()
+    file = SpecFile.of(f"{save}.yaml", table.inference.named(save).encode(), folder)
+    if save in sql.tables and file.is_changed:
+        raise ValidationError(
+            f"the table {save} has another spec in {folder}: choose another name, or change that spec by "
+            "`gazctl lake apply`",
+            path="--save",
+        )
+    return file
+
+
+def _save(files: list[SpecFile], folder: Path, settings: LakeSettings, client: Client) -> None:
+    from gazette_platform.cli.gazctl_lake_apply import apply_files  # noqa: PLC0415  slow to import
+
+    apply_files(files, folder, settings, lambda: nullcontext(client))
+    note(
+        f"applied the spec that was inferred: {files[0].name.removesuffix('.yaml')} is a table now"
+    )
 
 
 def _in_thread(sql: LocalSql, work: Callable[[], None]) -> None:
@@ -250,6 +314,29 @@ def _progress(sql: LocalSql) -> Iterator[None]:
         sql.on_progress = show
         yield
         sql.on_progress = None
+
+
+def _tell_inferred(sql: LocalSql, *, explain: bool) -> None:
+    """Say what tables without a spec were taken for: in full if explained, else what may surprise."""
+    for name, table in sql.inferred().items():
+        found = table.inference
+        if explain:
+            from gazette_platform.cli.gazctl_lake_infer import report  # noqa: PLC0415  slow to import
+
+            report(found, table.samples, table.journals, called=name)
+            continue
+        if name not in sql.scans():  # it was described
+            note(
+                f"{name}: {found.spec.format.upper()}, {counted(found.records, 'record')} of "
+                f"{counted(table.journals_read, 'journal')} read"
+            )
+        for remark in found.remarks:
+            note(f"{name}: {remark}")
+        if not table.is_read_whole:
+            note(
+                f"{name}: columns were inferred from a part of the content; a value that does not fit its column's "
+                "type is NULL (--explain shows what was read, and `gazctl lake infer` reads more)"
+            )
 
 
 def _tell(sql: LocalSql, *, explain: bool) -> None:
