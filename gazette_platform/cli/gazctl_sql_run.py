@@ -5,13 +5,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import orjson
 import typer
@@ -21,11 +21,13 @@ from gazette_platform.cli.errors import EXIT_INTERRUPTED
 from gazette_platform.cli.output import note, print_table, writing
 from gazette_platform.client import Client
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.applying import SpecFile
 from gazette_platform.lake.local_sql import LocalSql, QueryResult, connect
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.ops.counted import counted
 from gazette_platform.ops.extras import required
+
+if TYPE_CHECKING:
+    from gazette_platform.cli.gazctl_sql_save import SavedSpec
 
 __all__ = ["run"]
 
@@ -48,8 +50,7 @@ def run(
 ) -> None:
     """Run `query` and write its rows as table, json, csv or parquet; then apply the spec of its journals as `save`.
 
-    Raises: as `connect`, `LocalSql.execute` and `apply_files`. ValidationError: the output makes no sense, or there
-        is no one spec to save.
+    Raises: as `connect`, `LocalSql.execute` and `SavedSpec`. ValidationError: the output makes no sense.
     """
     if output_format == "parquet" and to is None:
         raise ValidationError("names the file that parquet goes to: give it", path="--to")
@@ -62,74 +63,30 @@ def run(
         config = replace(config, address=settings.broker)
     config = replace(config, file_root=config.file_root or settings.file_root)
     text = sys.stdin.read() if query == "-" else query
-    folder = _folder_to_save_in(save, settings, tables) if save else None
+    saved = _saved_spec(save, settings, tables) if save else None
     with Client(config) as client, connect(tables, client=client, settings=settings) as sql:
         for error in sql.refused.values():
             note(f"note: no table of this spec: {error}")
-        files: list[SpecFile] = []
 
         def ask() -> None:
             result = sql.execute(text)
-            if folder is not None:
-                files.append(_file_to_save(sql, save, folder))
+            if saved is not None:
+                saved.take(sql)
             _write(result, output_format, to, rows_max)
 
         with _progress(sql):
             _in_thread(sql, ask)
-        _tell_inferred(sql, explain=explain or bool(save))
+        _tell_inferred(sql, explain=explain or saved is not None)
         _tell(sql, explain=explain)
         _tell_typed(sql, explain=explain)
-        if folder is not None:
-            _save(files, folder, settings, client)
+        if saved is not None:
+            saved.apply(client)
 
 
-def _folder_to_save_in(save: str, settings: LakeSettings, tables: Path | None) -> Path:
-    """Return the folder of specs.
+def _saved_spec(name: str, settings: LakeSettings, tables: Path | None) -> "SavedSpec":
+    from gazette_platform.cli.gazctl_sql_save import SavedSpec  # noqa: PLC0415  slow to import
 
-    Raises: ValidationError: `save` cannot be a table's name. SetupError: no folder is known.
-    """
-    from gazette_platform.cli.gazctl_lake_context import tables_folder  # noqa: PLC0415  slow to import
-    from gazette_platform.lake.spec_rules import is_table_name  # noqa: PLC0415
-
-    if not is_table_name(save):
-        raise ValidationError(
-            f"{save!r} cannot be a table's name: write it as shop.events, in lower case",
-            path="--save",
-        )
-    return tables_folder(settings, tables)
-
-
-def _file_to_save(sql: LocalSql, save: str, folder: Path) -> SpecFile:
-    """Return the file of the spec that was inferred for the query.
-
-    Raises: ValidationError: the query has no `journal(…)`, or several; or the table has another spec.
-    """
-    inferred = sql.inferred()
-    if len(inferred) != 1:
-        has = ", ".join(inferred) or "none"
-        raise ValidationError(
-            f"saves the one journal(…) of a query, and this query has {has}: describe the one to save, as in "
-            "\"DESCRIBE journal('events/')\"",
-            path="--save",
-        )
-    (table,) = inferred.values()
-    file = SpecFile.of(f"{save}.yaml", table.inference.named(save).encode(), folder)
-    if save in sql.tables and file.is_changed:
-        raise ValidationError(
-            f"the table {save} has another spec in {folder}: choose another name, or change that spec by "
-            "`gazctl lake apply`",
-            path="--save",
-        )
-    return file
-
-
-def _save(files: list[SpecFile], folder: Path, settings: LakeSettings, client: Client) -> None:
-    from gazette_platform.cli.gazctl_lake_apply import apply_files  # noqa: PLC0415  slow to import
-
-    apply_files(files, folder, settings, lambda: nullcontext(client))
-    note(
-        f"applied the spec that was inferred: {files[0].name.removesuffix('.yaml')} is a table now"
-    )
+    return SavedSpec(name, settings, tables)
 
 
 def _in_thread(sql: LocalSql, work: Callable[[], None]) -> None:

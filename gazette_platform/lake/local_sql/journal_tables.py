@@ -117,10 +117,13 @@ def _matching(client: Client, name: str) -> tuple[str, list[JournalListing]]:
     Raises: ValidationError: there is none; names journals that may be meant.
     """
     table = called(name)
-    for selector in selectors_of(name):
+    readings = selectors_of(name)
+    for selector in readings:
         try:
             parsed = LabelSelector.parse(selector)
         except ValidationError as err:
+            if len(readings) > 1:  # it looks like a selector, and is a name
+                continue
             raise ValidationError(
                 f"{table}: not a journal's name, a prefix that ends in `/`, or a selector such as "
                 f"`name:prefix=events/,region=eu`: {err}"
