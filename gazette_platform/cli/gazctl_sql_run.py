@@ -64,7 +64,11 @@ def run(
     config = replace(config, file_root=config.file_root or settings.file_root)
     text = sys.stdin.read() if query == "-" else query
     saved = _saved_spec(save, settings, tables) if save else None
-    with Client(config) as client, connect(tables, client=client, settings=settings) as sql:
+    specs: Path | tuple[()] | None = tables
+    if tables is not None and not tables.is_dir():
+        note(f"note: there is no folder {tables} of table specs")
+        specs = ()  # journals can be read without
+    with Client(config) as client, connect(specs, client=client, settings=settings) as sql:
         for error in sql.refused.values():
             note(f"note: no table of this spec: {error}")
 

@@ -327,6 +327,19 @@ def test_saved_spec_is_a_table(gazctl_sql, events, tmp_path):
     assert "shop.events has another spec in tables: choose another name" in other.err
 
 
+def test_spec_that_no_table_can_follow_is_not_saved(gazctl_sql, create, names, tmp_path):
+    for name in ("plain/a", "plain/b"):
+        create(name, lines({"n": 1}))
+    journals = names.journal("plain/")
+    done = gazctl_sql(f"FROM journal('{journals}')", "--save", "shop.plain", "--tables", "tables")
+    assert (done.code, done.out) == (1, b"n\n1\n1\n")
+    assert "note: there is no folder tables of table specs" in done.err
+    assert "plain/a and" in done.err
+    assert "differ in segment" in done.err
+    assert "nothing was applied" in done.err
+    assert not (tmp_path / "tables").exists()
+
+
 def test_save_is_refused_before_rows_are_shown(gazctl_sql, events, tmp_path):
     (tmp_path / "tables").mkdir()
     journal = f"journal('{events}')"
