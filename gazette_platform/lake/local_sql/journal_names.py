@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "MACRO",
@@ -92,7 +95,7 @@ def selectors_of(name: str) -> list[str]:
     return [named, name] if "=" in name else [named]
 
 
-def describable(query: str, tokens: list[tuple[int, object]]) -> str:
+def describable(query: str, tokens: Sequence[tuple[int, object]]) -> str:
     """Return a query with FROM after each DESCRIBE of `journal(…)`, where DuckDB's grammar takes a plain name only.
 
     Args:

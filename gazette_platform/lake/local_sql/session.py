@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import duckdb
-    from duckdb import DuckDBPyConnection
+    from duckdb import DuckDBPyConnection, Statement
 
     from gazette_platform.lake.local_sql.dataset import TableDataset
     from gazette_platform.lake.local_sql.journal_tables import InferredTable
@@ -259,9 +259,7 @@ class LocalSql(Closing):
         """Return what was inferred for each `journal(…)` of the last query, by that text."""
         return {name: table for name, table in self._inferred.items() if name in self._datasets}
 
-    def _ask(
-        self, statement: duckdb.Statement, parameters: Sequence[Any] | None
-    ) -> DuckDBPyConnection:
+    def _ask(self, statement: Statement, parameters: Sequence[Any] | None) -> DuckDBPyConnection:
         """Run a statement. DuckDB says which `journal(…)` of it is no view yet."""
         import duckdb  # noqa: PLC0415
 
@@ -299,7 +297,7 @@ class LocalSql(Closing):
                     self._duckdb.execute(f"DROP VIEW IF EXISTS temp.main.{view}")
 
     def _ask_known(
-        self, statement: duckdb.Statement, parameters: Sequence[Any] | None
+        self, statement: Statement, parameters: Sequence[Any] | None
     ) -> DuckDBPyConnection:
         """Run a statement whose tables are all known. If DuckDB fails to hand its filters to Arrow, DuckDB filters the rows itself."""
         import duckdb  # noqa: PLC0415
@@ -578,7 +576,7 @@ class LocalSql(Closing):
 
 
 def _asked(
-    _duckdb: DuckDBPyConnection, _statement: duckdb.Statement, _parameters: Sequence[Any] | None
+    _duckdb: DuckDBPyConnection, _statement: Statement, _parameters: Sequence[Any] | None
 ) -> DuckDBPyConnection:
     """Run a statement. DuckDB takes variables of who calls it for tables: here are none that it may name."""
     return _duckdb.execute(_statement, _parameters)
