@@ -195,14 +195,17 @@ def test_columns_stay_for_the_session(sql, client, create, settings):
 
 
 def test_large_journal_is_read_whole_though_sampled_in_part(sql, create):
-    rows = [{"n": n, "text": "x" * 1000} for n in range(1500)]
-    journal = create("large", lines(*rows[:750]), lines(*rows[750:]))
+    whole = create("whole", lines(*({"n": n, "text": "x" * 1000} for n in range(2000))))
+    assert ask(sql, f"SELECT count(*) FROM journal('{whole}')") == [(2000,)]
+    assert next(iter(sql.inferred().values())).is_read_whole
+    rows = [{"n": n, "text": "x" * 1000} for n in range(3000)]
+    journal = create("large", lines(*rows[:1500]), lines(*rows[1500:]))
     assert ask(sql, f"SELECT count(*), sum(n) FROM journal('{journal}')") == [
-        (1500, sum(range(1500)))
+        (3000, sum(range(3000)))
     ]
     (table,) = sql.inferred().values()
     assert not table.is_read_whole
-    assert table.inference.records < 1500
+    assert table.inference.records < 3000
 
 
 def test_records_are_found_though_most_journals_are_empty(sql, create, names):
@@ -261,7 +264,7 @@ def test_journals_of_different_formats_are_refused(sql, create, names):
         (b"\x66\x33\x93\x36\x05\x00\x00\x00hello", "fixed framing"),
         (b"\x00\xff,\n", "is not text in UTF-8"),
         (b"plain\ntext\n", "neither JSON objects nor"),
-        (b"x" * (1 << 20), "no line ends within"),
+        (b"x" * (3 << 20), "no line ends within"),
     ],
 )
 def test_content_that_is_no_table_is_refused(sql, create, names, content, says):
@@ -298,9 +301,9 @@ def test_command_notes_what_may_surprise(gazctl_sql, create):
     done = gazctl_sql(f"SELECT count(*), count(n) FROM journal('{odd}')", "-o", "csv")
     assert done.out.splitlines()[1] == b"4,3"
     assert "1 lines are no JSON objects" in done.err
-    large = create("large", lines(*({"n": n, "text": "x" * 1000} for n in range(1000))))
+    large = create("large", lines(*({"n": n, "text": "x" * 1000} for n in range(3000))))
     done = gazctl_sql(f"SELECT count(*) FROM journal('{large}')", "-o", "csv")
-    assert done.out.splitlines()[1] == b"1000"
+    assert done.out.splitlines()[1] == b"3000"
     assert "inferred from a part of the content" in done.err
 
 

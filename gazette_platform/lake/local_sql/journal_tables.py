@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, final
 
 import msgspec
@@ -37,6 +37,9 @@ __all__ = ["InferredTable", "infer_table"]
 # Of the spec, until it is saved.
 _NAME: Final = "journals.inferred"
 _SHOWN: Final = 3
+_LIMITS: Final = SampleLimits()
+# Of each place in all journals together, if they are few: 2 MiB are read whole, in about a second.
+_BYTES_OF_FEW: Final = 512 << 10
 
 
 @final
@@ -80,11 +83,13 @@ def infer_table(client: Client, name: str) -> InferredTable:
     heads = client.run(
         client.asynchronous.write_heads([each for each in listings if each.name in able])
     )
-    limits, content = SampleLimits(), BrokerContent(client)
+    content = BrokerContent(client)
     lines: dict[str, list[bytes]] = {}
     samples: list[Sample] = []
     holding = [journal for journal in journals if heads.get(journal.name)]
-    for journal in spread(holding, limits.journals_max):
+    chosen = spread(holding, _LIMITS.journals_max)
+    limits = replace(_LIMITS, sample_bytes=_sample_bytes(len(chosen)))
+    for journal in chosen:
         lines[journal.name], read = sample_lines(content, [journal], limits)
         samples += read
     every = [line for of_one in lines.values() for line in of_one]
@@ -109,6 +114,11 @@ def infer_table(client: Client, name: str) -> InferredTable:
         journals=len(holding),
         journals_read=len(lines),
     )
+
+
+def _sample_bytes(journals: int) -> int:
+    """Return how many bytes to read of each place in a journal: the fewer journals, the more."""
+    return max(_LIMITS.sample_bytes, _BYTES_OF_FEW // max(journals, 1))
 
 
 def _matching(client: Client, name: str) -> tuple[str, list[JournalListing]]:
