@@ -1,6 +1,8 @@
 """`gazctl lake apply`."""
 
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import typer
@@ -32,7 +34,7 @@ from gazette_platform.lake.spec_folder import in_file, problems_with_files, spec
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import JournalSpec
 
-__all__ = ["apply"]
+__all__ = ["apply", "apply_files"]
 
 _JOURNALS_READ_MAX = 5
 
@@ -44,6 +46,37 @@ def apply(
     settings = settings_of()
     folder = tables_folder(settings, tables)
     files = [_read(name, folder) for name in names]
+    apply_files(
+        files,
+        folder,
+        settings,
+        lambda: brokers(ctx, settings),
+        dry_run=dry_run,
+        may_be_none=force,
+    )
+
+
+def apply_files(
+    files: list[SpecFile],
+    folder: Path,
+    settings: LakeSettings,
+    open_client: Callable[[], AbstractContextManager[Client]],
+    *,
+    dry_run: bool = False,
+    may_be_none: bool = False,
+) -> None:
+    """Check specs, put them into the folder, and say what changed.
+
+    Args:
+        files: with the specs.
+        folder: of table specs.
+        settings: where the metastore and other specs are.
+        open_client: of brokers; is asked if there is a spec to check.
+        dry_run: whether to show what would change only.
+        may_be_none: whether a spec may select no journal.
+
+    Raises: ValidationError: something speaks against a spec; nothing was applied.
+    """
     problems = [error for file in files for error in file.errors]
     rollups = read_rollup_folder(settings.rollups, ()).specs
     problems += problems_among(files, specs_by_file(folder), rollups)
@@ -52,9 +85,9 @@ def apply(
     problems += problems_with_files(folder, texts, but={file.name for file in files})
     specs = [(file.name, file.spec) for file in files if file.spec is not None]
     if specs:
-        with brokers(ctx, settings) as client, metastore(settings) as session:
+        with open_client() as client, metastore(settings) as session:
             for name, spec in specs:
-                found = _problems(client, session, settings, spec, may_be_none=force)
+                found = _problems(client, session, settings, spec, may_be_none=may_be_none)
                 found += _typed_problems(settings, spec)
                 problems += [in_file(name, problem) for problem in found]
     for problem in problems:

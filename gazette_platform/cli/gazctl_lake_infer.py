@@ -1,5 +1,6 @@
 """`gazctl lake infer`."""
 
+from collections.abc import Sequence
 from typing import Literal, cast
 
 import typer
@@ -17,7 +18,7 @@ from gazette_platform.lake.sampling import (
 )
 from gazette_platform.ops.counted import counted
 
-__all__ = ["infer"]
+__all__ = ["infer", "report"]
 
 _LINES_SHOWN = 3
 _LINE_BYTES_SHOWN = 60
@@ -50,16 +51,24 @@ def infer(
         data_format=cast('Literal["json", "csv", ""]', data_format),
         is_typed=is_typed,
     )
-    _report(found, samples, len(journals))
+    report(found, samples, len(journals))
     print_text(found.text, end="")
 
 
-def _report(found: Inference, samples: list[Sample], journals: int) -> None:
+def report(found: Inference, samples: Sequence[Sample], journals: int, *, called: str = "") -> None:
+    """Print on stderr what a spec was inferred of.
+
+    Args:
+        found: the spec.
+        samples: what was read.
+        journals: how many there are.
+        called: what to call the table; empty: its name.
+    """
     read = sum(sample.end - sample.begin for sample in samples)
     looked_into = {sample.journal: sample.journal_bytes for sample in samples}
     total = sum(looked_into.values())
     note(
-        f"{found.spec.name}: {counted(found.records, 'record')}, {read} of {total} bytes, of "
+        f"{called or found.spec.name}: {counted(found.records, 'record')}, {read} of {total} bytes, of "
         f"{len(looked_into)} of {counted(journals, 'journal')}"
     )
     rows = [["column", "key", "type", "seen", "null", "missing", "values"]]
@@ -74,7 +83,7 @@ def _report(found: Inference, samples: list[Sample], journals: int) -> None:
     for column in found.columns:
         for remark in column.remarks:
             note(f"  {column.name}: {remark}")
-    for remark in found.remarks:
+    for remark in filter(None, (*found.remarks, found.of_engines)):
         note(f"  note: {remark}")
     if read < total or len(looked_into) < journals:
         note(

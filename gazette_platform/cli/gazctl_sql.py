@@ -55,10 +55,23 @@ def _sql(
             help="Tell on stderr up to which offsets journals were read, and what had to be fetched.",
         ),
     ] = False,
+    save: Annotated[
+        str,
+        typer.Option(
+            "--save",
+            metavar="SCHEMA.TABLE",
+            show_default=False,
+            help="Apply the table spec that was inferred for the query's journal(…), under this name.",
+        ),
+    ] = "",
 ) -> None:
     """Query journals as tables, in this process: persisted fragments and the live tail up to now.
 
-    Tables are those of the folder of table specs; no server but brokers is needed. A query sees each
+    `journal('events/')` is a table of all journals under a prefix, `journal('events/a')` of one journal, and
+    `journal('name:prefix=events/,region=eu')` of those that a selector matches. Its columns are inferred from
+    samples (JSON or CSV); `DESCRIBE journal('events/')` shows them, and --save makes it a table for good.
+
+    Other tables are those of the folder of table specs; no server but brokers is needed. A query sees each
     journal up to its write head when it began, and reads only the Hive partitions that it may need.
     `"orders$offsets"` is the table orders with the journal, offset and file of each row.
     Typed tables are there as well, by their names: rows that runs have published and those that the next run would make,
@@ -68,6 +81,10 @@ def _sql(
     GAZETTE_ENDPOINTS, or from options and variables of their own.
 
     **Examples**
+
+    gazctl sql "SELECT type, count(*) FROM journal('events/') GROUP BY 1"
+
+    gazctl sql "DESCRIBE journal('events/')" --save shop.events
 
     gazctl sql "SELECT item, count(*) FROM orders WHERE hour = 5 GROUP BY item"
 
@@ -79,7 +96,7 @@ def _sql(
     """
     from gazette_platform.cli.gazctl_sql_run import run  # noqa: PLC0415  slow to import
 
-    run(ctx, query, output_format, to, tables, rows_max=rows, explain=explain)
+    run(ctx, query, output_format, to, tables, rows_max=rows, explain=explain, save=save)
 
 
 def sql(ctx: typer.Context, **options: Any) -> None:

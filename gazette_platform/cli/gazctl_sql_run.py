@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import orjson
 import typer
@@ -25,6 +25,9 @@ from gazette_platform.lake.local_sql import LocalSql, QueryResult, connect
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.ops.counted import counted
 from gazette_platform.ops.extras import required
+
+if TYPE_CHECKING:
+    from gazette_platform.cli.gazctl_sql_save import SavedSpec
 
 __all__ = ["run"]
 
@@ -43,10 +46,11 @@ def run(
     *,
     rows_max: int,
     explain: bool,
+    save: str,
 ) -> None:
-    """Run `query` and write its rows as table, json, csv or parquet.
+    """Run `query` and write its rows as table, json, csv or parquet; then apply the spec of its journals as `save`.
 
-    Raises: as `connect` and `LocalSql.execute`. ValidationError: the output makes no sense.
+    Raises: as `connect`, `LocalSql.execute` and `SavedSpec`. ValidationError: the output makes no sense.
     """
     if output_format == "parquet" and to is None:
         raise ValidationError("names the file that parquet goes to: give it", path="--to")
@@ -59,13 +63,34 @@ def run(
         config = replace(config, address=settings.broker)
     config = replace(config, file_root=config.file_root or settings.file_root)
     text = sys.stdin.read() if query == "-" else query
-    with Client(config) as client, connect(tables, client=client, settings=settings) as sql:
+    saved = _saved_spec(save, settings, tables) if save else None
+    specs: Path | tuple[()] | None = tables
+    if tables is not None and not tables.is_dir():
+        note(f"note: there is no folder {tables} of table specs")
+        specs = ()  # journals can be read without
+    with Client(config) as client, connect(specs, client=client, settings=settings) as sql:
         for error in sql.refused.values():
             note(f"note: no table of this spec: {error}")
+
+        def ask() -> None:
+            result = sql.execute(text)
+            if saved is not None:
+                saved.take(sql)
+            _write(result, output_format, to, rows_max)
+
         with _progress(sql):
-            _in_thread(sql, lambda: _write(sql.execute(text), output_format, to, rows_max))
+            _in_thread(sql, ask)
+        _tell_inferred(sql, explain=explain or saved is not None)
         _tell(sql, explain=explain)
         _tell_typed(sql, explain=explain)
+        if saved is not None:
+            saved.apply(client)
+
+
+def _saved_spec(name: str, settings: LakeSettings, tables: Path | None) -> "SavedSpec":
+    from gazette_platform.cli.gazctl_sql_save import SavedSpec  # noqa: PLC0415  slow to import
+
+    return SavedSpec(name, settings, tables)
 
 
 def _in_thread(sql: LocalSql, work: Callable[[], None]) -> None:
@@ -250,6 +275,29 @@ def _progress(sql: LocalSql) -> Iterator[None]:
         sql.on_progress = show
         yield
         sql.on_progress = None
+
+
+def _tell_inferred(sql: LocalSql, *, explain: bool) -> None:
+    """Say what tables without a spec were taken for: in full if explained, else what may surprise."""
+    for name, table in sql.inferred().items():
+        found = table.inference
+        if explain:
+            from gazette_platform.cli.gazctl_lake_infer import report  # noqa: PLC0415  slow to import
+
+            report(found, table.samples, table.journals, called=name)
+            continue
+        if name not in sql.scans():  # it was described
+            note(
+                f"{name}: {found.spec.format.upper()}, {counted(found.records, 'record')} of "
+                f"{counted(table.journals_read, 'journal')} read"
+            )
+        for remark in found.remarks:
+            note(f"{name}: {remark}")
+        if not table.is_read_whole:
+            note(
+                f"{name}: columns were inferred from a part of the content; a value that does not fit its column's "
+                "type is NULL (--explain shows what was read, and `gazctl lake infer` reads more)"
+            )
 
 
 def _tell(sql: LocalSql, *, explain: bool) -> None:

@@ -16,6 +16,7 @@ import yaml
 
 from gazette_platform.errors import SchemaMismatch
 from gazette_platform.lake.csv_rows import csv_rows
+from gazette_platform.lake.foreign import foreign_content
 from gazette_platform.lake.infer_types import InferredType, infer_type
 from gazette_platform.lake.layout import Layout
 from gazette_platform.lake.profile import Profile, Profiler, decoded
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.infer_typed import Proposal
     from gazette_platform.protocol import JournalSpec
 
-__all__ = ["Inference", "InferredColumn", "infer_spec"]
+__all__ = ["Inference", "InferredColumn", "format_of", "infer_spec"]
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]+")
 _NAME_CHARACTERS_MAX = 100
@@ -75,6 +76,13 @@ class Inference:
     unread: list[bytes] = field(default_factory=list)
     """Lines that are no record."""
     remarks: list[str] = field(default_factory=list)
+    """On the data."""
+    of_engines: str = ""
+    """A remark on how Trino and Spark read it."""
+
+    def named(self, name: str) -> str:
+        """Return the YAML of the same spec under another name."""
+        return f"name: {_scalar(name)}\n{self.text.partition(chr(10))[2]}"
 
 
 @final
@@ -85,6 +93,8 @@ class _Target:
     name: str
     selector: str
     format: str
+    called: str
+    """In errors."""
 
 
 @final
@@ -105,6 +115,7 @@ def infer_spec(
     *,
     data_format: Literal["json", "csv", ""] = "",
     is_typed: bool = False,
+    called: str = "",
 ) -> Inference:
     """Infer a spec.
 
@@ -115,32 +126,36 @@ def infer_spec(
         journals: their specs, from which partition columns follow.
         data_format: of the content; empty: found out.
         is_typed: whether the spec is to have a section `typed:`.
+        called: what errors call the table; empty: its name.
 
     Raises: SchemaMismatch: no line is of the format, or there is none. LakeError: the journals
         have no layout in common. ValidationError: the name or the selector is none.
     """
+    called = called or name
     if not any(line.strip() for line in lines):
         raise SchemaMismatch(
-            f"{name}: there is nothing to infer columns from; append some records first"
+            f"{called}: there is nothing to infer columns from; append some records first"
         )
+    if what := foreign_content(lines):
+        raise SchemaMismatch(f"{called}: the content of the first journal {what}")
     partitions = _partitions(journals)
-    records, others = decoded(lines) if data_format != "csv" else ([], [])
-    if data_format == "csv" or (data_format == "" and len(others) > len(records)):
-        of_csv = _infer_csv(_Target(name, selector, "csv"), lines, partitions)
+    if (data_format or format_of(lines)) == "csv":
+        of_csv = _infer_csv(_Target(name, selector, "csv", called), lines, partitions)
         if is_typed:
             of_csv.remarks.append(
                 "typed tables are made of JSON records, so there is no section `typed:`"
             )
         return of_csv
+    records, others = decoded(lines)
     if not records:
         raise SchemaMismatch(
-            f"{name}: no line is a JSON object (the first one begins {others[0][:60]!r}); give "
+            f"{called}: no line is a JSON object (the first one begins {others[0][:60]!r}); give "
             "`--data csv`, or select other journals"
         )
     profiler = Profiler()
     for record in records:
         profiler.add(record)
-    found = _infer_json(_Target(name, selector, "json"), profiler, partitions)
+    found = _infer_json(_Target(name, selector, "json", called), profiler, partitions)
     marked = sum(line.startswith(codecs.BOM_UTF8) for line in lines)
     if marked:
         found.remarks.insert(
@@ -149,9 +164,7 @@ def infer_spec(
             "Trino only at the begin of a fragment, and else reads a row of NULLs; the check `fits_spec` "
             "counts it: leave it out when you append",
         )
-    unlike = _unlike_texts(found.spec, lines)
-    if unlike:
-        found.remarks.append(unlike)
+    found.of_engines = _unlike_texts(found.spec, lines)
     if is_typed:
         _add_typed(found, profiler.records, lines)
     found.unread = others
@@ -160,6 +173,12 @@ def infer_spec(
             0, f"{len(others)} lines are no JSON objects; they are rows of NULL in both engines"
         )
     return found
+
+
+def format_of(lines: Sequence[bytes]) -> Literal["json", "csv"]:
+    """Return the format of most lines: CSV is what is not a JSON object."""
+    records, others = decoded(lines)
+    return "csv" if len(others) > len(records) else "json"
 
 
 def _add_typed(found: Inference, records: Profile, lines: Sequence[bytes]) -> None:
@@ -243,7 +262,7 @@ def _infer_json(target: _Target, profiler: Profiler, partitions: _Partitions) ->
         for key, profile in fields.items()
     ]
     if not columns:
-        raise SchemaMismatch(f"{target.name}: no record has a key that can be a column")
+        raise SchemaMismatch(f"{target.called}: no record has a key that can be a column")
     text = _yaml(target, columns, _apart(partitions, taken, remarks))
     return _inference(text, columns, records, remarks)
 
@@ -353,18 +372,18 @@ def _infer_csv(target: _Target, lines: Sequence[bytes], partitions: _Partitions)
     rows = [row for row in every if row]
     if not rows:
         raise SchemaMismatch(
-            f"{target.name}: lines are neither JSON objects nor CSV (the first one begins "
+            f"{target.called}: lines are neither JSON objects nor CSV (the first one begins "
             f"{texts[0][:60]!r}); raw tables are of `json` or `csv`"
         )
     width, count = Counter(map(len, rows)).most_common(1)[0]
     if width > COLUMNS_MAX:
         raise SchemaMismatch(
-            f"{target.name}: lines have {width} fields, and a table has at most {COLUMNS_MAX} columns (the first "
+            f"{target.called}: lines have {width} fields, and a table has at most {COLUMNS_MAX} columns (the first "
             f"one begins {texts[0][:60]!r}): are they CSV at all?"
         )
     if width == 1 and not any("," in text for text in texts):
         raise SchemaMismatch(
-            f"{target.name}: lines are neither JSON objects nor have they several fields (the first one "
+            f"{target.called}: lines are neither JSON objects nor have they several fields (the first one "
             f"begins {texts[0][:60]!r}); raw tables are of `json` or `csv`"
         )
     remarks = ["columns of CSV go by position, and are strings: cast them in SQL"]

@@ -13,7 +13,7 @@ from gazette_platform.lake.local_sql import QueryResult
 
 
 def result_of(query):
-    return QueryResult(SimpleNamespace(_told=lambda err: err), duckdb.connect().execute(query))
+    return QueryResult(SimpleNamespace(told=lambda err: err), duckdb.connect().execute(query))
 
 
 def written(query, output_format, capsys, to=None):

@@ -166,10 +166,10 @@ def test_a_record_behind_a_byte_order_mark_counts_as_engines_read_it():
 
 def test_texts_that_engines_write_unlike_are_told_before_the_check_is_red():
     mixed = [b'{"a": {"k": 1}, "b": 1}', b'{"a": "text", "b": 2}', b'{"a":{"k":1},"b":3}']
-    (told,) = infer_spec(NAME, SELECTOR, mixed).remarks
+    told = infer_spec(NAME, SELECTOR, mixed).of_engines
     assert "`fits_spec` will be red" in told
     assert "1 of a (such as '{\"k\": 1}')" in told
-    assert infer_spec(NAME, SELECTOR, mixed[1:]).remarks == []
+    assert infer_spec(NAME, SELECTOR, mixed[1:]).of_engines == ""
 
 
 def test_the_report_counts_what_was_seen():

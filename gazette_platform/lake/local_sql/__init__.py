@@ -6,11 +6,14 @@ reads the segments that a query may need. Guarantee: each byte below the heads i
 overlaps; nothing is written. Cost of a query: a List call and two calls a journal of each table that it
 names, then the content of the Hive partitions that it needs, streamed in blocks of 4 MiB.
 
+``journal('events/')`` in a query is a table whose spec is inferred from samples, once a session.
+
 A *seam* is where the rows of a typed table end and its tail begins. Guarantee: each committed message below the
 heads is a row once. Cost: the catalog's answer, the files of the table that are needed, and its whole tail.
 """
 
-from gazette_platform.lake.local_sql.session import LocalSql, QueryResult, connect
+from gazette_platform.lake.local_sql.results import QueryResult
+from gazette_platform.lake.local_sql.session import LocalSql, connect
 from gazette_platform.lake.local_sql.snapshot import JournalSnapshot, TableSnapshot
 from gazette_platform.lake.local_sql.typed_view import JournalSeam, TypedSeam
 

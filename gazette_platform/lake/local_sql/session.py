@@ -5,18 +5,28 @@ from __future__ import annotations
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.client import Client, ClientConfig
 from gazette_platform.client.read_ahead import ReadAhead
 from gazette_platform.errors import GazetteError, LakeError, ValidationError
 from gazette_platform.lake.layout import StoreRoots
 from gazette_platform.lake.local_sql.advice import advised, table_missing
+from gazette_platform.lake.local_sql.journal_names import (
+    MACRO,
+    MACRO_WITHOUT_VIEWS,
+    called,
+    data_of,
+    describable,
+    journal_missing,
+    view_of,
+)
 from gazette_platform.lake.local_sql.names import (
     OFFSETS_SUFFIX,
     RESERVED,
@@ -25,6 +35,7 @@ from gazette_platform.lake.local_sql.names import (
     quoted as _quoted,
     typed_of,
 )
+from gazette_platform.lake.local_sql.results import QueryResult, require_one_answer
 from gazette_platform.lake.local_sql.snapshot import take_snapshot
 from gazette_platform.lake.local_sql.typed_view import TypedViews
 from gazette_platform.lake.meant import or_meant
@@ -37,13 +48,13 @@ from gazette_platform.ops.side_by_side import side_by_side
 from gazette_platform.ops.tasks import TaskGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import duckdb
-    import pyarrow as pa  # type: ignore[import-untyped]
-    from duckdb import DuckDBPyConnection
+    from duckdb import DuckDBPyConnection, Statement
 
     from gazette_platform.lake.local_sql.dataset import TableDataset
+    from gazette_platform.lake.local_sql.journal_tables import InferredTable
     from gazette_platform.lake.local_sql.reading import Piece, ScanCounts, SegmentReader
     from gazette_platform.lake.local_sql.rows import RowParser
     from gazette_platform.lake.local_sql.snapshot import TableSnapshot
@@ -52,21 +63,16 @@ if TYPE_CHECKING:
     from gazette_platform.lake.table_spec import TableSpec
     from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog
 
-__all__ = ["LocalSql", "QueryResult", "connect"]
-
-T = TypeVar("T")
+__all__ = ["LocalSql", "connect"]
 
 # DuckDB's name of a database without a file.
 _DATABASE: Final = "memory"
 _TABLES_AT_A_TIME: Final = 8
 _PARSERS: Final = min(4, os.cpu_count() or 1)
-_BATCH_ROWS: Final = 65536
 _DATASET: Final = "gazette_platform.lake.local_sql.dataset"
 # What a query without a table may be about, nevertheless.
 _LISTS: Final = re.compile(r"\b(show|information_schema|pragma|duckdb_\w+)\b", re.IGNORECASE)
 _NAMES_SHOWN: Final = 20
-# Types of statements that are there for their rows. Others tell how many they changed.
-_ANSWERS: Final = frozenset({"SELECT", "EXPLAIN", "CALL", "EXECUTE"})
 
 
 def connect(
@@ -78,26 +84,30 @@ def connect(
     """SQL over table specs, in this process: DuckDB reads what is persisted, and the tail up to now.
 
     Args:
-        tables: the folder of table specs, or specs; default: the settings'.
+        tables: the folder of table specs, or specs; default: the settings' folder, if any. Queries of `journal(…)`
+            need none.
         client: stays its caller's to close; default: one for the settings' brokers, with what else
             gazctl's variables say, such as ``BROKER_AUTH_TOKEN``.
         settings: where brokers, specs and fragment files are; default: of the environment, as
             `LakeSettings.from_environment` reads it.
 
-    Raises: SetupError: DuckDB is not installed, or no brokers or specs are known. ValidationError: a
-        setting or spec is malformed, or the folder has none.
+    Raises: SetupError: DuckDB is not installed, or no brokers are known. ValidationError: a setting is malformed,
+        or the folder does not exist.
     """
     required("duckdb", extra="sql", by="SQL queries")
     if find_spec("pyarrow") is None:
         required("pyarrow", extra="sql", by="SQL queries")
     settings = settings or LakeSettings.from_environment(os.environ)
-    if tables is None:
-        tables = settings.required("tables")
+    specs: dict[str, TableSpec] = {}
     refused: dict[str, ValidationError] = {}
     if isinstance(tables, str | Path):
-        specs, refused = _specs(Path(tables))
-    else:
+        if not Path(tables).is_dir():
+            raise ValidationError(f"there is no folder {tables} of table specs", path="tables")
+        specs, refused = load_table_specs(Path(tables))
+    elif tables is not None:
         specs = {spec.name: spec for spec in tables}
+    elif settings.tables:
+        specs, refused = load_table_specs(Path(settings.tables))
     owned = None
     if client is None:
         # Tokens, keys and certificates come from the variables that gazctl reads.
@@ -127,21 +137,6 @@ def _catalog_of(settings: LakeSettings) -> TypedCatalog:
     return typed_catalog(settings)
 
 
-def _specs(folder: Path) -> tuple[dict[str, TableSpec], dict[str, ValidationError]]:
-    """As `load_table_specs`. Raises: ValidationError: there is no good one."""
-    if not folder.is_dir():
-        raise ValidationError(f"there is no folder {folder} of table specs", path="tables")
-    specs, errors = load_table_specs(folder)
-    if not specs:
-        if errors:
-            raise next(iter(errors.values()))
-        raise ValidationError(
-            f"{folder} holds no table spec (*.yaml; docs/reference/table-spec.md has an example)",
-            path="tables",
-        )
-    return specs, errors
-
-
 @final
 class LocalSql(Closing):
     """Tables of specs in a DuckDB of this process. Made by `connect`. One thread at a time uses it.
@@ -149,7 +144,7 @@ class LocalSql(Closing):
     Each query sees one snapshot of every table that it names: journals up to their write heads when it
     began. Content is streamed, and only that of Hive partitions that the query may need. A table
     ``schema.table`` has that name, and ``table`` alone if no other schema has one. Typed tables of specs are tables, too:
-    their rows and the tail behind these.
+    their rows and the tail behind these. ``journal('events/')`` is a table of journals that have no spec.
 
     Args:
         specs: by name.
@@ -191,6 +186,9 @@ class LocalSql(Closing):
             clock=self._clock,
         )
         self._names = names_of(self._specs, self._typed.specs)
+        # Arguments of `journal`, by what queries call them; and what was inferred, for as long as the session.
+        self._journals: dict[str, str] = {}
+        self._inferred: dict[str, InferredTable] = {}
         self._datasets: dict[str, TableDataset] = {}
         self._failure: BaseException | None = None
         self._query = ""
@@ -206,7 +204,7 @@ class LocalSql(Closing):
         # In memory: views over journals make no sense in a file. Tables of one's own go to one by ATTACH.
         self._duckdb = duckdb.connect()
         self._empty: DuckDBPyConnection | None = None
-        self._is_new = True
+        self._duckdb.execute(MACRO)
         # Arrow takes a while to be imported, and brokers to answer.
         self._parsers.submit(import_module, _DATASET)
         for schema in sorted({name.partition(".")[0] for name in self.tables}):
@@ -215,7 +213,6 @@ class LocalSql(Closing):
     @property
     def duckdb(self) -> duckdb.DuckDBPyConnection:
         """The connection underneath, in which tables are as the last query, or `refresh`, saw them."""
-        self._is_new = False
         return self._duckdb
 
     @property
@@ -238,20 +235,75 @@ class LocalSql(Closing):
 
         self._begin(query)
         try:
-            _require_one_answer(statements := self._duckdb.extract_statements(query))
+            query = describable(query, duckdb.tokenize(query))
+            require_one_answer(statements := self._duckdb.extract_statements(query))
             self._refresh_for(query)
             for statement in statements[:-1]:
-                self._ask(statement.query, None)
-            return QueryResult(self, self._ask(statements[-1].query, parameters))
+                self._ask(statement, None)
+            return QueryResult(self, self._ask(statements[-1], parameters))
         except duckdb.Error as err:
-            raise self._told(err) from err
+            raise self.told(err) from err
 
-    def _ask(self, query: str, parameters: Sequence[Any] | None) -> DuckDBPyConnection:
-        """Run a statement. If DuckDB fails to hand its filters to Arrow, DuckDB filters the rows itself."""
+    def journal(self, name: str, *, offsets: bool = False) -> QueryResult:
+        """Return all rows of journals that need no table spec.
+
+        Args:
+            name: of a journal, or a prefix that ends in ``/``, or a selector.
+            offsets: whether rows have the columns `_journal`, `_offset` and `_fragment`.
+
+        Raises: as `execute`.
+        """
+        return self.execute("FROM journal(?, offsets := ?)", [name, offsets])
+
+    def inferred(self) -> dict[str, InferredTable]:
+        """Return what was inferred for each `journal(…)` of the last query, by that text."""
+        return {name: table for name, table in self._inferred.items() if name in self._datasets}
+
+    def _ask(self, statement: Statement, parameters: Sequence[Any] | None) -> DuckDBPyConnection:
+        """Run a statement. DuckDB says which `journal(…)` of it is no view yet."""
+        import duckdb  # noqa: PLC0415
+
+        missing: list[str] = []
+        while True:
+            try:
+                return self._ask_known(statement, parameters)
+            except duckdb.CatalogException as err:
+                name = journal_missing(str(err))
+                if name is None or name in missing:
+                    raise
+            missing.append(name)
+            # One instant for all journals of the statement.
+            self._take_journals(missing)
+
+    def _take_journals(self, names: Sequence[str]) -> None:
+        from gazette_platform.lake.local_sql.journal_tables import infer_table  # noqa: PLC0415
+
+        for name in names:
+            self._journals[called(name)] = name
+            if called(name) not in self._inferred:
+                self._inferred[called(name)] = infer_table(self._client, name)
+        self._register_all(self._inferred[called(name)].spec for name in names)
+
+    def _forget_journals(self) -> None:
+        """Have the next query look at heads of journals anew: views that it does not find are made again."""
+        import duckdb  # noqa: PLC0415
+
+        for table, name in self._journals.items():
+            self._datasets.pop(table, None)
+            for suffix in ("", OFFSETS_SUFFIX):
+                # In a transaction that has failed only ROLLBACK is possible.
+                with suppress(duckdb.TransactionException):
+                    view = _quoted(view_of(name) + suffix)
+                    self._duckdb.execute(f"DROP VIEW IF EXISTS temp.main.{view}")
+
+    def _ask_known(
+        self, statement: Statement, parameters: Sequence[Any] | None
+    ) -> DuckDBPyConnection:
+        """Run a statement whose tables are all known. If DuckDB fails to hand its filters to Arrow, DuckDB filters the rows itself."""
         import duckdb  # noqa: PLC0415
 
         try:
-            return _asked(self._duckdb, query, parameters)
+            return _asked(self._duckdb, statement, parameters)
         except duckdb.Error as err:
             # What Python code raises in DuckDB, such as Arrow's, has no class of its own.
             is_of_filters = type(err) is duckdb.Error or isinstance(err, duckdb.NotSupportedError)
@@ -261,7 +313,7 @@ class LocalSql(Closing):
                 self._leave_filters_to_duckdb()
             except duckdb.Error:  # the statement is in a transaction, which has failed
                 raise err from None
-        return _asked(self._duckdb, query, parameters)
+        return _asked(self._duckdb, statement, parameters)
 
     def _leave_filters_to_duckdb(self) -> None:
         """Make the views of the present snapshots again, so that scans read all rows."""
@@ -273,6 +325,7 @@ class LocalSql(Closing):
     def _begin(self, query: str) -> None:
         """Forget what was of the query before."""
         self._failure, self._query = None, query
+        self._forget_journals()
         for dataset in self._datasets.values():
             dataset.counts = []
         self._typed.begin()
@@ -287,10 +340,7 @@ class LocalSql(Closing):
         for name in wanted:
             if name not in self.tables:
                 raise ValidationError(self._unknown(name))
-        for snapshot in self._client.run(self._snapshots(n for n in wanted if n in self._specs)):
-            if isinstance(snapshot, GazetteError):
-                raise snapshot
-            self._register(snapshot)
+        self._register_all(self._specs[name] for name in wanted if name in self._specs)
         for name in wanted:
             if name not in self._specs:
                 self._register_typed(name)
@@ -352,20 +402,18 @@ class LocalSql(Closing):
             self._refresh_all()
 
     def _without_views(self) -> DuckDBPyConnection:
-        """Where to ask which tables a query names: views would be looked through. At first there are none."""
+        """Where to ask which tables a query names: views would be looked through."""
         import duckdb  # noqa: PLC0415
 
-        if self._is_new:
-            self._is_new = False
-            return self._duckdb
         if self._empty is None:
             self._empty = duckdb.connect()
+            self._empty.execute(MACRO_WITHOUT_VIEWS)
         return self._empty
 
     def _refresh_all(self) -> None:
         """As `refresh`, for queries that may mean any table: one that fails is told when it is asked for."""
         self._unavailable = {}
-        found = self._client.run(self._snapshots(self._specs))
+        found = self._client.run(self._snapshots(self._specs.values()))
         for name, snapshot in zip(self._specs, found, strict=True):
             if isinstance(snapshot, GazetteError):
                 self._unavailable[name] = snapshot
@@ -381,16 +429,21 @@ class LocalSql(Closing):
                 if view is not None:
                     view.drop(self._duckdb, _DATABASE, self._short(name))
 
-    async def _snapshots(self, names: Iterable[str]) -> list[TableSnapshot | GazetteError]:
-        async def one(name: str) -> TableSnapshot | GazetteError:
+    async def _snapshots(self, specs: Iterable[TableSpec]) -> list[TableSnapshot | GazetteError]:
+        async def one(spec: TableSpec) -> TableSnapshot | GazetteError:
             try:
-                return await take_snapshot(
-                    self._client.asynchronous, self._specs[name], self._clock.now()
-                )
+                return await take_snapshot(self._client.asynchronous, spec, self._clock.now())
             except GazetteError as err:
                 return err
 
-        return await side_by_side(one, names, at_a_time=_TABLES_AT_A_TIME)
+        return await side_by_side(one, specs, at_a_time=_TABLES_AT_A_TIME)
+
+    def _register_all(self, specs: Iterable[TableSpec]) -> None:
+        """Take snapshots of tables at one instant. Raises: what the first one fails with."""
+        for snapshot in self._client.run(self._snapshots(specs)):
+            if isinstance(snapshot, GazetteError):
+                raise snapshot
+            self._register(snapshot)
 
     def _unregister(self, name: str) -> None:
         """Leave no table of an earlier query in the place of one that cannot be had now."""
@@ -408,7 +461,6 @@ class LocalSql(Closing):
         from gazette_platform.lake.local_sql.dataset import TableDataset, selected  # noqa: PLC0415
 
         spec = snapshot.spec
-        self._is_new = False
         dataset = TableDataset(
             snapshot,
             open_reader=self._reader,
@@ -418,7 +470,8 @@ class LocalSql(Closing):
             parsers=self._parsers,
         )
         self._datasets[spec.name] = dataset
-        whole = f"{spec.name}{OFFSETS_SUFFIX}"
+        journal = self._journals.get(spec.name)
+        whole = f"{spec.name}{OFFSETS_SUFFIX}" if journal is None else data_of(journal)
         self._duckdb.register(whole, dataset)
         own = {column.name for column in spec.columns} | {c.column for c in snapshot.columns}
         fields = list(dataset.schema)
@@ -426,17 +479,22 @@ class LocalSql(Closing):
             (OFFSETS_SUFFIX, fields),
             ("", [field for field in fields if field.name in own]),
         ):
-            view, columns = _quoted(spec.table + suffix), selected(seen, is_filtered=is_filtered)
-            views = [f"VIEW {_place(spec)}.{view}"]
-            if self._names.get(spec.table) == spec.name:
-                views.append(f"TEMP VIEW {view}")
-            for each in views:
+            columns = selected(seen, is_filtered=is_filtered)
+            for each in self._views(spec, suffix):
                 self._duckdb.execute(
                     f"CREATE OR REPLACE {each} AS SELECT {columns} FROM temp.main.{_quoted(whole)}"  # noqa: S608
                 )
 
+    def _views(self, spec: TableSpec, suffix: str) -> list[str]:
+        """Return the views of a table, as CREATE names them."""
+        journal = self._journals.get(spec.name)
+        if journal is not None:
+            return [f"TEMP VIEW {_quoted(view_of(journal) + suffix)}"]
+        view = _quoted(spec.table + suffix)
+        is_short = self._names.get(spec.table) == spec.name
+        return [f"VIEW {_place(spec)}.{view}", *([f"TEMP VIEW {view}"] if is_short else [])]
+
     def _register_typed(self, name: str) -> None:
-        self._is_new = False
         self._typed.pin(name).make(self._duckdb, _DATABASE, self._short(name))
 
     def _short(self, name: str) -> str:
@@ -474,8 +532,8 @@ class LocalSql(Closing):
 
     # ------------------------------------------------------------------ errors
 
-    def _told(self, error: Exception) -> BaseException:
-        """What to raise for what DuckDB raised: the cause, if it is ours."""
+    def told(self, error: Exception) -> BaseException:
+        """Return the error to raise for what DuckDB raised: the cause, if it is ours."""
         import duckdb  # noqa: PLC0415
 
         failure, self._failure = self._failure, None
@@ -501,6 +559,13 @@ class LocalSql(Closing):
         if name in self.tables:
             schema, _, table = name.partition(".")
             return f'there is no table "{name}": quotes go around each part, as in "{schema}"."{table}"'
+        if "/" in name:
+            return f"there is no table {name}: to read journals without a table spec, write FROM {called(name)}"
+        if not self.tables and not self.refused:
+            return (
+                f"there is no table {name}: no table spec is known (give a folder of them, or read journals "
+                "without one: FROM journal('NAME'))"
+            )
         shown = ", ".join(self.tables[:_NAMES_SHOWN])
         more = len(self.tables) - _NAMES_SHOWN
         refused = f"; refused: {next(iter(self.refused.values()))}" if self.refused else ""
@@ -510,91 +575,13 @@ class LocalSql(Closing):
         )
 
 
-@final
-class QueryResult:
-    """Rows of a query, once. Of a statement without rows it is empty. The next query ends it.
-
-    All methods raise as `LocalSql.execute`: content is read as rows are taken.
-    """
-
-    def __init__(self, owner: LocalSql, result: duckdb.DuckDBPyConnection) -> None:
-        self._owner = owner
-        self._result = result
-
-    @property
-    def columns(self) -> list[str]:
-        """Names of the columns, in order."""
-        return [column[0] for column in self._result.description or ()]
-
-    def fetchall(self) -> list[tuple[Any, ...]]:
-        """All rows that are left."""
-        return self._run(self._result.fetchall)
-
-    def fetchone(self) -> tuple[Any, ...] | None:
-        """The next row; None at the end."""
-        return self._run(self._result.fetchone)
-
-    def arrow(self) -> pa.Table:
-        """All rows that are left, as an Arrow table: for pandas, polars and others."""
-        return self._run(self._result.to_arrow_table)
-
-    def batches(self, rows: int = _BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-        """Rows as Arrow record batches of at most about `rows` rows, as they come."""
-        return self.batches_of(self.reader(rows))
-
-    def reader(self, rows: int = _BATCH_ROWS) -> pa.RecordBatchReader:
-        """The batches, as a reader. What fails is an error of Arrow: `batches_of` raises ours."""
-        return self._run(lambda: self._result.to_arrow_reader(rows))
-
-    def batches_of(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-        """What is left of a `reader`."""
-        while True:
-            try:
-                batch = self._run(reader.read_next_batch)
-            except StopIteration:
-                return
-            yield batch
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        while (row := self.fetchone()) is not None:
-            yield row
-
-    def _run(self, take: Callable[[], T]) -> T:
-        import duckdb  # noqa: PLC0415
-
-        try:
-            return take()
-        except duckdb.Error as err:
-            raise self._owner._told(err) from err  # noqa: SLF001  its owner
-        except OSError as err:  # as Arrow calls what a stream fails with
-            raise self._owner._told(err) from err  # noqa: SLF001
-
-
 def _asked(
-    _duckdb: DuckDBPyConnection, _query: str, _parameters: Sequence[Any] | None
+    _duckdb: DuckDBPyConnection, _statement: Statement, _parameters: Sequence[Any] | None
 ) -> DuckDBPyConnection:
-    """Run a query. DuckDB takes variables of who calls it for tables: here are none that a query may name."""
-    return _duckdb.execute(_query, _parameters)
+    """Run a statement. DuckDB takes variables of who calls it for tables: here are none that it may name."""
+    return _duckdb.execute(_statement, _parameters)
 
 
 def _place(spec: TableSpec) -> str:
     """Where its views are: a schema may be called like a database, and another one may be in use."""
     return f"{_DATABASE}.{_quoted(spec.schema)}"
-
-
-def _require_one_answer(statements: Sequence[duckdb.Statement]) -> None:
-    """Refuse a query that gives nothing, or rows that nobody would see.
-
-    Raises: ValidationError: with what to do instead.
-    """
-    if not statements:
-        raise ValidationError(
-            "is empty: it takes a statement of SQL, such as SHOW TABLES", path="query"
-        )
-    for number, statement in enumerate(statements[:-1], 1):
-        if statement.type.name in _ANSWERS:
-            raise ValidationError(
-                f"has {len(statements)} statements, of which only the last one's rows are shown, and "
-                f"statement {number} gives rows, too: run each by itself, or join them by UNION ALL",
-                path="query",
-            )
