@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 
 import grpc
 import orjson
@@ -13,15 +14,14 @@ from gazctl_runner import TWO_JOURNALS
 
 from gazette_platform.cli.gazctl import main
 from gazette_platform.message import fnv1a32, frame_fixed, modulo
-from gazette_platform.protocol import Status
+from gazette_platform.protocol import Status, SuspendLevel, SuspendSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.fake_broker import Fault
 
 
 def test_apply_list_and_delete(gazctl, broker):
-    assert (
-        gazctl("apply", stdin=TWO_JOURNALS).err == "applied 2 and deleted 0 journals, revision 2\n"
-    )
+    created = "a/one: created\na/two: created\n2 created (revision 2)\n"
+    assert gazctl("apply", stdin=TWO_JOURNALS).err == created
     assert gazctl("list").out == b"Name\na/one\na/two\n"
     table = gazctl("list", "-p", "-r", "--rf", "--stores", "-L", "env", "-l", "env=test")
     assert table.out.splitlines()[1].split() == [
@@ -30,7 +30,8 @@ def test_apply_list_and_delete(gazctl, broker):
     tree = yaml.safe_load(gazctl("list", "-o", "yaml").out)
     for child in tree["children"]:
         child["delete"] = True
-    assert gazctl("apply", stdin=yaml.safe_dump(tree).encode()).code == 0
+    deleted = "a/one: deleted\na/two: deleted\n2 deleted (revision 3)\n"
+    assert gazctl("apply", stdin=yaml.safe_dump(tree).encode()).err == deleted
     assert broker.journals == {}
 
 
@@ -67,11 +68,76 @@ def test_bad_specs_are_one_line_and_change_nothing(gazctl, broker, document, tex
 
 def test_stale_revision_is_told_with_what_to_do(gazctl):
     gazctl("apply", stdin=TWO_JOURNALS)
-    result = gazctl("apply", stdin=TWO_JOURNALS)
+    listed = gazctl("list", "-o", "yaml").out
+    assert gazctl("apply", stdin=listed).code == 0
+    result = gazctl("apply", stdin=listed)
     assert result.code == 1
-    assert "a/one exists already (to change it, run `gazctl journals edit a/one`" in result.err
-    assert "give its spec `revision: 2`)" in result.err
+    assert "a/one is at revision 3, and the specs expect revision 2" in result.err
     assert "list again, and apply on top" in result.err
+
+
+def test_equal_specs_are_unchanged_and_need_no_call(gazctl, broker):
+    gazctl("apply", stdin=TWO_JOURNALS)
+    result = gazctl("apply", stdin=TWO_JOURNALS)
+    assert (result.code, result.err) == (0, "a/one: unchanged\na/two: unchanged\n2 unchanged\n")
+    assert broker.calls["Apply"] == 1
+
+
+def test_changed_spec_without_revision_shows_the_difference(gazctl, broker, tmp_path):
+    gazctl("apply", stdin=TWO_JOURNALS)
+    more = TWO_JOURNALS.replace(b"1048576", b"2097152") + b"- name: a/zoo\n"
+    (tmp_path / "more.yaml").write_bytes(more)
+    result = gazctl("apply", "more.yaml")
+    assert result.code == 1
+    *diff, error = result.err.splitlines()
+    assert "--- a/one (in the cluster, revision 2)" in diff
+    assert "-  length: 1048576" in diff
+    assert "+  length: 2097152" in diff
+    assert error.startswith("gazctl: error: a/one and 1 more exist with other specs")
+    assert "--force, or run `gazctl journals edit a/one`" in error
+    assert broker.calls["Apply"] == 1
+    forced = gazctl("apply", "more.yaml", "--force")
+    assert forced.err == (
+        "a/one: changed\na/two: changed\na/zoo: created\n1 created, 2 changed (revision 3)\n"
+    )
+    assert broker.journals["a/one"].spec.fragment.length == 2097152
+
+
+def test_suspension_of_a_journal_is_no_difference(gazctl, broker):
+    gazctl("apply", stdin=TWO_JOURNALS)
+    journal = broker.journals["a/one"]
+    suspended = SuspendSpec(SuspendLevel.FULL, 7)
+    journal.spec = replace(journal.spec, suspend=suspended)
+    assert "a/one: unchanged" in gazctl("apply", stdin=TWO_JOURNALS).err
+    changed = TWO_JOURNALS.replace(b"1048576", b"2097152")
+    assert gazctl("apply", "--force", stdin=changed).code == 0
+    assert broker.journals["a/one"].spec.suspend == suspended
+
+
+def test_apply_takes_several_files_in_one_transaction(gazctl, broker, tmp_path):
+    (tmp_path / "a.yaml").write_bytes(TWO_JOURNALS)
+    (tmp_path / "b.yaml").write_bytes(TWO_JOURNALS.replace(b"a/", b"b/"))
+    assert gazctl("apply", "a.yaml", "b.yaml").err.endswith("\n4 created (revision 2)\n")
+    again = gazctl("apply", "a.yaml", "-", stdin=TWO_JOURNALS)
+    assert again.code == 1
+    assert "a/one is in a.yaml and in stdin (nothing was applied; keep one" in again.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["a.yaml", "--specs", "a.yaml"], "give files or --specs, and not both"),
+        (["a.yaml", "a.yaml"], "a.yaml is given twice"),
+        (["missing.yaml"], "FILE: cannot read missing.yaml: No such file or directory"),
+        (["."], "FILE: cannot read .: Is a directory"),
+    ],
+)
+def test_wrong_files_of_apply_are_named(gazctl, broker, tmp_path, arguments, text):
+    (tmp_path / "a.yaml").write_bytes(TWO_JOURNALS)
+    result = gazctl("apply", *arguments)
+    assert result.code == 1
+    assert text in result.err
+    assert not broker.calls
 
 
 def test_append_whole_input_is_one_append(gazctl, broker, tmp_path):
@@ -441,7 +507,7 @@ def test_edit_applies_and_opens_again_on_error(gazctl, broker, tmp_path, monkeyp
         "file.write_text(text.replace('retention: soon', 'retention: 2h'))",
     )
     result = gazctl("edit", "-l", "name=a/one")
-    assert result.err == "applied 1 and deleted 0 journals, revision 3\n"
+    assert result.err == "a/one: changed (revision 3)\n"
     assert broker.journals["a/one"].spec.fragment.retention_ns == 7200 * 10**9
 
 
