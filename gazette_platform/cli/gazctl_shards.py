@@ -139,6 +139,7 @@ def edit(
 
 def prune(
     ctx: typer.Context,
+    ids: Ids = None,
     *,
     selector: ShardSelector = None,
     dry_run: Annotated[
@@ -160,13 +161,21 @@ def prune(
 
     gazctl shards prune -l team=search --dry-run
     """
-    _body("prune").prune(ctx, ShardSelection.of(None, selector), file_root, dry_run=dry_run)
+    _body("prune").prune(ctx, ShardSelection.of(ids, selector), file_root, dry_run=dry_run)
 
 
 def recover(
     ctx: typer.Context,
+    shard: Annotated[
+        str | None, typer.Argument(metavar="ID", show_default=False, help="The shard.")
+    ] = None,
     *,
-    shard: Annotated[str, typer.Option("--id", metavar="ID", help="The shard.")],
+    shard_id: Annotated[
+        str | None,
+        typer.Option(
+            "--id", metavar="ID", show_default=False, help="The shard, as Gazette's tools take it."
+        ),
+    ] = None,
     directory: Annotated[
         Path,
         typer.Option("-d", "--dir", help="For its files: a directory that is empty, or not there."),
@@ -178,9 +187,11 @@ def recover(
 
     **Example**
 
-    gazctl shards recover --id shard-000 --dir shard-000.files
+    gazctl shards recover shard-000 --dir shard-000.files
     """
-    _body("recover").recover(ctx, shard, directory)
+    if (shard is None) == (shard_id is None):
+        raise typer.BadParameter("give the ID of one shard, as an argument or by --id")
+    _body("recover").recover(ctx, shard or shard_id, directory)
 
 
 def unassign(
