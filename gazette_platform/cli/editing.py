@@ -69,7 +69,9 @@ def _read(name: str) -> bytes:
 def require_distinct(names: Mapping[str, Iterable[str]]) -> None:
     """Refuse a journal or shard that two documents describe.
 
-    Args: names: by document.
+    Args:
+        names: by document.
+
     Raises: ValidationError: there is one; names both documents.
     """
     seen: dict[str, str] = {}

@@ -1,6 +1,8 @@
 """`gazctl journals create`."""
 
+import asyncio
 import os
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -24,6 +26,8 @@ from gazette_platform.protocol import JournalSpec, LabelSelector, format_duratio
 from gazette_platform.protocol.specs import REPLICATION_MAX
 
 __all__ = ["create"]
+
+_HEADS_TIMEOUT_S = 5.0
 
 
 def create(
@@ -143,11 +147,29 @@ async def _create(client: AsyncClient, specs: list[JournalSpec]) -> None:
     await client.apply(changes)
     for spec in specs:
         note(f"{spec.name}: created ({_told(spec)})")
-    warnings = await aftermath(client, changes)
+    warnings = await aftermath(client, changes) or await _leftovers(client, specs)
     for text in warnings:
         note(text)
     if not warnings:
         note(f"append to it: gazctl journals append {specs[0].name} FILE")
+
+
+async def _leftovers(client: AsyncClient, specs: list[JournalSpec]) -> list[str]:
+    """Say which journals take no appends yet, because their store has content of deleted ones of their names.
+
+    What brokers cannot say in time is left out: the first append reports it.
+    """
+    found = []
+    with suppress(GazetteError, TimeoutError):
+        async with asyncio.timeout(_HEADS_TIMEOUT_S):
+            for spec in specs:
+                state = await client.check_head(spec.name)
+                if state.is_refused:
+                    found.append(
+                        f"warning: {spec.fragment.stores[0]} has content of a former journal {spec.name}, up to offset "
+                        f"{state.head}. To continue after it, run `gazctl journals reset-head {spec.name}`"
+                    )
+    return found
 
 
 def _told(spec: JournalSpec) -> str:

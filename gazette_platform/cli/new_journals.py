@@ -1,4 +1,4 @@
-"""What a new journal is, unless its user says otherwise. Pure."""
+"""Defaults of new journals: replication from the zones of the cluster, and the store from neighbours."""
 
 from __future__ import annotations
 

@@ -56,6 +56,17 @@ def test_created_journal_is_appended_read_and_deleted(gazctl, root, shared):
     (file,) = (shared.fragments / name).rglob("*.gz")
     assert file.parent.name.startswith("date=")
 
+    again = gazctl("create", name, "--store", "file:///")
+    assert again.code == 0
+    assert again.err.splitlines()[1] == (
+        f"warning: file:/// has content of a former journal {name}, up to offset 12. To continue after it, run "
+        f"`gazctl journals reset-head {name}`"
+    )
+    assert gazctl("reset-head", name, "--yes").code == 0
+    assert (
+        gazctl("append", name, "events.jsonl").err == f"appended 12 bytes to {name} at offset 12\n"
+    )
+
 
 def test_second_journal_uses_the_store_of_its_neighbour(gazctl, root):
     assert gazctl("create", f"{root}/one", "--store", f"file:///{root}-store/").code == 0

@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 
 import grpc
 import orjson
@@ -13,9 +12,8 @@ import yaml
 from gazctl_runner import TWO_JOURNALS
 
 from gazette_platform.cli.gazctl import main
-from gazette_platform.embedded.endpoints import Endpoints
 from gazette_platform.message import fnv1a32, frame_fixed, modulo
-from gazette_platform.protocol import ProcessId, Route, Status, SuspendLevel, SuspendSpec
+from gazette_platform.protocol import Status
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.fake_broker import Fault
 
@@ -64,80 +62,6 @@ def test_bad_specs_are_one_line_and_change_nothing(gazctl, broker, document, tex
     assert result.err.startswith("gazctl: error: stdin: ")
     assert text in result.err
     assert result.err.count("\n") == 1
-    assert not broker.calls
-
-
-def test_stale_revision_is_told_with_what_to_do(gazctl):
-    gazctl("apply", stdin=TWO_JOURNALS)
-    listed = gazctl("list", "-o", "yaml").out
-    assert gazctl("apply", stdin=listed).code == 0
-    result = gazctl("apply", stdin=listed)
-    assert result.code == 1
-    assert "a/one is at revision 3, and the specs expect revision 2" in result.err
-    assert "list again, and apply on top" in result.err
-
-
-def test_equal_specs_are_unchanged_and_need_no_call(gazctl, broker):
-    gazctl("apply", stdin=TWO_JOURNALS)
-    result = gazctl("apply", stdin=TWO_JOURNALS)
-    assert (result.code, result.err) == (0, "a/one: unchanged\na/two: unchanged\n2 unchanged\n")
-    assert broker.calls["Apply"] == 1
-
-
-def test_changed_spec_without_revision_shows_the_difference(gazctl, broker, tmp_path):
-    gazctl("apply", stdin=TWO_JOURNALS)
-    more = TWO_JOURNALS.replace(b"1048576", b"2097152") + b"- name: a/zoo\n"
-    (tmp_path / "more.yaml").write_bytes(more)
-    result = gazctl("apply", "more.yaml")
-    assert result.code == 1
-    *diff, error = result.err.splitlines()
-    assert "--- a/one (in the cluster, revision 2)" in diff
-    assert "-  length: 1048576" in diff
-    assert "+  length: 2097152" in diff
-    assert error.startswith("gazctl: error: a/one and 1 more exist with other specs")
-    assert "--force, or run `gazctl journals edit a/one`" in error
-    assert broker.calls["Apply"] == 1
-    forced = gazctl("apply", "more.yaml", "--force")
-    assert forced.err == (
-        "a/one: changed\na/two: changed\na/zoo: created\n1 created, 2 changed (revision 3)\n"
-    )
-    assert broker.journals["a/one"].spec.fragment.length == 2097152
-
-
-def test_suspension_of_a_journal_is_no_difference(gazctl, broker):
-    gazctl("apply", stdin=TWO_JOURNALS)
-    journal = broker.journals["a/one"]
-    suspended = SuspendSpec(SuspendLevel.FULL, 7)
-    journal.spec = replace(journal.spec, suspend=suspended)
-    assert "a/one: unchanged" in gazctl("apply", stdin=TWO_JOURNALS).err
-    changed = TWO_JOURNALS.replace(b"1048576", b"2097152")
-    assert gazctl("apply", "--force", stdin=changed).code == 0
-    assert broker.journals["a/one"].spec.suspend == suspended
-
-
-def test_apply_takes_several_files_in_one_transaction(gazctl, broker, tmp_path):
-    (tmp_path / "a.yaml").write_bytes(TWO_JOURNALS)
-    (tmp_path / "b.yaml").write_bytes(TWO_JOURNALS.replace(b"a/", b"b/"))
-    assert gazctl("apply", "a.yaml", "b.yaml").err.endswith("\n4 created (revision 2)\n")
-    again = gazctl("apply", "a.yaml", "-", stdin=TWO_JOURNALS)
-    assert again.code == 1
-    assert "a/one is in a.yaml and in stdin (nothing was applied; keep one" in again.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["a.yaml", "--specs", "a.yaml"], "give files or --specs, and not both"),
-        (["a.yaml", "a.yaml"], "a.yaml is given twice"),
-        (["missing.yaml"], "FILE: cannot read missing.yaml: No such file or directory"),
-        (["."], "FILE: cannot read .: Is a directory"),
-    ],
-)
-def test_wrong_files_of_apply_are_named(gazctl, broker, tmp_path, arguments, text):
-    (tmp_path / "a.yaml").write_bytes(TWO_JOURNALS)
-    result = gazctl("apply", *arguments)
-    assert result.code == 1
-    assert text in result.err
     assert not broker.calls
 
 
@@ -334,76 +258,6 @@ def test_journals_are_named_as_arguments(gazctl, broker):
         neither = gazctl(command)
         assert neither.code == 1
         assert "Missing option '--selector'" in neither.err
-
-
-def test_append_takes_files_after_the_journal(gazctl, broker, tmp_path):
-    broker.journal("a/one")
-    for name in ("x", "y"):
-        (tmp_path / name).write_bytes(name.encode() * 3)
-    result = gazctl("append", "a/one", "x", "y")
-    assert result.err == (
-        "appended 3 bytes to a/one at offset 0\nappended 3 bytes to a/one at offset 3\n"
-    )
-    assert gazctl("append", "-l", "name=a/one", "y").code == 0
-    assert broker.journals["a/one"].content == b"xxxyyyyyy"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (
-            ["x.jsonl", "a/one"],
-            "x.jsonl is a file, and the journal comes first: `gazctl journals append a/one x.jsonl`",
-        ),
-        (["x.jsonl"], "the journal comes first: `gazctl journals append NAME x.jsonl`"),
-        (
-            ["a/one", "a/two"],
-            "FILE: cannot read a/two: No such file or directory (arguments after the journal are files",
-        ),
-        (["a/one", "x.jsonl", "-i", "x.jsonl"], "give files or --input, and not both"),
-        (
-            ["a/none", "x.jsonl"],
-            "a/none: JOURNAL_NOT_FOUND (check the name with `gazctl journals list`, or create it with `gazctl journals create`)",
-        ),
-    ],
-    ids=["order", "no-journal", "two-journals", "twice", "unknown"],
-)
-def test_wrong_arguments_of_append_say_what_is_right(gazctl, broker, tmp_path, arguments, text):
-    broker.journal("a/one")
-    (tmp_path / "x.jsonl").write_bytes(b"x")
-    result = gazctl("append", *arguments)
-    assert result.code == 1
-    assert text in " ".join(result.err.replace("│", " ").split())
-    assert broker.journals["a/one"].content == b""
-
-
-def test_create_knows_brokers_of_gazette_by_their_routes(gazctl, broker):
-    """They do not know the call that lists brokers."""
-    broker.journal("a/one")
-    members = tuple(ProcessId(zone, "broker") for zone in ("east", "west"))
-    broker.route = Route(members, 0, ("http://h:1", "http://h:1"))
-    printed = gazctl("create", "a/two", "--print")
-    assert (
-        yaml.safe_load(printed.out)["replication"] == 3
-    )  # the broker that answers has a zone, too
-    assert broker.calls["Apply"] == 0
-
-
-def test_create_uses_the_store_of_the_platform(gazctl, broker, tmp_path, monkeypatch):
-    broker.journal("a/one")
-    endpoints = tmp_path / "endpoints.json"
-    monkeypatch.setenv("GAZETTE_ENDPOINTS", str(endpoints))
-
-    def store():
-        printed = gazctl("create", "a/two", "--print")
-        assert printed.code == 0, printed.err
-        return yaml.safe_load(printed.out)["fragment"]["stores"]
-
-    assert store() == ["file:///"]  # it is down
-    Endpoints(broker=broker.address, store="s3://lake/").save(endpoints)
-    assert store() == ["s3://lake/"]
-    Endpoints(broker="http://another:1", store="s3://lake/").save(endpoints)
-    assert store() == ["file:///"]
 
 
 @pytest.mark.parametrize("command", [("read", "-l", "name=a/one"), ("fragments",)])
