@@ -119,7 +119,8 @@ def append(
     gazctl journals append -l name:prefix=a/ -f lines -m modulo -i keys-and-records.txt
     """
     if selector is not None and name is not None:
-        name, files = None, [name, *(files or [])]
+        files = [name, *(files or [])]
+        name = None
     selection = Selection.of([name] if name is not None else None, selector)
     if files and input_file is not None:
         raise typer.BadParameter("give files or --input, and not both")

@@ -195,7 +195,9 @@ async def _cluster(client: AsyncClient, listed: ListSnapshot) -> tuple[set[str],
     routes = [each.route for each in listed]
     zones = {member.zone for route in routes for member in route.members}
     endpoints = {endpoint for route in routes for endpoint in route.endpoints if endpoint}
-    return zones | {listed.header.process_id.zone}, endpoints
+    if listed.header.process_id is not None:
+        zones.add(listed.header.process_id.zone)
+    return zones, endpoints
 
 
 def _platform_store(address: str) -> list[str]:

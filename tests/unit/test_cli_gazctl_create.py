@@ -1,10 +1,14 @@
 """`gazctl journals create` and `append` against a fake broker: defaults, and arguments."""
 
+import io
+import sys
+
 import pytest
 import yaml
 
+from gazette_platform.cli.output import confirmed
 from gazette_platform.embedded.endpoints import Endpoints
-from gazette_platform.protocol import ProcessId, Route
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, ProcessId, Route
 
 
 def test_create_knows_brokers_of_gazette_by_their_routes(gazctl, broker):
@@ -75,3 +79,37 @@ def test_wrong_arguments_of_append_say_what_is_right(gazctl, broker, tmp_path, a
     assert result.code == 1
     assert text in " ".join(result.err.replace("│", " ").split())
     assert broker.journals["a/one"].content == b""
+
+
+class Terminal(io.StringIO):
+    """Stdin of a person."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stdin", "is_confirmed"),
+    [
+        (Terminal("y\n"), True),
+        (Terminal("YES\n"), True),
+        (Terminal("\n"), False),
+        (Terminal("n\n"), False),
+        (Terminal(""), False),
+        (io.StringIO("y\n"), False),
+    ],
+    ids=["y", "yes", "enter", "no", "end", "pipe"],
+)
+def test_only_a_person_confirms(monkeypatch, capsys, stdin, is_confirmed):
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert confirmed("Delete 1 journal?") == is_confirmed
+    asked = "" if not stdin.isatty() else "Delete 1 journal? [y/N]\n"
+    assert capsys.readouterr() == ("", asked)
+
+
+def test_delete_of_an_empty_journal_says_so(gazctl, broker):
+    journal = broker.journal("a/one")
+    fragment = FragmentSpec(length=1 << 20, codec=CompressionCodec.NONE, refresh_interval_ns=10**9)
+    journal.spec = JournalSpec("a/one", 1, fragment=fragment)
+    assert "a/one: is empty" in gazctl("delete", "a/one", "--yes").err
+    assert broker.journals == {}
