@@ -139,7 +139,9 @@ class JournalNotFound(StatusError):
     """No such journal, or the caller's claims hide it."""
 
     status = "JOURNAL_NOT_FOUND"
-    advice = "check the name with `gazctl journals list`, or create it with `gazctl journals apply`"
+    advice = (
+        "check the name with `gazctl journals list`, or create it with `gazctl journals create`"
+    )
 
 
 class NoJournalPrimaryBroker(StatusError):

@@ -201,7 +201,7 @@ def connect(
     cache_size: BrokerCacheSize = 0,
     cache_ttl: BrokerCacheTtl = "1m",
 ) -> None:
-    """List, apply, read and append to journals, and keep their fragments."""
+    """Create, list, append to and read journals, and keep their fragments."""
     set_up_logging(log_level, log_format)
     config = config_of(
         "broker",

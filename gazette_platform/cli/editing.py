@@ -5,15 +5,18 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from gazette_platform.cli.connection import opened
 from gazette_platform.cli.errors import one_line
 from gazette_platform.cli.output import note
 from gazette_platform.errors import GazetteError, SetupError, ValidationError
 
-__all__ = ["edit_until_taken", "read_specs"]
+__all__ = ["SpecFiles", "SpecsOption", "edit_until_taken", "read_specs", "require_distinct"]
 
 _HEADER = (
     "#\N{GEAR} Edit the specs, save, and leave the editor to apply them.\n"
@@ -21,18 +24,63 @@ _HEADER = (
 )
 
 
-def read_specs(specs: str) -> bytes:
-    """The document that ``--specs`` names; ``-`` is stdin.
+SpecFiles = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="FILE", show_default=False, help="YAML files; none, or -, is stdin."),
+]
+SpecsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--specs", metavar="FILE", show_default=False, help="A file, as Gazette's tools take it."
+    ),
+]
 
-    Raises: ValidationError: it cannot be read.
+
+def read_specs(files: Sequence[str] | None, specs: str | None) -> list[tuple[str, bytes]]:
+    """Read the documents of a command line, each with its name for errors.
+
+    Args:
+        files: arguments of the command; ``-`` is stdin.
+        specs: what ``--specs`` names instead; neither means stdin.
+
+    Raises: ValidationError: a document cannot be read. typer.BadParameter: both were given, or a file twice.
     """
-    if specs == "-":
+    if files and specs is not None:
+        raise typer.BadParameter("give files or --specs, and not both")
+    names = list(files or [specs or "-"])
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        raise typer.BadParameter(f"{twice[0]} is given twice")
+    return [("stdin" if name == "-" else name, _read(name)) for name in names]
+
+
+def _read(name: str) -> bytes:
+    if name == "-":
+        if sys.stdin.isatty():
+            note("reading YAML from the terminal; Ctrl-D ends it (or give a FILE)")
         return sys.stdin.buffer.read()
-    with opened(specs, "--specs") as file:
+    with opened(name, "FILE") as file:
         try:
             return file.read()
         except OSError as err:
-            raise ValidationError(f"cannot read {specs}: {err.strerror}", path="--specs") from err
+            raise ValidationError(f"cannot read {name}: {err.strerror}", path="FILE") from err
+
+
+def require_distinct(names: Mapping[str, Iterable[str]]) -> None:
+    """Refuse a journal or shard that two documents describe.
+
+    Args:
+        names: by document.
+
+    Raises: ValidationError: there is one; names both documents.
+    """
+    seen: dict[str, str] = {}
+    for document, found in names.items():
+        for name in found:
+            if seen.setdefault(name, document) != document:
+                raise ValidationError(
+                    f"{name} is in {seen[name]} and in {document} (nothing was applied; keep one of them)"
+                )
 
 
 def edit_until_taken(original: str, take: Callable[[str], None], *, group: str) -> None:
@@ -74,7 +122,7 @@ def _keep(edited: str, group: str) -> None:
         "w", prefix="gazctl-edit-", suffix=".yaml", encoding="utf-8", delete=False
     ) as file:
         file.write(edited)
-    note(f"what was edited is in {file.name} (mend it; `gazctl {group} apply --specs` takes it)")
+    note(f"what was edited is in {file.name} (mend it; `gazctl {group} apply` takes it)")
 
 
 def _strip_header(text: str) -> str:

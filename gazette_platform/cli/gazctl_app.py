@@ -6,6 +6,8 @@ from gazette_platform.cli import (
     gazctl_attach_uuids,
     gazctl_journals_append,
     gazctl_journals_apply,
+    gazctl_journals_create,
+    gazctl_journals_delete,
     gazctl_journals_describe,
     gazctl_journals_fragments,
     gazctl_journals_list,
@@ -31,13 +33,15 @@ journals = typer.Typer(
     cls=CommonOptionsGroup,
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="List, apply, read and append to journals, and keep their fragments.",
+    help="Create, list, append to and read journals, and keep their fragments.",
     epilog=EPILOG,
 )
 journals.callback()(connect)
 journals.command("list")(gazctl_journals_list.list_journals)
 journals.command("describe")(gazctl_journals_describe.describe)
 journals.command("top")(gazctl_journals_top.top)
+journals.command("create")(gazctl_journals_create.create)
+journals.command("delete")(gazctl_journals_delete.delete)
 journals.command("apply")(gazctl_journals_apply.apply)
 journals.command("edit")(gazctl_journals_apply.edit)
 journals.command("append")(gazctl_journals_append.append)

@@ -10,15 +10,17 @@ import stat
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Annotated, BinaryIO, Self, final
 
 import typer
 
+from gazette_platform.cli.completion import complete_names
 from gazette_platform.cli.connection import connected, matching
 from gazette_platform.cli.output import note
-from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
+from gazette_platform.cli.selection import Selection, SelectorOrNames
 from gazette_platform.client import AppendWriter, AsyncClient
-from gazette_platform.errors import DataError, ValidationError
+from gazette_platform.errors import DataError, JournalNotFound, ValidationError
 
 __all__ = ["append"]
 
@@ -49,12 +51,35 @@ class Mapping(enum.StrEnum):
 
 def append(
     ctx: typer.Context,
-    names: Names = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            show_default=False,
+            autocompletion=complete_names,
+            help="Journal, in place of a selector; a name that ends in / means any below it.",
+        ),
+    ] = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE",
+            show_default=False,
+            help="What to append, one file after the other; none, or -, is stdin.",
+        ),
+    ] = None,
     *,
     selector: SelectorOrNames = None,
     input_file: Annotated[
-        str, typer.Option("-i", "--input", metavar="FILE", help="What to append; - is stdin.")
-    ] = "-",
+        str | None,
+        typer.Option(
+            "-i",
+            "--input",
+            metavar="FILE",
+            show_default=False,
+            help="A file, as Gazette's tools take it.",
+        ),
+    ] = None,
     framing: Annotated[
         Framing,
         typer.Option(
@@ -77,36 +102,61 @@ def append(
         bool, typer.Option("--base64", help="Keys of framing 'lines' are base64.")
     ] = False,
 ) -> None:
-    """Append a file or stdin to journals.
+    """Append files or stdin to a journal, or to one of several.
 
-    Records of framing 'lines' and 'fixed' keep their delimiters, are never split, and reach each
-    journal in the order of the input.
+    Each file is one append: readers see all of it or nothing. Records of framing 'lines' and 'fixed' keep
+    their delimiters, are never split, and reach each journal in the order of the input. With a selector, which
+    replaces NAME, all arguments are files.
 
     **Examples**
 
-    gazctl journals append a/journal -i archive.bin
+    gazctl journals append events/clicks clicks.jsonl
 
-    gazctl journals append -l name:prefix=a/ --framing lines < events.jsonl
+    echo '{"user": 7}' | gazctl journals append events/clicks
+
+    gazctl journals append -l name:prefix=a/ --framing lines events.jsonl
 
     gazctl journals append -l name:prefix=a/ -f lines -m modulo -i keys-and-records.txt
     """
-    selection = Selection.of(names, selector)
+    if selector is not None and name is not None:
+        files = [name, *(files or [])]
+        name = None
+    selection = Selection.of([name] if name is not None else None, selector)
+    if files and input_file is not None:
+        raise typer.BadParameter("give files or --input, and not both")
     if framing is Framing.NONE and mapping is not Mapping.RANDOM:
         raise ValidationError("needs --framing lines or fixed", path=f"--mapping {mapping}")
     if is_base64 and framing is not Framing.LINES:
         raise ValidationError("needs --framing lines", path="--base64")
 
     async def work(client: AsyncClient) -> None:
-        source = _Input(input_file)
-        with source:
-            if framing is Framing.NONE:
-                await _append_whole(client, selection, source)
-            else:
-                await _append_records(
-                    client, selection, source, framing, mapping, is_base64=is_base64
-                )
+        for file in files or [input_file or "-"]:
+            with _Input(file) as source:
+                if framing is Framing.NONE:
+                    await _append_whole(client, selection, source)
+                else:
+                    await _append_records(
+                        client, selection, source, framing, mapping, is_base64=is_base64
+                    )
 
-    connected(ctx, work)
+    try:
+        connected(ctx, work)
+    except (JournalNotFound, _CannotRead) as err:
+        if name is None or not Path(name).is_file():
+            if name is None or isinstance(err, JournalNotFound):
+                raise
+            raise ValidationError(
+                f"{err.message} (arguments after the journal are files; -l appends to one of several journals)",
+                path=err.path,
+            ) from err
+        journal = files[0] if files else "NAME"
+        raise ValidationError(
+            f"{name} is a file, and the journal comes first: `gazctl journals append {journal} {name}`"
+        ) from err
+
+
+class _CannotRead(ValidationError):
+    """A file cannot be read."""
 
 
 @final
@@ -118,10 +168,12 @@ class _Input:
         try:
             self._fd = _STDIN if self._is_stdin else os.open(name, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as err:
-            raise ValidationError(f"cannot read {name}: {err.strerror}", path="--input") from err
+            raise _CannotRead(f"cannot read {name}: {err.strerror}", path="FILE") from err
         status = os.fstat(self._fd)
         if stat.S_ISDIR(status.st_mode):
-            raise ValidationError(f"is a directory ({name})", path="--input")
+            raise _CannotRead(f"is a directory ({name})", path="FILE")
+        if self._is_stdin and sys.stdin.isatty():
+            note("reading from the terminal; Ctrl-D ends it (or give a FILE)")
         self._is_file = stat.S_ISREG(status.st_mode)
         self._begin = os.lseek(self._fd, 0, os.SEEK_CUR) if self._is_file else 0
         self._spool: BinaryIO | None = None

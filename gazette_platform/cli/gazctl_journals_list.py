@@ -104,7 +104,7 @@ def list_journals(
 
 def _none_text(selector: str) -> str:
     if not selector:
-        return "there are no journals yet; `gazctl journals apply` makes some"
+        return "there are no journals yet; `gazctl journals create NAME` makes one"
     return (
         f"no journals match {selector}; `gazctl journals list -o yaml` shows all, with their labels"
     )

@@ -1,13 +1,12 @@
 """`gazctl journals reset-head`, `flush`, `suspend` and `store-health`."""
 
-import sys
 from typing import Annotated
 
 import typer
 
 from gazette_platform.cli.connection import connected, matching
 from gazette_platform.cli.instants import seconds_of
-from gazette_platform.cli.output import note, print_text
+from gazette_platform.cli.output import confirmed, note, print_text
 from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
 from gazette_platform.client import AsyncClient, HeadState
 from gazette_platform.errors import SpoolsAwaited, StoreUnavailable
@@ -65,7 +64,7 @@ def reset_head(
             would = "would be" if state.is_refused else "is"
             print_text(f"{name}: head {would} {state.head}")
         return
-    may_give_up = bool(lossy) and (yes or _is_confirmed(lossy))
+    may_give_up = bool(lossy) and (yes or confirmed(f"Give that up in {len(lossy)} journals?"))
 
     async def work(client: AsyncClient) -> None:
         for name, state in states.items():
@@ -91,15 +90,6 @@ def _loss(name: str, state: HeadState, *, is_given_up: bool) -> str:
     if not running:
         return text
     return f"{text} ({running} runs, and stores what it has, or came back without its spool)"
-
-
-def _is_confirmed(lossy: list[str]) -> bool:
-    """Whether the person at the terminal, if there is any, gives up content."""
-    if not sys.stdin.isatty():
-        return False
-    # Not typer's question, which writes to stdout, too.
-    note(f"Give that up? [y/N] ({len(lossy)} journals)")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def flush(

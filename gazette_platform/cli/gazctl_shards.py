@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gazette_platform.cli.connection import FileRoot
+from gazette_platform.cli.editing import SpecFiles, SpecsOption
 from gazette_platform.cli.shards_connection import Ids, ShardSelection, ShardSelector
 
 __all__ = [
@@ -80,30 +81,41 @@ def list_shards(
 
 def apply(
     ctx: typer.Context,
+    files: SpecFiles = None,
     *,
-    specs: Annotated[
-        str, typer.Option("--specs", metavar="FILE", help="YAML of shards; - is stdin.")
-    ] = "-",
+    specs: SpecsOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the specs, print the request, change nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Check the specs, print the request they stand for, change nothing."
+        ),
     ] = False,
     max_txn_size: BatchSize = 0,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "-f", "--force", help="Change shards whose specs differ and give no revision."
+        ),
+    ] = False,
 ) -> None:
-    """Create, update and delete shards as YAML says.
+    """Make shards as YAML specs say.
 
-    A shard's `revision` is the one it must be at: 0 or none creates it, -1 does not check.
-    `delete: true` deletes it. Shards stand in the order of their IDs; what `common` says is of all.
+    Shards that do not exist are created. One whose spec is equal is left `unchanged`. If a spec differs and gives no
+    `revision`, nothing is applied: the command shows the difference and fails; --force changes the shard.
 
-    Nothing is applied if a source or a recovery log is not a journal of the brokers, or one of another
+    A `revision` makes a spec a compare-and-set: the shard must be at it, and -1 stands for any. `delete: true`,
+    which needs a revision, deletes the shard. Shards are in the order of their IDs; `common` holds what they share.
+
+    Nothing is applied if a source or a recovery log is not a journal of the brokers, or has another
     content type.
 
     **Examples**
 
-    gazctl shards apply --specs shards.yaml --dry-run
+    gazctl shards apply shards.yaml
 
     gazctl shards list -o yaml | sed 's/hot_standbys: 1/hot_standbys: 2/' | gazctl shards apply
     """
-    _body("apply").apply(ctx, specs, max_txn_size, dry_run=dry_run)
+    _body("apply").apply(ctx, files, specs, max_txn_size, dry_run=dry_run, force=force)
 
 
 def edit(
@@ -127,6 +139,7 @@ def edit(
 
 def prune(
     ctx: typer.Context,
+    ids: Ids = None,
     *,
     selector: ShardSelector = None,
     dry_run: Annotated[
@@ -148,13 +161,21 @@ def prune(
 
     gazctl shards prune -l team=search --dry-run
     """
-    _body("prune").prune(ctx, ShardSelection.of(None, selector), file_root, dry_run=dry_run)
+    _body("prune").prune(ctx, ShardSelection.of(ids, selector), file_root, dry_run=dry_run)
 
 
 def recover(
     ctx: typer.Context,
+    shard: Annotated[
+        str | None, typer.Argument(metavar="ID", show_default=False, help="The shard.")
+    ] = None,
     *,
-    shard: Annotated[str, typer.Option("--id", metavar="ID", help="The shard.")],
+    shard_id: Annotated[
+        str | None,
+        typer.Option(
+            "--id", metavar="ID", show_default=False, help="The shard, as Gazette's tools take it."
+        ),
+    ] = None,
     directory: Annotated[
         Path,
         typer.Option("-d", "--dir", help="For its files: a directory that is empty, or not there."),
@@ -166,9 +187,11 @@ def recover(
 
     **Example**
 
-    gazctl shards recover --id shard-000 --dir shard-000.files
+    gazctl shards recover shard-000 --dir shard-000.files
     """
-    _body("recover").recover(ctx, shard, directory)
+    if (shard is None) == (shard_id is None):
+        raise typer.BadParameter("give the ID of one shard, as an argument or by --id")
+    _body("recover").recover(ctx, shard or shard_id, directory)
 
 
 def unassign(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from gazette_platform.cli.editing import edit_until_taken, read_specs
+from gazette_platform.cli.declaring import Found, Wanted, differences, plan, report, stale
+from gazette_platform.cli.editing import edit_until_taken, read_specs, require_distinct
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.cli.shards_connection import connected_shards, matching_shards
 from gazette_platform.consumer.client import check_shard_changes, shard_apply_request
+from gazette_platform.consumer.protocol import ShardChange
 from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes, shards_yaml
 from gazette_platform.consumer.references import check_references
-from gazette_platform.errors import EtcdTransactionFailed, ValidationError
+from gazette_platform.errors import CallFailed, EtcdTransactionFailed, ValidationError
 from gazette_platform.protocol import message_text
 
 if TYPE_CHECKING:
@@ -22,23 +24,31 @@ if TYPE_CHECKING:
     from gazette_platform.cli.shards_connection import ShardSelection
     from gazette_platform.client import AsyncClient
     from gazette_platform.consumer.client import ShardClient
-    from gazette_platform.consumer.protocol import ShardChange
+    from gazette_platform.consumer.protocol import ShardSpec
 
 __all__ = ["apply", "edit"]
-
-_STALE_MAX = 3
 
 # A field in a path, as `Sources[0].MinOffset` has two.
 _GO_FIELD = re.compile(r"(^|[.:] ?)([A-Z][A-Za-z]*)(?=[\[.:]|$)")
 
 
-def apply(ctx: typer.Context, specs: str, batch_size: int, *, dry_run: bool) -> None:
-    """Apply a YAML document, or print the request that would do so."""
-    changes = _parse(read_specs(specs), "stdin" if specs == "-" else specs)
+def apply(
+    ctx: typer.Context,
+    files: Sequence[str] | None,
+    specs: str | None,
+    batch_size: int,
+    *,
+    dry_run: bool,
+    force: bool,
+) -> None:
+    """Apply YAML documents, or print the request that would do so."""
+    parsed = {name: _parse(document, name) for name, document in read_specs(files, specs)}
+    require_distinct({name: map(_id, changes) for name, changes in parsed.items()})
+    changes = [one for some in parsed.values() for one in some]
     if dry_run:
         print_text(message_text(shard_apply_request(changes)), end="")
         return
-    _apply(ctx, changes, batch_size)
+    _apply(ctx, changes, batch_size, force=force)
 
 
 def edit(ctx: typer.Context, selection: ShardSelection, batch_size: int) -> None:
@@ -69,40 +79,58 @@ def _key_of(field: re.Match[str]) -> str:
     return field[1] + re.sub(r"(?<=[a-z])(?=[A-Z])", "_", field[2]).lower()
 
 
-def _apply(ctx: typer.Context, changes: Sequence[ShardChange], batch_size: int) -> None:
-    """Check what the changes refer to, apply them, and tell what came of it."""
+def _apply(
+    ctx: typer.Context, changes: Sequence[ShardChange], batch_size: int, *, force: bool = False
+) -> None:
+    """Check what the changes refer to, apply what differs, and report the outcome."""
+    wanted = [Wanted(_id(change), change.spec, change.revision) for change in changes]
 
     async def work(shards: ShardClient, client: AsyncClient) -> None:
-        await check_references(client, (each.spec for each in changes if each.spec is not None))
-        try:
-            revision = await shards.apply(changes, batch_size=batch_size)
-        except EtcdTransactionFailed as err:
-            stale = await _stale(shards, changes)
-            if not stale:
-                raise
-            raise EtcdTransactionFailed(stale) from err
-        deleted = sum(1 for change in changes if change.spec is None)
-        applied = len(changes) - deleted
-        note(f"applied {applied} and deleted {deleted} shards, revision {revision}")
+        await check_references(client, (each.spec for each in wanted if each.spec is not None))
+        found = await _found(shards)
+        planned = plan(wanted, found, force=force)
+        if planned.differing:
+            lines, error = differences(
+                planned.differing,
+                found,
+                group="shards",
+                as_yaml=lambda spec: shards_yaml([(spec, 0)]),
+            )
+            for line in lines:
+                note(line)
+            raise error
+        revision = 0
+        if planned.changes:
+            revision = await _send(shards, planned.changes, batch_size)
+        for line in report(planned.outcomes, revision):
+            note(line)
 
     connected_shards(ctx, work)
 
 
-async def _stale(shards: ShardClient, changes: Sequence[ShardChange]) -> str:
-    """Which of the changes are at another revision than they expect, in words; empty if none."""
-    found = {each.id: each.mod_revision for each in await shards.list()}
-    stale = []
-    for change in changes:
-        shard = change.delete if change.spec is None else change.spec.id
-        at = found.get(shard, 0)
-        if change.revision not in {-1, at}:
-            if at and not change.revision:
-                stale.append(
-                    f"{shard} exists already (to change it, run `gazctl shards edit {shard}`, or give its spec "
-                    f"`revision: {at}`)"
-                )
-                continue
-            is_at = f"is at revision {at}" if at else "does not exist"
-            stale.append(f"{shard} {is_at}, and the specs expect revision {change.revision}")
-    more = f"; and {len(stale) - _STALE_MAX} more" if len(stale) > _STALE_MAX else ""
-    return "; ".join(stale[:_STALE_MAX]) + more
+async def _send(shards: ShardClient, wanted: Sequence[Wanted[ShardSpec]], batch_size: int) -> int:
+    changes = [
+        ShardChange(each.spec, "" if each.spec else each.name, each.revision) for each in wanted
+    ]
+    try:
+        return await shards.apply(changes, batch_size=batch_size)
+    except EtcdTransactionFailed as err:
+        text = stale(wanted, await _found(shards), group="shards")
+        if not text:
+            raise
+        raise EtcdTransactionFailed(text) from err
+
+
+async def _found(shards: ShardClient) -> dict[str, Found[ShardSpec]]:
+    """All shards of the group; none if the caller's token may not list them."""
+    try:
+        listed = await shards.list()
+    except CallFailed as err:
+        if err.code != "UNAUTHENTICATED":
+            raise
+        return {}
+    return {each.id: Found(each.spec, each.mod_revision) for each in listed}
+
+
+def _id(change: ShardChange) -> str:
+    return change.delete if change.spec is None else change.spec.id

@@ -8,7 +8,7 @@ import orjson
 
 from gazette_platform.protocol import escape_html
 
-__all__ = ["note", "print_json", "print_table", "print_text", "printable", "writing"]
+__all__ = ["confirmed", "note", "print_json", "print_table", "print_text", "printable", "writing"]
 
 NONE = "<none>"
 """What a table shows for a value that is missing."""
@@ -64,6 +64,15 @@ def writing(name: str) -> Iterator[None]:
 def note(text: str) -> None:
     """Tell something to the person at the terminal, on stderr."""
     print(printable(text), file=sys.stderr, flush=True)
+
+
+def confirmed(question: str) -> bool:
+    """Ask the person at the terminal; False without one."""
+    if not sys.stdin.isatty():
+        return False
+    # Not typer's question, which writes to stdout, too.
+    note(f"{question} [y/N]")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def printable(text: str) -> str:

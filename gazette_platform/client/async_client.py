@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from gazette_platform.client.counts import ClientCounts
+    from gazette_platform.protocol import BrokerSpec
 
 __all__ = ["AsyncClient"]
 
@@ -444,6 +445,10 @@ class AsyncClient(AsyncClosing):
     async def refused_stores(self, stores: Sequence[str]) -> dict[str, str]:
         """Those of `stores` that no journal can ever be kept in here, with why; see `store_health`."""
         return await listing.refused_stores(self._transport, stores)
+
+    async def brokers(self) -> tuple[BrokerSpec, ...]:
+        """The brokers of the cluster, by zone and suffix; none if they are Gazette's own, which cannot say."""
+        return await listing.list_brokers(self._transport)
 
     # ------------------------------------------------------------------ flushes and savepoints
 

@@ -23,6 +23,7 @@ from gazette_platform.errors import (
 )
 from gazette_platform.protocol import (
     HISTORY,
+    BrokerSpec,
     Fragment,
     Header,
     JournalChange,
@@ -51,6 +52,7 @@ __all__ = [
     "apply_request",
     "check_store",
     "fragment_page",
+    "list_brokers",
     "list_journals",
     "list_response",
     "refused_stores",
@@ -80,6 +82,11 @@ _STORE_HEALTH: Final = UnaryMethod(
 _CHECK_STORES: Final = UnaryMethod(
     path="/gazette_platform.Admin/CheckStores",
     response=admin_pb.CheckStoresResponse,
+    capability=Capability.APPLY,
+)
+_LIST_BROKERS: Final = UnaryMethod(
+    path="/gazette_platform.Admin/ListBrokers",
+    response=admin_pb.ListBrokersResponse,
     capability=Capability.APPLY,
 )
 # As many as brokers take in one call.
@@ -386,3 +393,27 @@ async def refused_stores(transport: Transport, stores: Sequence[str]) -> dict[st
 def _refused(transport: Transport, response: admin_pb.CheckStoresResponse) -> dict[str, str]:
     transport.learn("", response.header)
     return {one.store: one.reason for one in response.refused}
+
+
+async def list_brokers(transport: Transport) -> tuple[BrokerSpec, ...]:
+    """Ask a broker for the members of its cluster.
+
+    Returns: none for brokers of Gazette's own, which have no such call.
+    Cancellation: safe.
+    """
+    members = UnaryCall(
+        method=_LIST_BROKERS, request=admin_pb.ListBrokersRequest(), what="list of brokers"
+    )
+    try:
+        return await ask(transport, members, partial(_brokers, transport))
+    except CallFailed as err:
+        if err.code != "UNIMPLEMENTED":
+            raise
+        return ()
+
+
+def _brokers(
+    transport: Transport, response: admin_pb.ListBrokersResponse
+) -> tuple[BrokerSpec, ...]:
+    transport.learn("", response.header)
+    return tuple(BrokerSpec.from_pb(one) for one in response.brokers)

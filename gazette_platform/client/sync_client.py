@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         StoreHealth,
     )
     from gazette_platform.ops.clock import Clock
+    from gazette_platform.protocol import BrokerSpec
 
 __all__ = ["Client"]
 
@@ -290,6 +291,10 @@ class Client(Closing):
     def refused_stores(self, stores: Sequence[str]) -> dict[str, str]:
         """As `AsyncClient.refused_stores`."""
         return self._loop.run(self._client.refused_stores(stores))
+
+    def brokers(self) -> tuple[BrokerSpec, ...]:
+        """As `AsyncClient.brokers`."""
+        return self._loop.run(self._client.brokers())
 
     def flush(self, selector: LabelSelector | str, *, timeout_s: float = 60.0) -> dict[str, int]:
         """As `AsyncClient.flush`."""

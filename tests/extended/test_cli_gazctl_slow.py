@@ -1,6 +1,5 @@
 """Commands of gazctl that wait: for slow input, and for a broker that is away."""
 
-import re
 import subprocess
 import sys
 import threading
@@ -74,7 +73,7 @@ def journals(gazctl, root):
     """Two journals, applied."""
     result = gazctl("apply", stdin=SPEC.format(root=root).encode())
     assert result.code == 0, result.err
-    assert re.fullmatch(r"applied 2 and deleted 0 journals, revision \d+\n", result.err)
+    assert "2 created (revision " in result.err
     return f"name:prefix={root}/"
 
 

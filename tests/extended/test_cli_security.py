@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import types
 
 import pytest
 
@@ -64,7 +63,7 @@ def gazctl(broker, authority, monkeypatch, capfd):
         for name, value in (tls | variables).items():
             monkeypatch.setenv(name, value)
         raw = io.BytesIO(stdin.encode())
-        monkeypatch.setattr("sys.stdin", types.SimpleNamespace(buffer=raw, read=lambda: stdin))
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(raw))
         code = main(["journals", *args])
         done = capfd.readouterr()
         for name in variables:

@@ -33,7 +33,7 @@ from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb
 from gazette_platform.protocol.selectors import LabelSelector
 from gazette_platform.serving.interface import Code, RpcFailed
-from gazette_platform.testing.waiting import turns
+from gazette_platform.testing.waiting import eventually, turns
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 
@@ -414,3 +414,17 @@ async def test_one_call_checks_a_bounded_number_of_stores(local_brokers):
     raw = admin_pb.CheckStoresRequest(stores=["file:///"] * 257).SerializeToString()
     with pytest.raises(RpcFailed, match="too many Stores"):
         await broker.service.rpcs["CheckStores"].handler(raw, {})
+
+
+async def test_brokers_are_listed_with_their_zones(local_brokers):
+    first = await local_brokers.start(zone="b")
+    await local_brokers.start(zone="a")
+    async with AsyncClient(ClientConfig(address=first.endpoint)) as client:
+
+        async def both():
+            found = await client.brokers()
+            return found if len(found) == 2 else None
+
+        found = await eventually(both)
+        assert [each.id.name for each in found] == ["a#broker-1", "b#broker-0"]
+        assert found[1].endpoint == first.endpoint

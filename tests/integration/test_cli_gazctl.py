@@ -78,7 +78,8 @@ def journals(gazctl, root):
     """Two journals, applied."""
     result = gazctl("apply", stdin=SPEC.format(root=root).encode())
     assert result.code == 0, result.err
-    assert re.fullmatch(r"applied 2 and deleted 0 journals, revision \d+\n", result.err)
+    created = rf"{root}/one: created\n{root}/two: created\n2 created \(revision \d+\)\n"
+    assert re.fullmatch(created, result.err)
     return f"name:prefix={root}/"
 
 
@@ -104,12 +105,12 @@ def test_specs_are_listed_edited_and_deleted(gazctl, journals, root, tmp_path, m
         "file.write_text(file.read_text().replace('length: 1024', 'length: 2048'))"
     )
     monkeypatch.setenv("EDITOR", f"{sys.executable} {tmp_path}/editor.py")
-    assert gazctl("edit", "-l", journals).err.startswith("applied 2 and deleted 0")
+    assert "2 changed (revision " in gazctl("edit", "-l", journals).err
     tree = yaml.safe_load(gazctl("list", "-l", journals, "-o", "yaml").out)
     assert tree["fragment"]["length"] == 2048
     tree["delete"] = True
     result = gazctl("apply", stdin=yaml.safe_dump(tree).encode())
-    assert result.err.startswith("applied 0 and deleted 2")
+    assert "2 deleted (revision " in result.err
     assert gazctl("list", "-l", journals).out == b"Name\n"
 
 
@@ -117,8 +118,8 @@ def test_apply_says_what_cannot_work_yet(gazctl, root):
     four = SPEC.format(root=root).replace("replication: 1", "replication: 4")
     result = gazctl("apply", stdin=four.encode())
     assert result.code == 0
-    applied, one, two = result.err.splitlines()
-    assert applied.startswith("applied 2 and deleted 0 journals")
+    *_, applied, one, two = result.err.splitlines()
+    assert applied.startswith("2 created (revision ")
     assert one.startswith(f"warning: {root}/one has 3 of its 4 replicas: there are too few brokers")
     assert two.startswith(f"warning: {root}/two has 3 of its 4 replicas")
     more = "".join(f"- name: {root}-more/{number}\n" for number in range(5))

@@ -152,8 +152,23 @@ async def test_ca6_apply_checks_what_shards_refer_to_before_anything_changes(gro
     await client.apply([Change(journal("logs/shard-111", CONTENT_TYPE), revision=-1)])
     done = await gazctl("apply", specs=SPECS)
     assert (done.code, done.out) == (0, "")
-    assert done.err.startswith("applied 2 and deleted 0 shards, revision ")
+    assert "2 created (revision " in done.err
     assert sorted(specs_of(group)) == [SHARD, "shard-111"]
+
+
+async def test_apply_compares_specs_that_give_no_revision(group, gazctl, journals):
+    assert (await gazctl("apply", specs=SPECS)).code == 0
+    before = specs_of(group)
+    again = await gazctl("apply", "specs.yaml")
+    assert (again.code, again.err.splitlines()[-1]) == (0, "2 unchanged")
+    changed = SPECS.replace("max_txn_duration: 1s", "max_txn_duration: 3s")
+    refused = await gazctl("apply", specs=changed)
+    assert refused.code == 1
+    assert "+  max_txn_duration: 3s" in refused.err
+    assert f"or run `gazctl shards edit {SHARD}`" in refused.err
+    assert specs_of(group) == before
+    assert (await gazctl("apply", "--force", specs=changed)).code == 0
+    assert specs_of(group)[SHARD].max_txn_duration_ns == 3 * SECOND_NS
 
 
 async def test_what_is_listed_as_yaml_is_applied_edited_and_deleted(
@@ -178,12 +193,12 @@ async def test_what_is_listed_as_yaml_is_applied_edited_and_deleted(
     )
     monkeypatch.setenv("EDITOR", f"{sys.executable} {script}")
     edited = await gazctl("edit", "-l", "team=search")
-    assert (edited.code, "applied 1 and deleted 0" in edited.err) == (0, True)
+    assert (edited.code, ": changed (revision " in edited.err) == (0, True)
     expected = replace(before[SHARD], max_txn_duration_ns=2 * SECOND_NS)
     assert specs_of(group) == before | {SHARD: expected}
     assert "edit cancelled" in (await gazctl("edit", SHARD)).err
     deleted = await gazctl("apply", specs=f"shards: [{{id: {SHARD}, delete: true, revision: -1}}]")
-    assert "applied 0 and deleted 1 shards" in deleted.err
+    assert f"{SHARD}: deleted (revision " in deleted.err
     assert [*specs_of(group)] == ["shard-111"]
 
 

@@ -196,7 +196,7 @@ def gazctl(environment, monkeypatch, tmp_path, capfdbinary):
     monkeypatch.chdir(tmp_path)
 
     def run(*args, stdin=b""):
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin)))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         capfdbinary.readouterr()
         code = gazctl_main([*map(str, args)])
         out, err = capfdbinary.readouterr()

@@ -54,7 +54,7 @@ def test_status_error_without_journal_or_detail_is_its_name_and_advice():
     assert str(errors.ProposalMismatch()) == "PROPOSAL_MISMATCH"
     assert str(errors.JournalNotFound(journal="a/b")) == (
         "a/b: JOURNAL_NOT_FOUND "
-        "(check the name with `gazctl journals list`, or create it with `gazctl journals apply`)"
+        "(check the name with `gazctl journals list`, or create it with `gazctl journals create`)"
     )
 
 

@@ -1,4 +1,4 @@
-"""Serves List, once or as a watch, and Apply."""
+"""Serves List, once or as a watch, ListBrokers and Apply."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gazette_platform.protocol import (
     validate_list_request,
 )
 from gazette_platform.protocol.auth import ALL_CLAIMS, Forbidden
-from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
 
 if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
@@ -52,7 +52,7 @@ _RETRY_S = 0.05
 
 @final
 class ListApi:
-    """List and Apply RPCs of one broker."""
+    """List, ListBrokers and Apply RPCs of one broker."""
 
     def __init__(self, context: BrokerContext, resolver: Resolver[Replica]) -> None:
         self._context = context
@@ -137,6 +137,25 @@ class ListApi:
             self._state.route_of(name).into_pb(listed.route)
             size += listed.ByteSize()
         await send(message.SerializeToString())
+
+    # --------------------------------------------------------------------------- ListBrokers
+    async def list_brokers(
+        self,
+        raw: bytes,  # noqa: ARG002  has no fields
+        claims: Claims = ALL_CLAIMS,  # noqa: ARG002  routes name brokers to every caller, too
+    ) -> tuple[Status, bytes]:
+        """Serve one ListBrokers: the members that etcd knows now, by zone and suffix.
+
+        Returns: OK, and the ListBrokersResponse. Cancellation: safe.
+        """
+        members = self._state.members
+        response = admin_pb.ListBrokersResponse(
+            brokers=[members[each].spec.to_pb() for each in sorted(members)]
+        )
+        Header(self._resolver.process_id, Route(), self._context.space.header).into_pb(
+            response.header
+        )
+        return Status.OK, response.SerializeToString()
 
     # --------------------------------------------------------------------------------- Apply
     async def apply(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:

@@ -87,6 +87,7 @@ class BrokerService:
             self._unary(_ADMIN, "Flush", can.APPEND, admin.flush),
             self._unary(_ADMIN, "ResetHead", can.APPLY, heads.reset_head),
             self._unary(_ADMIN, "CheckStores", can.APPLY, fragments.check_stores),
+            self._unary(_ADMIN, "ListBrokers", can.APPLY, listing.list_brokers),
             self._unary(_ADMIN, "PutSavepoint", can.APPLY, admin.put_savepoint),
             self._unary(_ADMIN, "GetSavepoint", can.LIST, admin.get_savepoint),
             self._unary(_ADMIN, "ListSavepoints", can.LIST, admin.list_savepoints),

@@ -99,6 +99,18 @@ class RefusedStore(_message.Message):
     reason: str
     def __init__(self, store: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class ListBrokersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListBrokersResponse(_message.Message):
+    __slots__ = ("header", "brokers")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    BROKERS_FIELD_NUMBER: _ClassVar[int]
+    header: _protocol_pb2.Header
+    brokers: _containers.RepeatedCompositeFieldContainer[_protocol_pb2.BrokerSpec]
+    def __init__(self, header: _Optional[_Union[_protocol_pb2.Header, _Mapping]] = ..., brokers: _Optional[_Iterable[_Union[_protocol_pb2.BrokerSpec, _Mapping]]] = ...) -> None: ...
+
 class Savepoint(_message.Message):
     __slots__ = ("name", "offsets", "created_at", "journals", "created")
     class OffsetsEntry(_message.Message):

@@ -55,6 +55,11 @@ class AdminStub(object):
                 request_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.CheckStoresRequest.SerializeToString,
                 response_deserializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.CheckStoresResponse.FromString,
                 _registered_method=True)
+        self.ListBrokers = channel.unary_unary(
+                '/gazette_platform.Admin/ListBrokers',
+                request_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ListBrokersRequest.SerializeToString,
+                response_deserializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ListBrokersResponse.FromString,
+                _registered_method=True)
         self.PutSavepoint = channel.unary_unary(
                 '/gazette_platform.Admin/PutSavepoint',
                 request_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.PutSavepointRequest.SerializeToString,
@@ -115,6 +120,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListBrokers(self, request, context):
+        """The brokers of the cluster, by zone and suffix: what a new journal's replication is chosen by. Needs APPLY.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PutSavepoint(self, request, context):
         """Keep offsets of journals under a name. Needs APPLY, for each of the journals.
         ALREADY_EXISTS: there is one of that name, and the request does not replace it.
@@ -166,6 +178,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.CheckStores,
                     request_deserializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.CheckStoresRequest.FromString,
                     response_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.CheckStoresResponse.SerializeToString,
+            ),
+            'ListBrokers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBrokers,
+                    request_deserializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ListBrokersRequest.FromString,
+                    response_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ListBrokersResponse.SerializeToString,
             ),
             'PutSavepoint': grpc.unary_unary_rpc_method_handler(
                     servicer.PutSavepoint,
@@ -296,6 +313,33 @@ class Admin(object):
             '/gazette_platform.Admin/CheckStores',
             gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.CheckStoresRequest.SerializeToString,
             gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.CheckStoresResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBrokers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gazette_platform.Admin/ListBrokers',
+            gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ListBrokersRequest.SerializeToString,
+            gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ListBrokersResponse.FromString,
             options,
             channel_credentials,
             insecure,
