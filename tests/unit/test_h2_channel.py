@@ -27,7 +27,7 @@ from gazette_platform.serving.interface import Code, Kind, RpcFailed
 from gazette_platform.serving.outgoing import Condition
 from gazette_platform.serving.tls import TlsMaterial, http2_client_context
 from gazette_platform.testing.certificates import CertificateAuthority
-from gazette_platform.testing.waiting import eventually, patient
+from gazette_platform.testing.waiting import eventually, patient, turns
 
 DEADLINE_S = patient(20)
 
@@ -230,6 +230,60 @@ async def test_nobody_listens_and_then_somebody_does(open_channel, free_port):
         assert await unary(channel).answer() == b"abc"
 
 
+class Mute:
+    """A server that accepts connections and says nothing, until it is to answer as another one does."""
+
+    async def __aenter__(self):
+        self.met = 0
+        self.writers = []
+        self.server = await asyncio.start_server(self.meet, "127.0.0.1", 0)
+        self.port = self.server.sockets[0].getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        return self
+
+    async def __aexit__(self, *exc_info):
+        self.leave()
+        await self.server.wait_closed()
+
+    def leave(self):
+        self.server.close()
+        for writer in self.writers:
+            writer.transport.abort()
+
+    async def meet(self, _reader, writer):
+        self.met += 1
+        self.writers.append(writer)
+
+
+async def test_channel_tries_again_after_a_peer_that_said_nothing(open_channel):
+    async with Mute() as mute:
+        channel = open_channel(mute.address, connect_s=0.1, backoff_s_max=0.1)
+        code, text = await error_of(unary(channel).answer())
+        assert (code, text.endswith("it took too long")) == (Code.UNAVAILABLE, True)
+        await eventually(lambda: mute.met > 2)
+        assert channel.condition is Condition.FAILED
+        mute.leave()
+        async with Bench(port=mute.port):
+            await eventually(lambda: channel.condition is Condition.READY)
+            assert await unary(channel).answer() == b"abc"
+
+
+async def test_channel_may_be_closed_while_its_peer_has_said_nothing(open_channel):
+    async with Mute() as mute:
+        channel = open_channel(mute.address)
+        call = unary(channel)
+        await eventually(lambda: mute.met == 1)
+        await channel.close()
+        assert await error_of(call.answer()) == (Code.UNAVAILABLE, "the peer has left the cluster")
+        assert not channel._links
+
+
+@pytest.mark.parametrize("target", ["127.0.0.1:99999", "no-port", "a:b", "unix:/tmp/a\0b"])
+async def test_address_that_cannot_be_one_fails_calls_at_once(open_channel, target):
+    code, text = await error_of(unary(open_channel(target)).answer())
+    assert (code, text.startswith(f"{target}: Failed to connect")) == (Code.UNAVAILABLE, True)
+
+
 async def test_connected_waits_for_the_first_attempt(ours, open_channel, free_port):
     channel = open_channel(ours.address)
     assert await channel.connected()
@@ -368,6 +422,36 @@ async def test_call_that_has_sent_something_is_not_made_again(ours, open_channel
         code, text = await error_of(call.next())
         assert (code, text) == (Code.UNAVAILABLE, "Socket closed (the other side leaves)")
         assert await unary(channel).answer() == b"abc"
+
+
+async def test_sender_waits_for_the_connection_that_its_call_moved_to(ours, open_channel):
+    """The server leaves in the read in which the call began, before the sender ran again."""
+    channel = open_channel(ours.address)
+    await unary(channel).answer()
+    first = channel._link
+    first.is_ready = False
+    call = channel.call(path("Both"), Kind.BIDI_STREAM)
+    sending = asyncio.ensure_future(call.send(b"ab"))
+    await turns(2)
+    first.is_ready = True
+    first._begin_waiting()
+    first.receive(goaway(1, E.NO_ERROR))
+    await sending
+    assert await call.next() == b"ba"
+    call.cancel()
+
+
+async def test_connection_without_more_ids_is_followed_by_another(ours, open_channel):
+    channel = open_channel(ours.address)
+    await unary(channel).answer()
+    first = channel._link
+    tail = channel.call(path("Both"), Kind.BIDI_STREAM)
+    await tail.send(b"ab")
+    first._ids.last = (1 << 31) - 3
+    assert [await unary(channel).answer() for _ in range(3)] == [b"abc"] * 3
+    assert channel._link is not first
+    assert await tail.next() == b"ba"
+    tail.cancel()
 
 
 async def test_call_that_is_refused_is_made_again_once(ours, open_channel):
