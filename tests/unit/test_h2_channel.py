@@ -431,7 +431,7 @@ async def test_sender_waits_for_the_connection_that_its_call_moved_to(ours, open
     first = channel._link
     first.is_ready = False
     call = channel.call(path("Both"), Kind.BIDI_STREAM)
-    sending = asyncio.ensure_future(call.send(b"ab"))
+    sending = asyncio.get_running_loop().create_task(call.send(b"ab"))
     await turns(2)
     first.is_ready = True
     first._begin_waiting()
