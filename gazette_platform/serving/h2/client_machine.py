@@ -140,6 +140,10 @@ class ClientMachine(Endpoint):
         self._ids.check_begun(stream_id, what)
 
     @override
+    def _check_reset(self, stream_id: int) -> None:
+        self._ids.check_begun(stream_id, "RST_STREAM")
+
+    @override
     def _gone(self, stream: Stream, code: int) -> None:
         if code == ErrorCode.REFUSED_STREAM:
             self.on_unserved(stream)

@@ -33,11 +33,15 @@ class StreamIds:
 
     def open(self, stream_id: int) -> None:
         """Note a new stream, above all others. Raises: ConnectionFault: its id is even."""
-        if not stream_id & 1:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client's streams have odd ids")
+        self.check_odd(stream_id)
         if stream_id != self.last + 2:
             self._gaps = [*self._gaps[1 - _GAPS_MAX :], range(self.last + 2, stream_id, 2)]
         self.last = stream_id
+
+    def check_odd(self, stream_id: int) -> None:
+        """Check that an id is one of a client. Raises: ConnectionFault."""
+        if not stream_id & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client's streams have odd ids")
 
     def drop(self, stream_id: int) -> None:
         """Note that we have reset a stream: its client may not know yet."""
