@@ -257,6 +257,16 @@ def test_credit_and_resets_may_follow_the_end_of_a_stream(raw):
     assert machine.outcome() is None
 
 
+def test_all_calls_may_be_ended_at_once_while_their_clients_still_send():
+    ids = range(1, 2 * Limits().streams, 2)
+    machine = played(b"".join(map(headers, ids)))
+    for stream_id in ids:
+        machine.close(machine.opened[stream_id])
+    for stream_id in ids:
+        machine.receive(frame(DATA, 0, stream_id, b"x"))
+    assert not machine.is_over
+
+
 @pytest.mark.parametrize(
     "raw", [frame(DATA, 0, 1, b"x"), headers(end=True)], ids=["DATA", "HEADERS"]
 )

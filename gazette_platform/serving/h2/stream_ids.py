@@ -8,8 +8,9 @@ from gazette_platform.serving.h2.frames import ConnectionFault, ErrorCode
 
 __all__ = ["StreamIds"]
 
-# Of so many it is known that we have reset them, or that the client skipped them.
-_DROPPED_MAX: Final = 4096
+# Of so many it is known that we have reset them, or that the client skipped them. A server may end all calls
+# of a connection at once, while its client still sends.
+_DROPPED_MAX: Final = 16_384
 _GAPS_MAX: Final = 64
 
 
