@@ -12,6 +12,8 @@ from gazette_platform.embedded import tools
 from gazette_platform.testing.waiting import patient
 
 DEPARTURES = {
+    "idle: Sends a RST_STREAM frame",
+    "Sends a RST_STREAM frame on a idle stream",
     "Sends a WINDOW_UPDATE frame on half-closed (remote) stream",
     "Sends a PRIORITY frame on half-closed (remote) stream",
     "Sends HEADERS frames that causes their advertised concurrent stream limit to be exceeded",

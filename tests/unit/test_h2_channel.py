@@ -26,7 +26,7 @@ from gazette_platform.serving.interface import Code, Kind, RpcFailed
 from gazette_platform.serving.outgoing import Condition
 from gazette_platform.serving.tls import TlsMaterial, http2_client_context
 from gazette_platform.testing.certificates import CertificateAuthority
-from gazette_platform.testing.waiting import block_for, eventually, patient
+from gazette_platform.testing.waiting import block_for, eventually, patient, turns
 
 DEADLINE_S = patient(20)
 
@@ -196,6 +196,60 @@ async def test_call_that_fails_at_once_lets_others_run(open_channel, free_port):
         assert turned
 
 
+class Mute:
+    """A server that accepts connections and says nothing, until it is to answer as another one does."""
+
+    async def __aenter__(self):
+        self.met = 0
+        self.writers = []
+        self.server = await asyncio.start_server(self.meet, "127.0.0.1", 0)
+        self.port = self.server.sockets[0].getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        return self
+
+    async def __aexit__(self, *exc_info):
+        self.leave()
+        await self.server.wait_closed()
+
+    def leave(self):
+        self.server.close()
+        for writer in self.writers:
+            writer.transport.abort()
+
+    async def meet(self, _reader, writer):
+        self.met += 1
+        self.writers.append(writer)
+
+
+async def test_channel_tries_again_after_a_peer_that_said_nothing(open_channel):
+    async with Mute() as mute:
+        channel = open_channel(mute.address, connect_s=0.1, backoff_s_max=0.1)
+        code, text = await error_of(unary(channel).answer())
+        assert (code, text.endswith("it took too long")) == (Code.UNAVAILABLE, True)
+        await eventually(lambda: mute.met > 2)
+        assert channel.condition is Condition.FAILED
+        mute.leave()
+        async with Bench(port=mute.port):
+            await eventually(lambda: channel.condition is Condition.READY)
+            assert await unary(channel).answer() == b"abc"
+
+
+async def test_channel_may_be_closed_while_its_peer_has_said_nothing(open_channel):
+    async with Mute() as mute:
+        channel = open_channel(mute.address)
+        call = unary(channel)
+        await eventually(lambda: mute.met == 1)
+        await channel.close()
+        assert await error_of(call.answer()) == (Code.UNAVAILABLE, "the peer has left the cluster")
+        assert not channel._links
+
+
+@pytest.mark.parametrize("target", ["127.0.0.1:99999", "no-port", "a:b", "unix:/tmp/a\0b"])
+async def test_address_that_cannot_be_one_fails_calls_at_once(open_channel, target):
+    code, text = await error_of(unary(open_channel(target)).answer())
+    assert (code, text.startswith(f"{target}: Failed to connect")) == (Code.UNAVAILABLE, True)
+
+
 async def test_connected_waits_for_the_first_attempt(ours, open_channel, free_port):
     channel = open_channel(ours.address)
     assert await channel.connected()
@@ -225,33 +279,6 @@ async def test_deadline_may_be_moved_and_taken_back(ours, open_channel):
     code, text = await error_of(call.answer())
     assert (code, text, call.has_expired) == (Code.DEADLINE_EXCEEDED, "Deadline Exceeded", True)
     assert not channel.deadlines._steps
-
-
-async def test_server_that_says_nothing_at_first_is_asked_again(ours, open_channel):
-    """The connection was made, but the server is stopped, or has not begun to serve."""
-    served = []
-
-    async def serve(reader, writer):
-        with contextlib.closing(writer):
-            if not served:
-                await reader.read()
-            else:
-                to_reader, to_writer = await asyncio.open_connection(*ours.address.split(":"))
-                await asyncio.gather(pass_on(reader, to_writer), pass_on(to_reader, writer))
-        served.append(writer)
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        channel = open_channel(f"127.0.0.1:{port}", connect_s=0.3)
-        assert "it took too long" in str(await error_of(unary(channel).answer()))
-
-        async def answer():
-            with contextlib.suppress(RpcFailed):
-                return await unary(channel).answer()
-
-        assert await eventually(answer) == b"abc"
-        await channel.close()
-        await eventually(lambda: len(served) == 2)
 
 
 async def test_call_after_a_lost_connection_makes_another(ours, open_channel):
@@ -361,6 +388,36 @@ async def test_call_that_has_sent_something_is_not_made_again(ours, open_channel
         code, text = await error_of(call.next())
         assert (code, text) == (Code.UNAVAILABLE, "Socket closed (the other side leaves)")
         assert await unary(channel).answer() == b"abc"
+
+
+async def test_sender_waits_for_the_connection_that_its_call_moved_to(ours, open_channel):
+    """The server leaves in the read in which the call began, before the sender ran again."""
+    channel = open_channel(ours.address)
+    await unary(channel).answer()
+    first = channel._link
+    first.is_ready = False
+    call = channel.call(path("Both"), Kind.BIDI_STREAM)
+    sending = asyncio.get_running_loop().create_task(call.send(b"ab"))
+    await turns(2)
+    first.is_ready = True
+    first._begin_waiting()
+    first.receive(goaway(1, E.NO_ERROR))
+    await sending
+    assert await call.next() == b"ba"
+    call.cancel()
+
+
+async def test_connection_without_more_ids_is_followed_by_another(ours, open_channel):
+    channel = open_channel(ours.address)
+    await unary(channel).answer()
+    first = channel._link
+    tail = channel.call(path("Both"), Kind.BIDI_STREAM)
+    await tail.send(b"ab")
+    first._ids.last = (1 << 31) - 3
+    assert [await unary(channel).answer() for _ in range(3)] == [b"abc"] * 3
+    assert channel._link is not first
+    assert await tail.next() == b"ba"
+    tail.cancel()
 
 
 async def test_call_that_is_refused_is_made_again_once(ours, open_channel):

@@ -17,9 +17,11 @@ from gazette_platform.serving.h2.frames import (
     GOAWAY,
     HEADERS,
     PING,
+    PREFACE,
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
+    Setting,
     frame,
     settings,
     window_update,
@@ -193,6 +195,42 @@ async def test_client_that_takes_nothing_is_not_read():
             total = 0
             while total < 100 * 100 * 10_000:
                 total += len(await wire.reader.read(1 << 20))
+
+
+DOWNLOADS = 8
+
+
+def downloads(asked, *, window):
+    """Begin calls whose streams have any room; the connection has `window` more."""
+    room = settings({Setting.INITIAL_WINDOW_SIZE: 1 << 30, Setting.MAX_FRAME_SIZE: 1 << 20})
+    pieces = [PREFACE, room, window_update(0, window)]
+    for number in range(DOWNLOADS):
+        stream_id = 2 * number + 1
+        request = frame(DATA, END_STREAM, stream_id, message(asked))
+        pieces += (headers(stream_id, path=b"/test.Echo/Download"), request)
+    return b"".join(pieces)
+
+
+async def test_calls_that_wait_for_room_take_turns():
+    sizes = dict.fromkeys(range(1, 2 * DOWNLOADS, 2), 0)
+    async with Bench() as bench, wire_to(bench) as wire:
+        await wire.send(downloads(b"10 200000", window=1))
+        while sum(sizes.values()) < 2_000_000:
+            head = await wire.reader.readexactly(9)
+            payload = await wire.reader.readexactly(int.from_bytes(head[:3], "big"))
+            if head[3] == DATA:
+                sizes[int.from_bytes(head[5:], "big")] += len(payload)
+                await wire.send(window_update(0, len(payload)))
+    assert min(sizes.values()) > 100_000
+
+
+async def test_handler_that_waits_for_nothing_sends_no_more_than_is_taken():
+    async with Bench() as bench, wire_to(bench) as wire:
+        await wire.send(downloads(b"1000 100000", window=1 << 30))
+        await eventually(lambda: bench.echo.begun == DOWNLOADS)
+        (connection,) = bench.shared.connections
+        await eventually(lambda: len(connection.blocked) == DOWNLOADS)
+        assert connection._transport.get_write_buffer_size() < 4 << 20
 
 
 async def test_unread_bytes_of_a_process_are_bounded():

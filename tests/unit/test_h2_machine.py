@@ -89,7 +89,10 @@ FAULTS = {
     "PRIORITY on its stream": (frame(PRIORITY, 0, 1, word(1) + b"\0"), conn(E.PROTOCOL_ERROR)),
     "RST_STREAM on stream 0": (frame(RST_STREAM, 0, 0, bytes(4)), conn(E.PROTOCOL_ERROR)),
     "RST_STREAM of 3 bytes": (OPEN + frame(RST_STREAM, 0, 1, bytes(3)), conn(E.FRAME_SIZE_ERROR)),
-    "RST_STREAM on an idle stream": (frame(RST_STREAM, 0, 9, bytes(4)), conn(E.PROTOCOL_ERROR)),
+    "RST_STREAM on a stream of the server": (
+        frame(RST_STREAM, 0, 8, bytes(4)),
+        conn(E.PROTOCOL_ERROR),
+    ),
     "SETTINGS on a stream": (frame(SETTINGS, 0, 1), conn(E.PROTOCOL_ERROR)),
     "SETTINGS of 5 bytes": (frame(SETTINGS, 0, 0, bytes(5)), conn(E.FRAME_SIZE_ERROR)),
     "SETTINGS ACK with content": (frame(SETTINGS, ACK, 0, bytes(6)), conn(E.FRAME_SIZE_ERROR)),
@@ -228,6 +231,7 @@ SOUND = {
     "SETTINGS ACK": frame(SETTINGS, ACK, 0),
     "unknown setting": settings({0x77: 5}),
     "PRIORITY on an idle stream": frame(PRIORITY, 0, 3, word(0) + b"\0"),
+    "RST_STREAM on an idle stream": frame(RST_STREAM, 0, 9, word(8)),
     "GOAWAY": frame(GOAWAY, 0, 0, bytes(8)),
     "unknown flags": frame(PING, 0x16, 0, bytes(8)),
     "reserved bit": frame(WINDOW_UPDATE, 0, 0, word(1 << 31 | 2000)),
@@ -251,6 +255,16 @@ def test_credit_and_resets_may_follow_the_end_of_a_stream(raw):
     machine.close(machine.opened[1])
     machine.receive(raw)
     assert machine.outcome() is None
+
+
+def test_all_calls_may_be_ended_at_once_while_their_clients_still_send():
+    ids = range(1, 2 * Limits().streams, 2)
+    machine = played(b"".join(map(headers, ids)))
+    for stream_id in ids:
+        machine.close(machine.opened[stream_id])
+    for stream_id in ids:
+        machine.receive(frame(DATA, 0, stream_id, b"x"))
+    assert not machine.is_over
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from gazette_platform.serving.h2 import responses
 from gazette_platform.serving.h2.carrier import Carrier
 from gazette_platform.serving.h2.inflate import MessageRefused
 from gazette_platform.serving.h2.responses import PREFIX_BYTES, STATUS_OF, Status
-from gazette_platform.serving.h2.two_way import TwoWay
+from gazette_platform.serving.h2.two_way import BURST_BYTES, TwoWay
 from gazette_platform.serving.interface import ASK_AGAIN, Code, Kind, NotTaken, RpcFailed
 
 if TYPE_CHECKING:
@@ -133,6 +133,9 @@ class Call(TwoWay[Carrier]):
                 self.is_greeted = True
                 head = responses.greeted_message(self.id, length)
             connection.put_message(head, raw)
+            # A handler that waits for nothing must hear when the transport has enough.
+            if connection.out_bytes >= BURST_BYTES:
+                connection.flush()
         self.method.metrics.sent.count += 1
 
     async def greet(self, metadata: Metadata) -> None:

@@ -27,12 +27,12 @@ class Sending(Endpoint):
 
     Attributes:
         is_paused: whether the transport has enough to write.
-        blocked: calls that wait for room.
+        blocked: calls that wait for room; whoever has waited longest goes first.
     """
 
     loop: asyncio.AbstractEventLoop
     is_paused: bool
-    blocked: set[Any]
+    blocked: dict[Any, None]
     _transport: asyncio.Transport | None
 
     def flush(self) -> None:

@@ -30,6 +30,8 @@ __all__ = ["Channel", "Dialing"]
 _BACKOFF_GROWTH: Final = 1.6
 _BACKOFF_JITTER: Final = 0.2
 _BLOCKS_MAX: Final = 1024
+# TLS and time-outs are of the kinds of the first; the others tell of an address that cannot be one.
+_NO_CONNECTION: Final = (OSError, ValueError, OverflowError)
 # For the other side to take the last bytes.
 _CLOSE_S: Final = 1.0
 
@@ -192,9 +194,9 @@ class Channel:
         try:
             async with asyncio.timeout(self.dialing.connect_s):
                 await self._dial(link)
-                await asyncio.wait([link.settled])  # which a time-out must not cancel
-                link.settled.result()
-        except OSError as err:  # TLS and time-outs are of its kinds
+                # Shielded: whoever waits may be cancelled, and the future still tells whether there is a connection.
+                await asyncio.shield(link.settled)
+        except _NO_CONNECTION as err:
             self._failure = self._text_of(err)
             self.forget(link)
             link.close_now(self._failure)
@@ -218,7 +220,7 @@ class Channel:
         except ConnectionError as err:  # the other side has ended it
             raise ConnectionError(f"Socket closed ({reason_of(err)})") from err
 
-    def _text_of(self, err: OSError) -> str:
+    def _text_of(self, err: Exception) -> str:
         said, proxy = reason_of(err), self.dialing.proxy
         if proxy is not None:
             said = f"{said} (through {proxy})"

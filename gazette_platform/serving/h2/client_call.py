@@ -169,7 +169,8 @@ class ClientCall(TwoWay[ClientCarrier]):
 
     async def _opened(self) -> None:
         """Wait until there is a connection. Raises: RpcFailed: the call is over."""
-        if not self.id and not self.is_over:
+        # The call may have moved on to another connection before this goes on.
+        while not self.id and not self.is_over:
             self._opening = self._connection.loop.create_future()
             try:
                 await self._opening

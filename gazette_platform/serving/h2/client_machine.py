@@ -30,7 +30,7 @@ class ClientMachine(Endpoint):
 
     Attributes:
         streams_max: calls that the server lets us have open.
-        is_going: whether the server wants no new calls.
+        is_going: whether no new calls may begin.
         why: the server's reason, if it gave another than that it leaves.
     """
 
@@ -58,7 +58,7 @@ class ClientMachine(Endpoint):
 
     @abstractmethod
     def on_going(self) -> None:
-        """The server wants no new calls."""
+        """No new calls may begin: the server wants none, or there are no more ids."""
 
     @abstractmethod
     def on_unserved(self, stream: Any) -> None:
@@ -89,6 +89,7 @@ class ClientMachine(Endpoint):
         self._ids.open(stream_id)
         if stream_id >= frames.WINDOW_MAX - 1:
             self.is_going = True
+            self.on_going()
         return stream_id
 
     def put_headers(self, stream_id: int, block: bytes, *, is_last: bool) -> None:
@@ -137,6 +138,10 @@ class ClientMachine(Endpoint):
     def _check_late(self, stream_id: int, what: str) -> None:
         # What is on its way when a call is cancelled comes later, however many were.
         self._ids.check_begun(stream_id, what)
+
+    @override
+    def _check_reset(self, stream_id: int) -> None:
+        self._ids.check_begun(stream_id, "RST_STREAM")
 
     @override
     def _gone(self, stream: Stream, code: int) -> None:

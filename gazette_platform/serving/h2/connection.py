@@ -41,7 +41,7 @@ class Connection(Carrier, asyncio.Protocol):
         self.deadlines = shared.deadlines
         self.tasks = shared.tasks
         self.is_paused = False
-        self.blocked = set()
+        self.blocked = {}
         self.swept_at = shared.swept_at
         self._shared = shared
         self._methods = shared.methods

@@ -136,6 +136,10 @@ class Endpoint(ABC):
     def _check_late(self, stream_id: int, what: str) -> None:
         """Check a frame of a stream that is not open. Raises: ConnectionFault."""
 
+    @abstractmethod
+    def _check_reset(self, stream_id: int) -> None:
+        """Check a RST_STREAM of a stream that is not open. Raises: ConnectionFault."""
+
     def _gone(self, stream: Stream, _code: int) -> None:
         """The peer has reset a stream."""
         if not stream.refusal:
@@ -571,7 +575,7 @@ class Endpoint(ABC):
     def _rst_stream(self, _: int, stream_id: int, data: bytes, start: int, _stop: int) -> None:
         stream = self.streams.get(stream_id) or self._refused.get(stream_id)
         if stream is None:
-            self._ids.check_begun(stream_id, "RST_STREAM")
+            self._check_reset(stream_id)
             self._count_noise()
             return
         self._forget(stream)

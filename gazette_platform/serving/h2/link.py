@@ -81,7 +81,7 @@ class Link(ClientCarrier, asyncio.Protocol):
         self.deadlines = channel.deadlines
         self.message_bytes_max = dialing.message_bytes_max
         self.is_paused = self.is_ready = False
-        self.blocked = set()
+        self.blocked = {}
         self.settled: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self.sending: set[asyncio.Task[None]] = set()

@@ -4,7 +4,7 @@
 |---|---|---|---|---|---|
 | HEADERS | trailers, which must end it | STREAM_CLOSED | opens it | ignored | STREAM_CLOSED; skipped id: PROTOCOL_ERROR |
 | DATA | body | STREAM_CLOSED | PROTOCOL_ERROR | ignored | STREAM_CLOSED |
-| RST_STREAM | is gone | is gone | PROTOCOL_ERROR | ignored | ignored |
+| RST_STREAM | is gone | is gone | ignored | ignored | ignored |
 | WINDOW_UPDATE | credit | credit | PROTOCOL_ERROR | ignored | ignored |
 | PRIORITY | ignored | ignored | ignored | ignored | ignored |
 
@@ -185,6 +185,15 @@ class Machine(Endpoint):
     @override
     def _check_late(self, stream_id: int, what: str) -> None:
         self._ids.check_dropped(stream_id, what)
+
+    @override
+    def _check_reset(self, stream_id: int) -> None:
+        """Take it also of a stream that is idle.
+
+        Envoy and older gRPC libraries take a call back so if its headers have not left yet, and all other calls
+        of the connection must not end for that.
+        """
+        self._ids.check_odd(stream_id)
 
     @override
     def _pong(self, payload: bytes) -> None:

@@ -8,8 +8,9 @@ from gazette_platform.serving.h2.frames import ConnectionFault, ErrorCode
 
 __all__ = ["StreamIds"]
 
-# Of so many it is known that we have reset them, or that the client skipped them.
-_DROPPED_MAX: Final = 4096
+# Of so many it is known that we have reset them, or that the client skipped them. A server may end all calls
+# of a connection at once, while its client still sends.
+_DROPPED_MAX: Final = 16_384
 _GAPS_MAX: Final = 64
 
 
@@ -33,11 +34,15 @@ class StreamIds:
 
     def open(self, stream_id: int) -> None:
         """Note a new stream, above all others. Raises: ConnectionFault: its id is even."""
-        if not stream_id & 1:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client's streams have odd ids")
+        self.check_odd(stream_id)
         if stream_id != self.last + 2:
             self._gaps = [*self._gaps[1 - _GAPS_MAX :], range(self.last + 2, stream_id, 2)]
         self.last = stream_id
+
+    def check_odd(self, stream_id: int) -> None:
+        """Check that an id is one of a client. Raises: ConnectionFault."""
+        if not stream_id & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client's streams have odd ids")
 
     def drop(self, stream_id: int) -> None:
         """Note that we have reset a stream: its client may not know yet."""

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from gazette_platform.serving.h2.carrier import Sending
 
-__all__ = ["TwoWay"]
+__all__ = ["BURST_BYTES", "TwoWay"]
 
-# What is sent of a large message before the transport may say that it has enough.
-_BURST_BYTES: Final = 256 << 10
+BURST_BYTES: Final = 256 << 10
+"""What is sent within a turn of the event loop before the transport may say that it has enough."""
 
 C = TypeVar("C", bound="Sending")
 
@@ -98,7 +98,7 @@ class TwoWay(Stream, Generic[C]):
                     size, lead = size - len(lead[:size]), lead[size:]
                 connection.put_message(head, rest[:size])
                 rest = rest[size:]
-                if connection.out_bytes >= _BURST_BYTES:
+                if connection.out_bytes >= BURST_BYTES:
                     connection.flush()
         finally:
             self.blocked_at = 0.0
@@ -108,7 +108,7 @@ class TwoWay(Stream, Generic[C]):
         connection = self._connection
         if not self.blocked_at:
             self.blocked_at = connection.loop.time()
-        connection.blocked.add(self)
+        connection.blocked[self] = None
         try:
             while not self.has_room:
                 self._taker = connection.loop.create_future()
@@ -117,4 +117,4 @@ class TwoWay(Stream, Generic[C]):
                     raise self.gone()
         finally:
             self._taker = None
-            connection.blocked.discard(self)
+            del connection.blocked[self]
