@@ -23,9 +23,10 @@ from gazette_platform.embedded.control import platform_state, stop_platform
 from gazette_platform.embedded.endpoints import ComponentState, PlatformState
 from gazette_platform.embedded.layout import PlatformDir
 from gazette_platform.embedded.platform import PlatformOptions
-from gazette_platform.embedded.process import ProcessId, log_tail
+from gazette_platform.embedded.process import log_tail
 from gazette_platform.embedded.supervisor import ComponentFailed, Supervisor, remove_leftovers
 from gazette_platform.errors import LakeError, SetupError
+from gazette_platform.ops.process_id import ProcessId
 from gazette_platform.testing.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -30,6 +30,7 @@ from gazette_platform.lake.local_sql.typed_view import TypedViews
 from gazette_platform.lake.meant import or_meant
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.spec_folder import load_table_specs
+from gazette_platform.ops import platforms
 from gazette_platform.ops.clock import Clock, SystemClock
 from gazette_platform.ops.closing import Closing
 from gazette_platform.ops.extras import required
@@ -82,7 +83,7 @@ def connect(
         client: stays its caller's to close; default: one for the settings' brokers, with what else
             gazctl's variables say, such as ``BROKER_AUTH_TOKEN``.
         settings: where brokers, specs and fragment files are; default: of the environment, as
-            `LakeSettings.from_environment` reads it.
+            `LakeSettings.from_environment` reads it, or of the platform that runs if it names none.
 
     Raises: SetupError: DuckDB is not installed, or no brokers or specs are known. ValidationError: a
         setting or spec is malformed, or the folder has none.
@@ -90,7 +91,10 @@ def connect(
     required("duckdb", extra="sql", by="SQL queries")
     if find_spec("pyarrow") is None:
         required("pyarrow", extra="sql", by="SQL queries")
-    settings = settings or LakeSettings.from_environment(os.environ)
+    environment, broker = dict(os.environ), settings.broker if settings is not None else ""
+    if settings is None:
+        environment = platforms.complete(os.environ)
+        settings = LakeSettings.from_environment(environment)
     if tables is None:
         tables = settings.required("tables")
     refused: dict[str, ValidationError] = {}
@@ -101,8 +105,8 @@ def connect(
     owned = None
     if client is None:
         # Tokens, keys and certificates come from the variables that gazctl reads.
-        address = settings.broker or os.environ.get("BROKER_ADDRESS") or settings.required("broker")
-        config = ClientConfig.from_environment(os.environ, address=address)
+        address = broker or environment.get("BROKER_ADDRESS") or settings.required("broker")
+        config = ClientConfig.from_environment(environment, address=address)
         # Tails of typed tables are read from files that are on this machine.
         config = replace(config, file_root=config.file_root or settings.file_root)
         client = owned = Client(config)
@@ -113,7 +117,7 @@ def connect(
             roots=settings.store_roots,
             refused=refused,
             owned=owned,
-            catalog=partial(_catalog_of, settings),
+            catalog=partial(_catalog_of, settings, environment),
         )
     except BaseException:
         if owned is not None:
@@ -121,10 +125,10 @@ def connect(
         raise
 
 
-def _catalog_of(settings: LakeSettings) -> TypedCatalog:
+def _catalog_of(settings: LakeSettings, environment: Mapping[str, str]) -> TypedCatalog:
     from gazette_platform.lake.typed.catalog.catalogs import typed_catalog  # noqa: PLC0415  an extra
 
-    return typed_catalog(settings)
+    return typed_catalog(settings, environment=environment)
 
 
 def _specs(folder: Path) -> tuple[dict[str, TableSpec], dict[str, ValidationError]]:
