@@ -252,8 +252,8 @@ def _start(layout: PlatformDir, options: PlatformOptions, board: Board, *, detac
 def next_commands(endpoints: Endpoints) -> str:
     """What a user may do next with a platform that is ready, as lines of a shell."""
     found = {
-        "gazctl journals list": "the journals, of which there are none at first",
-        "gazctl lake list": "the tables, and whether they are up to date",
+        "gazctl journals list": "list the journals",
+        "gazctl lake list": "list the tables, and whether they are up to date",
         "gazette up": "add the Hive Metastore, Trino and Dagster beside it",
         "gazette down": "stop it; its data stays",
     }

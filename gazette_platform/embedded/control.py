@@ -127,18 +127,20 @@ def extend(layout: PlatformDir, options: PlatformOptions, observer: Observer) ->
     Raises: SetupError: it was refused, or failed; says why.
     """
     request = secrets.token_hex(8)
-    supervisor = PlatformState.load(layout.state).process
+    state = PlatformState.load(layout.state)
+    supervisor = state.process
+    observer.changed(state)  # what runs is no news from here on
     write_json(layout.request, {"id": request, "options": options.to_json()})
     os.kill(supervisor.pid, signal.SIGUSR1)
     while supervisor.is_alive():
         state = PlatformState.load(layout.state)
+        if state.answered == request and state.refusal:
+            raise _failure(layout, state.refusal, state.failed_component)
+        observer.changed(replace(state, phase="starting"))
         if state.answered == request:
-            if state.refusal:
-                raise _failure(layout, state.refusal, state.failed_component)
             endpoints = Endpoints.load(layout.endpoints)
             observer.ready(endpoints)
             return endpoints
-        observer.changed(replace(state, phase="starting"))
         if json.loads(layout.request.read_text("utf-8"))["id"] != request:
             raise SetupError(
                 f"another `gazette up` changes the platform in {layout.root} meanwhile"

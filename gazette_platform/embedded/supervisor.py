@@ -319,7 +319,6 @@ class Supervisor:
         """Read the request of a later `gazette up`, and begin to add what it asks for, or refuse it."""
         try:
             raw = json.loads(self._layout.request.read_text("utf-8"))
-            self._state.answered = ""
             self._request = str(raw["id"])
             self._then = upgraded(self._options, PlatformOptions.from_json(raw["options"]))
             built = self._build_more()

@@ -202,18 +202,16 @@ def advice(environment: Mapping[str, str], here: Path | None = None) -> str:
     """Return what a user may do who has reached no broker at the default address."""
     chosen = find(environment, here=here)
     if chosen.root is None:
-        what, flag = "no platform runs", " --light"
+        what = "no platform runs: start one with `gazette up --light`"
+    elif chosen.is_running:
+        what = f"the platform in {short(chosen.root)} is still starting: see `gazette status`"
     else:
-        how = "is still starting" if chosen.is_running else "is not running"
-        what = f"the platform in {short(chosen.root)} {how}"
-        flag = (
-            ""
-            if chosen.root == default_root(environment, here)
-            else f" --root {short(chosen.root)}"
+        is_default = chosen.root == default_root(environment, here)
+        flag = "" if is_default else f" --root {short(chosen.root)}"
+        what = (
+            f"the platform in {short(chosen.root)} is not running: start it with `gazette up{flag}`"
         )
-    if chosen.is_running:
-        return f"{what}: see `gazette status`, or name a broker with --broker.address"
-    return f"{what}: start it with `gazette up{flag}`, or name a broker with --broker.address"
+    return f"{what}, or name a broker with --broker.address"
 
 
 def publish(root: Path, variables: Mapping[str, str]) -> None:

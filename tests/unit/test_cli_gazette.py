@@ -153,7 +153,17 @@ def test_ini_file_that_cannot_be_read_is_one_clear_message(
 def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]):
     assert gazette.main([]) == 1
     shown = capsys.readouterr().out
-    for command in ("serve", "print-config", "up", "down", "status", "logs", "env", "install", "demo"):
+    for command in (
+        "serve",
+        "print-config",
+        "up",
+        "down",
+        "status",
+        "logs",
+        "env",
+        "install",
+        "demo",
+    ):
         assert command in shown
 
 
