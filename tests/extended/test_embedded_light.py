@@ -24,6 +24,8 @@ START_TIMEOUT_S = 420
 JOURNAL = """
 name: light/events
 replication: 1
+labels:
+  - {name: content-type, value: application/x-ndjson}
 fragment:
   length: 1048576
   compression_codec: GZIP
@@ -245,10 +247,11 @@ def test_programs_find_the_platform_that_runs(shell: Shell):
     shell.gazette("up", "--light")
     shell.publish('{"n": 1}', '{"n": 2}')
     (shell.shared / "tables/events.yaml").write_text(TABLE)
+    java = {"JAVA_HOME": str(tools.java(21)), "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(
         [sys.executable, "-c", SPARK],
         cwd=shell.folder,
-        env=shell.environment | {"JAVA_HOME": str(tools.java(21))},
+        env=shell.environment | java,
         capture_output=True,
         text=True,
         timeout=200,
