@@ -73,7 +73,7 @@ def existing(given: Path | None) -> PlatformDir:
                 "no platform was started yet (start one with `gazette up --light`, or name its folder "
                 "with --root)"
             )
-        platforms.say_once(str(chosen))
+        platforms.say_once(chosen.note())
         given = chosen.root
     layout = PlatformDir.at(given)
     if not layout.root.is_dir():

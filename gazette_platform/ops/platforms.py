@@ -80,8 +80,8 @@ class Chosen:
     variables: Mapping[str, str] = field(default_factory=dict, compare=False)
     """What `gazette env` prints; empty until all of its servers are ready."""
 
-    def __str__(self) -> str:
-        """As a note for users: ``using the platform in ~/p (another one runs in ~/q)``."""
+    def note(self) -> str:
+        """Return a line for users: ``using the platform in ~/p (another one runs in ~/q)``."""
         more = "; ".join(short(root) for root in self.others)
         note = f" ({'others run' if len(self.others) > 1 else 'another one runs'} in {more})"
         return f"using the platform in {short(self.root or Path())}{note if more else ''}"
@@ -179,7 +179,7 @@ def adopted(
     chosen = find(environment, here=here)
     if not chosen.variables:
         return {}
-    (say or say_once)(str(chosen))
+    (say or say_once)(chosen.note())
     spark = environment.get("GAZETTE_SPARK_MASTER", "local")
     return {
         name: value

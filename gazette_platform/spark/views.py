@@ -56,10 +56,9 @@ def typed_view(
     required("pyiceberg", extra="lake", by="typed tables")
     from gazette_platform.spark.typed_frames import typed_frame  # noqa: PLC0415  sources go without it
 
-    environment, broker = dict(os.environ), settings.broker if settings is not None else ""
-    if settings is None:
-        environment = platforms.complete(os.environ)
-        settings = LakeSettings.from_environment(environment)
+    environment = platforms.complete(os.environ) if settings is None else dict(os.environ)
+    broker = settings.broker if settings else ""
+    settings = settings or LakeSettings.from_environment(environment)
     raw = _spec_of(table, settings.required("tables") if tables is None else tables)
     if client is not None:
         return typed_frame(spark, raw, client, settings)

@@ -197,6 +197,6 @@ def test_few_platforms_are_remembered(user: User):
 
 
 def test_note_names_other_platforms_that_run():
-    assert str(Chosen(A, True)) == "using the platform in /a"
-    assert str(Chosen(A, True, (B,))) == "using the platform in /a (another one runs in /b)"
-    assert str(Chosen(A, True, (B, C))) == "using the platform in /a (others run in /b; /c)"
+    assert Chosen(A, True).note() == "using the platform in /a"
+    assert Chosen(A, True, (B,)).note() == "using the platform in /a (another one runs in /b)"
+    assert Chosen(A, True, (B, C)).note() == "using the platform in /a (others run in /b; /c)"

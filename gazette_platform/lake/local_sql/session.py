@@ -80,10 +80,8 @@ def connect(
 
     Args:
         tables: the folder of table specs, or specs; default: the settings'.
-        client: stays its caller's to close; default: one for the settings' brokers, with what else
-            gazctl's variables say, such as ``BROKER_AUTH_TOKEN``.
-        settings: where brokers, specs and fragment files are; default: of the environment, as
-            `LakeSettings.from_environment` reads it, or of the platform that runs if it names none.
+        client: stays its caller's to close; default: one as gazctl's variables say, such as ``BROKER_AUTH_TOKEN``.
+        settings: where brokers, specs and fragment files are; default: see `platforms.complete`.
 
     Raises: SetupError: DuckDB is not installed, or no brokers or specs are known. ValidationError: a
         setting or spec is malformed, or the folder has none.
@@ -91,10 +89,9 @@ def connect(
     required("duckdb", extra="sql", by="SQL queries")
     if find_spec("pyarrow") is None:
         required("pyarrow", extra="sql", by="SQL queries")
-    environment, broker = dict(os.environ), settings.broker if settings is not None else ""
-    if settings is None:
-        environment = platforms.complete(os.environ)
-        settings = LakeSettings.from_environment(environment)
+    environment = platforms.complete(os.environ) if settings is None else dict(os.environ)
+    address = (settings.broker if settings else "") or environment.get("BROKER_ADDRESS", "")
+    settings = settings or LakeSettings.from_environment(environment)
     if tables is None:
         tables = settings.required("tables")
     refused: dict[str, ValidationError] = {}
@@ -104,8 +101,7 @@ def connect(
         specs = {spec.name: spec for spec in tables}
     owned = None
     if client is None:
-        # Tokens, keys and certificates come from the variables that gazctl reads.
-        address = broker or environment.get("BROKER_ADDRESS") or settings.required("broker")
+        address = address or settings.required("broker")
         config = ClientConfig.from_environment(environment, address=address)
         # Tails of typed tables are read from files that are on this machine.
         config = replace(config, file_root=config.file_root or settings.file_root)
