@@ -104,8 +104,8 @@ def tables_folder(settings: LakeSettings, given: Path | None) -> Path:
     """
     if given is None and not settings.tables:
         raise SetupError(
-            "the folder of table specs is not known: give --tables, or set GAZETTE_TABLES, or "
-            "GAZETTE_ENDPOINTS to the endpoints.json that `gazette up` wrote"
+            "the folder of table specs is not known, and no platform runs: start one with `gazette up "
+            "--light`, give --tables, or set GAZETTE_TABLES or GAZETTE_ENDPOINTS"
         )
     return given if given is not None else Path(settings.tables)
 

@@ -13,6 +13,7 @@ import pytest
 
 from gazette_platform.embedded import tools
 from gazette_platform.hive import MetastoreClient
+from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -248,13 +249,14 @@ def test_programs_find_the_platform_that_runs(shell: Shell):
     shell.publish('{"n": 1}', '{"n": 2}')
     (shell.shared / "tables/events.yaml").write_text(TABLE)
     java = {"JAVA_HOME": str(tools.java(21)), "PYSPARK_PYTHON": sys.executable}
+    java["SPARK_LOCAL_IP"] = "127.0.0.1"
     done = subprocess.run(
         [sys.executable, "-c", SPARK],
         cwd=shell.folder,
         env=shell.environment | java,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=patient(100),
         check=False,
     )
     assert done.returncode == 0, done.stderr
