@@ -6,9 +6,11 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+import typer
 
 from gazette_platform.cli import gazctl, gazette
 from gazette_platform.cli.serve_options import SERVE_OPTIONS, broker_config
+from gazette_platform.embedded.endpoints import Endpoints
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,6 +131,29 @@ def test_bad_input_is_one_clear_message(
     assert message in " ".join((said.out + said.err).split())
     assert "Traceback" not in said.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("addresses", "commands"),
+    [
+        (
+            {"broker": "http://b:1"},
+            ["gazctl journals list", "gazette up", "gazette down"],
+        ),
+        (
+            {"broker": "http://b:1", "metastore": "thrift://m:1"},
+            ["gazctl journals list", "gazctl lake list", "gazette down"],
+        ),
+        ({"metastore": "thrift://m:1"}, ["gazette down"]),
+    ],
+)
+def test_next_commands_fit_the_platform_and_exist(addresses, commands):
+    lines = gazette.next_commands(Endpoints(**addresses)).splitlines()
+    assert [line.partition("#")[0].strip() for line in lines[1:]] == commands
+    for program, *words in (command.split() for command in commands):
+        found = typer.main.get_command({"gazctl": gazctl, "gazette": gazette}[program].app)
+        for word in words:
+            found = found.commands[word]
 
 
 def test_broken_ini_file_is_one_clear_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
