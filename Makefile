@@ -33,7 +33,7 @@ $(STAMP): uv.lock pyproject.toml tools/install
 	@tools/install && touch $@
 
 dev: $(STAMP) ## Start etcd and a broker on files under ROOT (default .gazette), in the foreground
-	$(BIN)/gazette up --root $(ROOT) --without metastore,trino,dagster
+	$(BIN)/gazette up --root $(ROOT) --light --foreground
 
 demo: $(STAMP) ## Install, then run the whole platform on real data; ends with `demo: ok …`
 	$(BIN)/gazette demo

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import tempfile
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,6 +28,10 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # gives nothing back.
 os.environ.setdefault("GAZETTE_TRINO_JVM_OPTIONS", "-XX:TieredStopAtLevel=1")
 os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).with_name("spark_conf")))
+
+# Platforms of tests are remembered apart from those of the user, and of other processes of a run.
+_state = tempfile.TemporaryDirectory(prefix="gazette-state-")
+os.environ["XDG_STATE_HOME"] = _state.name
 
 # What a script starts in the background, as tools/test_all does, ignores SIGINT, which tests send to themselves.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

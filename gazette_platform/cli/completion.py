@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from gazette_platform.errors import GazetteError
+from gazette_platform.ops import platforms
 from gazette_platform.protocol import LabelSelector, LabelSet
 
 if TYPE_CHECKING:
@@ -54,8 +55,11 @@ def complete_names(ctx: typer.Context, incomplete: str) -> list[str]:
     selector = LabelSelector(include=labels if slash else LabelSet())
 
     async def ask() -> list[str]:
+        address = options["address"]
+        if address == platforms.DEFAULT_BROKER:
+            address = platforms.complete(os.environ, say=_hush).get("BROKER_ADDRESS") or address
         config = ClientConfig(
-            address=options["address"], **{key: options[key] for key in keys if options.get(key)}
+            address=address, **{key: options[key] for key in keys if options.get(key)}
         )
         async with asyncio.timeout(_ANSWERED_S), AsyncClient(config) as client:
             return [journal.name for journal in await client.list(selector)]
@@ -82,12 +86,17 @@ def complete_typed_tables(ctx: typer.Context, incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
+def _hush(_note: str) -> None:
+    """A shell that completes a line has no place for notes."""
+
+
 def _specs(ctx: typer.Context) -> "Mapping[str, TableSpec]":
     try:
         from gazette_platform.lake.settings import LakeSettings  # noqa: PLC0415  completion only
         from gazette_platform.lake.spec_folder import read_spec_folder  # noqa: PLC0415  as well
 
-        folder = ctx.params.get("tables") or LakeSettings.from_environment(os.environ).tables
+        environment = platforms.complete(os.environ, say=_hush)
+        folder = ctx.params.get("tables") or LakeSettings.from_environment(environment).tables
         return read_spec_folder(Path(folder)).specs if folder else {}
     except (ImportError, GazetteError, OSError):
         return {}

@@ -1,6 +1,7 @@
 """Options of commands of `gazctl`: which brokers to talk to, and how to log."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from gazette_platform.cli.logs import set_up_logging
 from gazette_platform.cli.selection import Selection, Selector, no_match, parse_selector
 from gazette_platform.client import AsyncClient, ClientConfig, JournalListing, ListSnapshot
 from gazette_platform.errors import ValidationError
+from gazette_platform.ops import platforms
 
 __all__ = [
     "CONNECTION_VARIABLES",
@@ -34,6 +36,7 @@ __all__ = [
     "LogLevel",
     "Selector",
     "Zone",
+    "broker_address",
     "config_of",
     "connect",
     "connected",
@@ -122,7 +125,8 @@ BrokerAddress = Annotated[
     typer.Option(
         "--broker.address",
         envvar="BROKER_ADDRESS",
-        help="Endpoint URL of any broker; or of several, with commas, to try in turn.",
+        help="Endpoint URL of any broker; or of several, with commas, to try in turn. If none is given, "
+        "that of the platform that runs.",
     ),
 ]
 FileRoot = Annotated[
@@ -192,7 +196,7 @@ def connect(
     zone: Zone = "local",
     log_level: LogLevel = "warn",
     log_format: LogFormat = "text",
-    address: BrokerAddress = "http://localhost:8080",
+    address: BrokerAddress = platforms.DEFAULT_BROKER,
     cert_file: BrokerCertFile = "",
     cert_key_file: BrokerCertKeyFile = "",
     trusted_ca_file: BrokerTrustedCaFile = "",
@@ -205,7 +209,7 @@ def connect(
     set_up_logging(log_level, log_format)
     config = config_of(
         "broker",
-        address=address,
+        address=broker_address(ctx, address),
         zone=zone,
         cert_file=cert_file,
         cert_key_file=cert_key_file,
@@ -216,6 +220,18 @@ def connect(
         cache_ttl=cache_ttl,
     )
     ctx.obj = Connection(client=config, has_route_cache=cache_size > 0)
+
+
+def broker_address(ctx: typer.Context, address: str) -> str:
+    """The broker of a command: of `--broker.address`, else of the platform in the environment, or of the one that runs.
+
+    The variables of a platform that runs become this process's, as if its shell had evaluated `gazette env`.
+    """
+    source = ctx.get_parameter_source("address")
+    if source is not None and source.name != "DEFAULT":
+        return address
+    os.environ.update(platforms.adopted(os.environ))
+    return platforms.broker_of(os.environ) or address
 
 
 # Options whose field has another name.

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
+from gazette_platform.cli.platform_root import remember
 from gazette_platform.client import AsyncClient, ClientConfig, lines
 from gazette_platform.embedded import tools
 from gazette_platform.embedded.board import Board, address_table
@@ -139,6 +140,7 @@ def run(*, root: Path | None, keep: bool, store: str = "") -> int:
                 with Board() as board:
                     stop_platform(layout, board)
         if keep:
+            remember(layout)
             console.print(address_table(endpoints))
             console.print(
                 f"the platform stays up: stop it with `gazette down --root {layout.root}`"

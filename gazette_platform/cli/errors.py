@@ -13,7 +13,8 @@ import typer
 
 from gazette_platform.cli import quick_values
 from gazette_platform.cli.output import printable
-from gazette_platform.errors import GazetteError, LakeError, SetupError
+from gazette_platform.errors import GazetteError, LakeError, SetupError, TransportError
+from gazette_platform.ops import platforms
 
 __all__ = ["EXIT_FAILED", "EXIT_INTERRUPTED", "one_line", "run"]
 
@@ -79,6 +80,8 @@ def _fail_with(prog: str, error: BaseException) -> int:
         return EXIT_FAILED
     if isinstance(error, LakeError):
         return _fail(prog, "; ".join([one_line(str(error)), *_away()]))
+    if isinstance(error, TransportError) and platforms.DEFAULT_BROKER in str(error):
+        return _fail(prog, f"{one_line(str(error))}; {platforms.advice(os.environ)}")
     if isinstance(error, GazetteError):
         return _fail(prog, one_line(str(error)))
     if isinstance(error, OSError):

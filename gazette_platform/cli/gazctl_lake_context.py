@@ -104,8 +104,8 @@ def tables_folder(settings: LakeSettings, given: Path | None) -> Path:
     """
     if given is None and not settings.tables:
         raise SetupError(
-            "the folder of table specs is not known: give --tables, or set GAZETTE_TABLES, or "
-            "GAZETTE_ENDPOINTS to the endpoints.json that `gazette up` wrote"
+            "the folder of table specs is not known, and no platform runs: start one with `gazette up "
+            "--light`, give --tables, or set GAZETTE_TABLES or GAZETTE_ENDPOINTS"
         )
     return given if given is not None else Path(settings.tables)
 
@@ -114,15 +114,12 @@ def tables_folder(settings: LakeSettings, given: Path | None) -> Path:
 def brokers(
     ctx: typer.Context, settings: LakeSettings, *, reads_files: bool = False
 ) -> Iterator[Client]:
-    """A client of the brokers that options told, else of the platform's; closed at the end.
+    """A client of the brokers that options told; closed at the end.
 
     Args:
         reads_files: whether it is to read fragments from folders of this machine, where they are.
     """
     config = ctx.find_object(Connection).client  # type: ignore[union-attr]
-    source = ctx.parent.get_parameter_source("address") if ctx.parent is not None else None
-    if source is not None and source.name == "DEFAULT" and settings.broker:
-        config = replace(config, address=settings.broker)
     if reads_files and settings.file_root is not None:
         config = replace(config, file_root=settings.file_root)
     with Client(config) as client:

@@ -58,9 +58,6 @@ def run(
         raise ValidationError("goes with -o json, csv or parquet", path="--to")
     settings = LakeSettings.from_environment(os.environ)
     config = ctx.find_object(Connection).client  # type: ignore[union-attr]
-    source = ctx.get_parameter_source("address")
-    if source is not None and source.name == "DEFAULT" and settings.broker:
-        config = replace(config, address=settings.broker)
     config = replace(config, file_root=config.file_root or settings.file_root)
     text = sys.stdin.read() if query == "-" else query
     saved = _saved_spec(save, settings, tables) if save else None

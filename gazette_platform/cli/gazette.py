@@ -7,7 +7,7 @@ import shlex
 import sys
 import tempfile
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path  # noqa: TC003  the parser reads annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +18,14 @@ from gazette_platform.cli import errors
 from gazette_platform.cli.ini import apply_ini, render_ini
 from gazette_platform.cli.logs import set_up_logging
 from gazette_platform.cli.option_table import option_values, with_options
+from gazette_platform.cli.platform_root import (
+    NewRoot,
+    Root,
+    existing,
+    folder_of,
+    new_root,
+    remember,
+)
 from gazette_platform.cli.serve_options import SERVE_OPTIONS, broker_config, processes_of
 from gazette_platform.cli.version import Version  # noqa: TC001  the parser reads annotations
 from gazette_platform.errors import GazetteError, SetupError, ValidationError
@@ -25,6 +33,8 @@ from gazette_platform.errors import GazetteError, SetupError, ValidationError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gazette_platform.embedded.board import Board
+    from gazette_platform.embedded.endpoints import Endpoints
     from gazette_platform.embedded.layout import PlatformDir
     from gazette_platform.embedded.platform import PlatformOptions
 
@@ -42,19 +52,6 @@ app = typer.Typer(
 )
 
 
-def _folder(text: str | Path) -> Path:
-    if not str(text):
-        # An unset variable of a shell: it must not make a platform of the current folder.
-        raise typer.BadParameter("is empty: name a folder, or . for the current one")
-    return Path(text)
-
-
-NewRoot = Annotated[
-    Path,
-    typer.Option(
-        "--root", metavar="DIR", parser=_folder, help="Folder of the platform; made if missing."
-    ),
-]
 Store = Annotated[
     str,
     typer.Option(
@@ -64,9 +61,6 @@ Store = Annotated[
         "with ?endpoint=…&region=…, and credentials as AWS tools find them; s3: a server of the "
         "platform's own. Default: folders.",
     ),
-]
-Root = Annotated[
-    Path, typer.Option("--root", metavar="DIR", parser=_folder, help="Folder of the platform.")
 ]
 
 
@@ -141,7 +135,7 @@ app.command("print-config")(with_options(SERVE_OPTIONS, _print_config))
 
 @app.command()
 def up(  # noqa: PLR0917  options are named
-    root: NewRoot,
+    root: NewRoot = None,
     brokers: Annotated[int, typer.Option(help="Number of broker processes.")] = 1,
     without: Annotated[
         list[str] | None,
@@ -186,17 +180,32 @@ def up(  # noqa: PLR0917  options are named
         ),
     ] = "",
     *,
-    detach: Annotated[bool, typer.Option("--detach", help="Return when all is ready.")] = False,
+    light: Annotated[
+        bool, typer.Option("--light", help="Start etcd and brokers alone; ready in seconds.")
+    ] = False,
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach/--foreground",
+            help="Return when all is ready, or stay until interrupted, and stop the platform then.",
+        ),
+    ] = True,
 ) -> None:
-    """Start a platform: etcd, brokers, Hive Metastore, Trino and Dagster, on this machine.
+    """Start a platform on this machine: etcd, brokers, Hive Metastore, Trino and Dagster.
+
+    If the platform runs already, what it lacks is started beside it: nothing that runs is restarted.
+    So **gazette up --light** is enough to begin with, and **gazette up** adds the rest later.
 
     Tools that are missing are installed first, into GAZETTE_CACHE. All ports are of 127.0.0.1, and
     the same again when the folder is used again. When all is ready, the addresses are printed and
-    written to DIR/endpoints.json; logs are in DIR/logs. Without --detach it runs until interrupted.
+    written to DIR/endpoints.json; logs are in DIR/logs. **gazette** and **gazctl** find the platform
+    by themselves from then on.
 
     **Examples**
 
-    gazette up --root ~/platform --detach
+    gazette up --light
+
+    gazette up
 
     gazette up --root /tmp/p --without dagster,trino --port broker-1=8080
 
@@ -209,40 +218,82 @@ def up(  # noqa: PLR0917  options are named
     gazette up --root ~/platform --catalog postgresql://iceberg@db/catalogs
     """
     from gazette_platform.embedded.board import Board  # noqa: PLC0415  an extra
-    from gazette_platform.embedded.control import start_detached  # noqa: PLC0415
-    from gazette_platform.embedded.layout import PlatformDir  # noqa: PLC0415
-    from gazette_platform.embedded.platform import check_extras, install_tools  # noqa: PLC0415
-    from gazette_platform.embedded.supervisor import ComponentFailed, Supervisor  # noqa: PLC0415
+    from gazette_platform.embedded.platform import check_extras  # noqa: PLC0415
+    from gazette_platform.embedded.supervisor import ComponentFailed  # noqa: PLC0415
 
-    layout = PlatformDir.at(root)
     options = replace(
-        _platform_options(brokers, without or [], port or [], definitions or [], store),
+        _platform_options(
+            brokers, without or [], port or [], definitions or [], store, light=light
+        ),
         metastore=metastore,
         trino=trino,
         catalog=catalog,
     )
     check_extras(options)
+    layout = new_root(root)
     try:
         with Board() as board:
-            if detach:
-                layout.make()
-                install_tools(options)
-                start_detached(layout, options, board)
-            else:
-                Supervisor(layout, options, board).run()
-                if board.endpoints is None:
-                    raise KeyboardInterrupt  # asked to stop before all was ready
+            _start(layout, options, board, detach=detach)
     except ComponentFailed as error:
         _show_log(error.log)
         raise
 
 
+def _start(layout: PlatformDir, options: PlatformOptions, board: Board, *, detach: bool) -> None:
+    """Start a platform, or what it lacks if it runs."""
+    from gazette_platform.embedded.control import (  # noqa: PLC0415
+        extend,
+        is_running,
+        start_detached,
+    )
+    from gazette_platform.embedded.platform import install_tools  # noqa: PLC0415
+    from gazette_platform.embedded.supervisor import Supervisor  # noqa: PLC0415
+
+    layout.make()
+    remember(layout)
+    if not detach:
+        Supervisor(layout, options, board).run()
+        if board.endpoints is None:
+            raise KeyboardInterrupt  # asked to stop before all was ready
+        return
+    install_tools(options)
+    start = extend if is_running(layout) else start_detached
+    endpoints = start(layout, options, board)
+    print(next_commands(endpoints), file=sys.stderr)
+
+
+def next_commands(endpoints: Endpoints) -> str:
+    """What a user may do next with a platform that is ready, as lines of a shell."""
+    found = {
+        "gazctl journals list": "list the journals",
+        "gazctl lake list": "list the tables, and whether they are up to date",
+        "gazette up": "add the Hive Metastore, Trino and Dagster beside it",
+        "gazette down": "stop it; its data stays",
+    }
+    unfit = {
+        "gazctl journals list": not endpoints.broker,
+        "gazctl lake list": not (endpoints.broker and endpoints.metastore),
+        "gazette up": bool(endpoints.metastore),
+    }
+    lines = [
+        f"  {command:<22}# {what}" for command, what in found.items() if not unfit.get(command)
+    ]
+    return "\n".join(["Next:", *lines])
+
+
 def _platform_options(
-    brokers: int, without: list[str], ports: list[str], definitions: list[Path], store: str
+    brokers: int,
+    without: list[str],
+    ports: list[str],
+    definitions: list[Path],
+    store: str,
+    *,
+    light: bool,
 ) -> PlatformOptions:
-    from gazette_platform.embedded.platform import PlatformOptions  # noqa: PLC0415
+    from gazette_platform.embedded.platform import NOT_LIGHT, PlatformOptions  # noqa: PLC0415
 
     names = frozenset(name.strip() for text in without for name in text.split(",") if name.strip())
+    names |= NOT_LIGHT if light else frozenset()
     fixed: dict[str, int] = {}
     for text in ports:
         name, _, number = text.partition("=")
@@ -269,17 +320,19 @@ def _show_log(log: Path) -> None:
 
 
 @app.command()
-def down(root: Root) -> None:
-    """Stop the platform of a folder, in order. Its data stays.
+def down(root: Root = None) -> None:
+    """Stop a platform, in order. Its data stays.
 
-    **Example**
+    **Examples**
+
+    gazette down
 
     gazette down --root ~/platform
     """
     from gazette_platform.embedded.board import Board  # noqa: PLC0415
     from gazette_platform.embedded.control import stop_platform  # noqa: PLC0415
 
-    layout = _existing(root)
+    layout = existing(root)
     with Board() as board:
         ran = stop_platform(layout, board)
     if not ran:
@@ -288,13 +341,15 @@ def down(root: Root) -> None:
 
 @app.command()
 def status(
-    root: Root,
+    root: Root = None,
     *,
     output: Annotated[str, typer.Option("-o", "--output", help="table or json.")] = "table",
 ) -> None:
     """Show the components of a platform. Exits with 1 unless all are ready.
 
-    **Example**
+    **Examples**
+
+    gazette status
 
     gazette status --root ~/platform -o json
     """
@@ -302,7 +357,7 @@ def status(
 
     if output not in {"table", "json"}:
         raise ValidationError(f"expected table or json, got {output!r}", path="--output")
-    layout = _existing(root)
+    layout = existing(root)
     state = platform_state(layout)
     if output == "json":
         components = {
@@ -329,31 +384,61 @@ def status(
         Console(emoji=False).print(table)
         for line in [*state.away(), *filter(None, [state.failure])]:
             print(line)
+        if not state.pid or state.phase == "dead":
+            print(f"it is not running: start it with `gazette up --root {layout.root}`")
     if state.phase != "ready" or any(c.state != "ready" for c in state.components.values()):
         raise typer.Exit(1)
 
 
 @app.command()
-def env(root: Root) -> None:
+def logs(
+    name: Annotated[
+        str, typer.Argument(metavar="COMPONENT", help="As in gazette status; default: all.")
+    ] = "",
+    root: Root = None,
+    *,
+    lines: Annotated[
+        int, typer.Option("-n", "--lines", min=1, help="Lines of each log at most.")
+    ] = 20,
+) -> None:
+    """Show the end of the logs of a platform.
+
+    **Examples**
+
+    gazette logs
+
+    gazette logs broker-1 -n 100
+    """
+    from gazette_platform.embedded.process import log_tail  # noqa: PLC0415
+
+    layout = existing(root)
+    files = {path.stem: path for path in sorted(layout.logs.glob("*.log"))}
+    if name and name not in files:
+        known = f"there are {', '.join(files)}" if files else "there are none yet"
+        raise ValidationError(f"{layout.logs} has no log of {name!r}; {known}", path="COMPONENT")
+    for each in [name] if name else files:
+        if not name:
+            print(f"--- {files[each]}")
+        print(log_tail(files[each], lines=lines))
+
+
+@app.command()
+def env(root: Root = None) -> None:
     """Print what programs need to find a running platform, as shell assignments.
 
-    With it Spark, Dagster, this package's clients and applications work against the platform.
+    `gazctl`, SQL and Spark's source find it without. Dagster and applications need these variables, and
+    so does a shell that is to use one platform of several.
 
     **Example**
 
-    eval "$(gazette env --root ~/platform)"
+    eval "$(gazette env)"
     """
     from gazette_platform.embedded.endpoints import Endpoints  # noqa: PLC0415
-    from gazette_platform.embedded.platform import environment_of  # noqa: PLC0415
+    from gazette_platform.embedded.platform import shell_environment  # noqa: PLC0415
 
-    layout = _existing(root)
+    layout = existing(root)
     endpoints = Endpoints.load(layout.endpoints)
-    variables = environment_of(layout, endpoints, has_trino="trino" in endpoints.pids)
-    if endpoints.broker:
-        # Of gazctl, and of applications.
-        variables["BROKER_ADDRESS"] = variables["GAZETTE_BROKER_ADDRESS"]
-        variables["ETCD_ADDRESS"] = endpoints.etcd
-    for name, value in variables.items():
+    for name, value in shell_environment(layout, endpoints).items():
         print(f"export {name}={shlex.quote(value)}")
 
 
@@ -380,7 +465,7 @@ def demo(
         typer.Option(
             "--root",
             metavar="DIR",
-            parser=_folder,
+            parser=folder_of,
             help="Folder of the platform; default: temporary.",
         ),
     ] = None,
@@ -410,18 +495,6 @@ def demo(
     code = content.run(root=root, keep=keep, store=store)
     if code:
         raise typer.Exit(code)
-
-
-def _existing(root: Path) -> PlatformDir:
-    from gazette_platform.embedded.layout import PlatformDir  # noqa: PLC0415
-
-    layout = PlatformDir.at(root)
-    if not layout.root.is_dir():
-        raise SetupError(
-            f"there is no folder {layout.root} (start a platform there with "
-            f"`gazette up --root {layout.root}`)"
-        )
-    return layout
 
 
 def main(argv: Sequence[str] | None = None) -> int:

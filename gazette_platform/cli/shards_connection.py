@@ -21,12 +21,14 @@ from gazette_platform.cli.connection import (
     LogFormat,
     LogLevel,
     Zone,
+    broker_address,
     config_of,
     parse_selector,
 )
 from gazette_platform.cli.logs import set_up_logging
 from gazette_platform.client import AsyncClient
 from gazette_platform.errors import ShardNotFound, ValidationError
+from gazette_platform.ops.platforms import DEFAULT_BROKER
 from gazette_platform.protocol import LabelSelector, LabelSet
 
 if TYPE_CHECKING:
@@ -181,7 +183,7 @@ def connect_shards(
             help="How long a route is believed, as in 1m30s.",
         ),
     ] = "1m",
-    address: BrokerAddress = "http://localhost:8080",
+    address: BrokerAddress = DEFAULT_BROKER,
     cert_file: BrokerCertFile = "",
     cert_key_file: BrokerCertKeyFile = "",
     trusted_ca_file: BrokerTrustedCaFile = "",
@@ -194,7 +196,7 @@ def connect_shards(
     set_up_logging(log_level, log_format)
     broker = config_of(
         "broker",
-        address=address,
+        address=broker_address(ctx, address),
         zone=zone,
         cert_file=cert_file,
         cert_key_file=cert_key_file,

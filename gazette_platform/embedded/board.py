@@ -57,6 +57,9 @@ class Board:
 
     def changed(self, state: PlatformState) -> None:
         """Show the news."""
+        if state.failure and state.phase != "ready":
+            self._end_live()  # the reason comes next, and is all that matters
+            return
         if self._stream.isatty() and state.phase in {"starting", "stopping"}:
             self._show_live(state)
             return

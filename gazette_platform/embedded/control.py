@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gazette_platform.embedded.endpoints import Endpoints, PlatformState
-from gazette_platform.embedded.process import ProcessId, log_tail, private_files, stop_process
+from gazette_platform.embedded.endpoints import Endpoints, PlatformState, write_json
+from gazette_platform.embedded.process import private_files, stop_process
 from gazette_platform.embedded.supervisor import ComponentFailed, remove_leftovers
 from gazette_platform.errors import SetupError
+from gazette_platform.ops.process_id import ProcessId
 
 if TYPE_CHECKING:
     from gazette_platform.embedded.layout import PlatformDir
     from gazette_platform.embedded.platform import PlatformOptions
     from gazette_platform.embedded.supervisor import Observer
 
-__all__ = ["platform_state", "start_detached", "stop_platform"]
+__all__ = ["extend", "is_running", "platform_state", "start_detached", "stop_platform"]
 
 _POLL_S = 0.1
 # Longer than all components need one after the other.
@@ -36,11 +38,11 @@ def start_detached(layout: PlatformDir, options: PlatformOptions, observer: Obse
 
     Raises: SetupError: it failed; says why.
     """
-    request = asdict(options) | {"without": sorted(options.without), "ports": dict(options.ports)}
     log = layout.logs / "supervisor.log"
     with private_files():
         layout.make()
         output = log.open("ab")
+        begun = output.tell()
     with output:
         child = subprocess.Popen(
             [
@@ -48,7 +50,7 @@ def start_detached(layout: PlatformDir, options: PlatformOptions, observer: Obse
                 "-m",
                 "gazette_platform.embedded.supervisor_main",
                 str(layout.root),
-                json.dumps(request),
+                json.dumps(options.to_json()),
             ],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -57,13 +59,15 @@ def start_detached(layout: PlatformDir, options: PlatformOptions, observer: Obse
         )
     supervisor = ProcessId.of(child.pid)
     try:
-        return _follow(layout, child, observer)
+        return _follow(layout, child, observer, log_from=begun)
     except KeyboardInterrupt:
         stop_process(supervisor, timeout_s=_STOP_TIMEOUT_S)
         raise
 
 
-def _follow(layout: PlatformDir, child: subprocess.Popen[bytes], observer: Observer) -> Endpoints:
+def _follow(
+    layout: PlatformDir, child: subprocess.Popen[bytes], observer: Observer, *, log_from: int
+) -> Endpoints:
     born_by = time.monotonic() + _BIRTH_TIMEOUT_S
     while child.poll() is None:
         state = PlatformState.load(layout.state)
@@ -79,15 +83,70 @@ def _follow(layout: PlatformDir, child: subprocess.Popen[bytes], observer: Obser
         time.sleep(_POLL_S)
     # If the supervisor was refused because another one has the folder, only its log says so.
     log = layout.logs / "supervisor.log"
-    words = log_tail(log, lines=40).rpartition("error: ")[2].strip()
+    words = reason_in(log.read_bytes()[log_from:].decode("utf-8", "replace"))
     state = PlatformState.load(layout.state)
-    if state.phase == "failed" and state.failure == words:
-        observer.changed(state)
-        if state.failed_component:
-            name = state.failed_component
-            what = words.removeprefix(name).partition(" (its log is ")[0].strip()
-            raise ComponentFailed(name, what, layout.logs / f"{name}.log")
-    raise SetupError(words or f"the supervisor ended without a word: see {log}")
+    is_told = state.phase == "failed" and state.failure == words
+    raise _failure(
+        layout,
+        words or f"the supervisor ended without a word: see {log}",
+        state.failed_component if is_told else "",
+    )
+
+
+def reason_in(text: str) -> str:
+    r"""Return why a supervisor ended, out of its log: the error that it named last, else its last line.
+
+    >>> reason_in("etcd: ready\nerror: cannot read x: error: y")
+    'cannot read x: error: y'
+    >>> reason_in("etcd: ready\nTraceback …\nKeyError: 'z'")
+    "KeyError: 'z'"
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return next(reversed(named or lines), "")
+
+
+def _failure(layout: PlatformDir, words: str, component: str) -> SetupError:
+    """The error of a component that failed, or of another failure if none did."""
+    if not component or not words.startswith(component):
+        return SetupError(words)
+    what = words.removeprefix(component).partition(" (its log is ")[0].strip()
+    return ComponentFailed(component, what, layout.logs / f"{component}.log")
+
+
+def is_running(layout: PlatformDir) -> bool:
+    """Whether a supervisor runs the platform of a folder."""
+    return PlatformState.load(layout.state).process.is_alive()
+
+
+def extend(layout: PlatformDir, options: PlatformOptions, observer: Observer) -> Endpoints:
+    """Add to a platform that runs what `options` have beside it, and wait until that is ready. Blocks.
+
+    What runs goes on, whatever becomes of this. An interrupt of the caller ends the waiting alone.
+
+    Raises: SetupError: it was refused, or failed; says why.
+    """
+    request = secrets.token_hex(8)
+    state = PlatformState.load(layout.state)
+    supervisor = state.process
+    observer.changed(state)  # what runs is no news from here on
+    write_json(layout.request, {"id": request, "options": options.to_json()})
+    os.kill(supervisor.pid, signal.SIGUSR1)
+    while supervisor.is_alive():
+        state = PlatformState.load(layout.state)
+        if state.answered == request and state.refusal:
+            raise _failure(layout, state.refusal, state.failed_component)
+        observer.changed(replace(state, phase="starting"))
+        if state.answered == request:
+            endpoints = Endpoints.load(layout.endpoints)
+            observer.ready(endpoints)
+            return endpoints
+        if json.loads(layout.request.read_text("utf-8"))["id"] != request:
+            raise SetupError(
+                f"another `gazette up` changes the platform in {layout.root} meanwhile"
+            )
+        time.sleep(_POLL_S)
+    raise SetupError(f"the platform in {layout.root} was stopped meanwhile")
 
 
 def stop_platform(layout: PlatformDir, observer: Observer) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from gazette_platform.embedded.process import ProcessId
 from gazette_platform.errors import SetupError
+from gazette_platform.ops.process_id import ProcessId
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,6 +121,10 @@ class PlatformState:
     """Port by name; kept over restarts."""
     components: dict[str, ComponentState] = field(default_factory=dict)
     """In the order of starting."""
+    answered: str = ""
+    """Id of the last request to add components that was carried out or refused."""
+    refusal: str = ""
+    """Why that was refused."""
     place: str = field(default="", compare=False)
     """Device and inode of its folder when it was written: a copy of the folder has others."""
 

@@ -38,6 +38,11 @@ class PlatformDir:
         return self.root / "supervisor.json"
 
     @property
+    def request(self) -> Path:
+        """What a later `gazette up` asks the supervisor to add."""
+        return self.root / "request.json"
+
+    @property
     def lock(self) -> Path:
         """Held by the one supervisor of this folder."""
         return self.root / "supervisor.lock"

@@ -6,9 +6,9 @@ import importlib.util
 import json
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gazette_platform.embedded import broker, dagster, etcd, metastore, s3, tools, trino, typed
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gazette_platform.embedded.layout import PlatformDir
 
 __all__ = [
+    "NOT_LIGHT",
     "OPTIONAL",
     "PlatformOptions",
     "check_extras",
@@ -35,10 +36,14 @@ __all__ = [
     "endpoints_of",
     "environment_of",
     "install_tools",
+    "shell_environment",
+    "upgraded",
 ]
 
 # What `--without` may name. The rest is the journal service itself.
 OPTIONAL = ("metastore", "trino", "dagster", "broker", "typed")
+NOT_LIGHT = frozenset(OPTIONAL) - {"broker"}
+"""What `--light` leaves out."""
 _BROKERS_MAX = 64
 
 
@@ -154,6 +159,16 @@ class PlatformOptions:
                 )
             stems.add(path.stem)
 
+    def to_json(self) -> dict[str, object]:
+        """Return what `from_json` takes."""
+        return asdict(self) | {"without": sorted(self.without), "ports": dict(self.ports)}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> PlatformOptions:
+        """Return the options that `to_json` gave. Raises: ValidationError: see the class."""
+        lists = {"without": frozenset(raw["without"]), "definitions": tuple(raw["definitions"])}
+        return cls(**{**raw, **lists})
+
     def has(self, name: str) -> bool:
         """Whether the component `name` is part of the platform, and so started by it."""
         outside = {"metastore": self.metastore, "trino": self.trino}
@@ -183,6 +198,22 @@ class PlatformOptions:
         names += [s3.NAME] if self.has_own_store else []
         names += [name for name in ("metastore", "trino", "dagster") if self.has(name)]
         return names + list(dagster.code_servers(self.definitions) if self.has("dagster") else ())
+
+
+def upgraded(former: PlatformOptions, asked: PlatformOptions) -> PlatformOptions:
+    """Return the options of a platform that runs with `former` after `gazette up` was asked for `asked` beside it.
+
+    An option that was left at its default keeps what it was. Nothing that runs is left out.
+    """
+    defaults = PlatformOptions()
+    names = [each.name for each in fields(PlatformOptions) if each.name not in ("without", "ports")]
+    chosen = {
+        name: getattr(former if getattr(asked, name) == getattr(defaults, name) else asked, name)
+        for name in names
+    }
+    return PlatformOptions(
+        without=former.without & asked.without, ports={**former.ports, **asked.ports}, **chosen
+    )
 
 
 def _is_address(text: str, schemes: Collection[str]) -> bool:
@@ -264,6 +295,15 @@ def environment_of(
         if os.environ.get("GAZETTE_ICEBERG_JAR") == PROVIDED:
             variables["GAZETTE_ICEBERG_JAR"] = PROVIDED
     return {name: value for name, value in variables.items() if value}
+
+
+def shell_environment(layout: PlatformDir, endpoints: Endpoints) -> dict[str, str]:
+    """Variables that `gazette env` prints: those of `environment_of`, and those that gazctl and applications read."""
+    variables = environment_of(layout, endpoints, has_trino="trino" in endpoints.pids)
+    if endpoints.broker:
+        variables["BROKER_ADDRESS"] = variables["GAZETTE_BROKER_ADDRESS"]
+        variables["ETCD_ADDRESS"] = endpoints.etcd
+    return variables
 
 
 def _typed_catalogs(options: PlatformOptions, warehouse: str) -> list[trino.ExtraCatalog]:

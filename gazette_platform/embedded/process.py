@@ -1,4 +1,4 @@
-"""Child processes: started with a log of their own, found again by pid, and ended with their group."""
+"""Child processes: started with a log of their own, and ended with their group."""
 
 from __future__ import annotations
 
@@ -9,25 +9,22 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import SetupError
+from gazette_platform.ops.process_id import ProcessId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
-__all__ = ["Child", "ProcessId", "log_tail", "private_files", "stop_process"]
+__all__ = ["Child", "log_tail", "private_files", "stop_process"]
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
 _KILL_WAIT_S = 5.0
 _RUN_MARK = "--- "
 _LOG_TAIL_BYTES = 8192
-# `comm`, the second field of /proc/<pid>/stat, may hold spaces and brackets; the rest may not.
-_STAT_START_FIELD = 19
-_STAT_STATE_FIELD = 0
 
 
 @contextlib.contextmanager
@@ -42,33 +39,6 @@ def private_files() -> Iterator[None]:
         yield
     finally:
         os.umask(former)
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessId:
-    """Identifies a process for ever: pids are used again, but not together with the same start time."""
-
-    pid: int
-    started: int
-    """Clock ticks from the boot of the machine."""
-
-    @classmethod
-    def of(cls, pid: int) -> ProcessId:
-        """The process that has `pid` now; `started` is 0 if there is none."""
-        return cls(pid, _started(pid))
-
-    def is_alive(self) -> bool:
-        """Whether it still runs; a zombie does not."""
-        return self.started != 0 and _started(self.pid) == self.started
-
-
-def _started(pid: int) -> int:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace")
-    except OSError:
-        return 0
-    fields = stat.rpartition(")")[2].split()
-    return 0 if fields[_STAT_STATE_FIELD] in {"Z", "X"} else int(fields[_STAT_START_FIELD])
 
 
 @final

@@ -9,11 +9,15 @@ belong to it, and a folder that was left by a killed supervisor is cleaned up be
 That holds until all have been ready. From then on a component that ends, or does not become ready, is
 started again after a growing pause, without end, and all others run on: whoever appends needs no metastore,
 and a broker whose etcd is out of space comes back once somebody has mended it.
+
+A later ``gazette up`` may ask for more components: it writes ``request.json`` and sends SIGUSR1. The new ones are started beside
+those that run; if one of them fails, the new ones are stopped, and the platform is as it was.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import signal
@@ -24,22 +28,29 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, final
 
 from gazette_platform.embedded.endpoints import ComponentState, PlatformState
-from gazette_platform.embedded.platform import components_of, endpoints_of
+from gazette_platform.embedded.platform import (
+    PlatformOptions,
+    components_of,
+    endpoints_of,
+    shell_environment,
+    upgraded,
+)
 from gazette_platform.embedded.ports import HOST, choose_ports, is_free
-from gazette_platform.embedded.process import Child, ProcessId, private_files, stop_process
-from gazette_platform.errors import SetupError
+from gazette_platform.embedded.process import Child, private_files, stop_process
+from gazette_platform.errors import GazetteError, SetupError
+from gazette_platform.ops import platforms
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.process_id import ProcessId
 from gazette_platform.ops.retry import RESTART_STEPS_S, Restarts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
     from types import FrameType
 
     from gazette_platform.embedded.component import Component
     from gazette_platform.embedded.endpoints import Endpoints
     from gazette_platform.embedded.layout import PlatformDir
-    from gazette_platform.embedded.platform import PlatformOptions
 
 __all__ = ["ComponentFailed", "Observer", "Supervisor", "remove_leftovers"]
 
@@ -111,6 +122,10 @@ class Supervisor:
         self._restarts: dict[str, Restarts] = {}
         self._restart_at: dict[str, float] = {}
         self._stop_asked = False
+        self._more_asked = False
+        self._adding: frozenset[str] = frozenset()
+        self._then = options
+        self._request = ""
 
     def run(self) -> None:
         """Start everything, and come back when it was stopped by SIGTERM, SIGINT or `stop`.
@@ -157,7 +172,11 @@ class Supervisor:
         def ask(_signum: int, _frame: FrameType | None) -> None:
             self.stop()
 
+        def ask_for_more(_signum: int, _frame: FrameType | None) -> None:
+            self._more_asked = True
+
         former = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        former[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, ask_for_more)
         try:
             yield
         finally:
@@ -180,6 +199,7 @@ class Supervisor:
         )
         # Ports of components left out this time are kept for the next.
         self._state.ports.update(chosen)
+        platforms.publish(self._layout.root, {})
         self._changed()
         self._components = list(self._build(self._layout, self._options, dict(self._state.ports)))
         self._state.components = {c.name: ComponentState() for c in self._components}
@@ -283,9 +303,76 @@ class Supervisor:
         self._observer.ready(endpoints)
         with ThreadPoolExecutor(_PROBES_MAX, thread_name_prefix="probe") as pool:
             while not self._stop_asked:
+                if self._more_asked and not self._adding:
+                    self._more_asked = False
+                    self._add_what_is_asked()
                 for component in self._components:
-                    self._keep_up(component, pool)
+                    if component.name not in self._adding:
+                        self._keep_up(component, pool)
+                self._go_on_adding(pool)
                 time.sleep(_POLL_S)
+
+    def _add_what_is_asked(self) -> None:
+        """Read the request of a later `gazette up`, and begin to add what it asks for, or refuse it."""
+        try:
+            raw = json.loads(self._layout.request.read_text("utf-8"))
+            self._request = str(raw["id"])
+            self._then = upgraded(self._options, PlatformOptions.from_json(raw["options"]))
+            built = self._build_more()
+        except (GazetteError, OSError, ValueError, KeyError) as error:
+            self._answer(f"{error}" or repr(error))
+            return
+        known = self._state.components
+        self._adding = frozenset(c.name for c in built) - known.keys()
+        self._components = built
+        self._state.components = {c.name: known.get(c.name, ComponentState()) for c in built}
+        self._changed()
+
+    def _build_more(self) -> list[Component]:
+        """Build the components of a platform that is to have more. Raises: SetupError: some that run would have to change."""
+        had, state = self._options.port_names(), self._state
+        wrong = [n for n in had if self._then.ports.get(n, state.ports[n]) != state.ports[n]]
+        if wrong:
+            raise _needs_restart([f"the port of {name}" for name in wrong])
+        names = [name for name in self._then.port_names() if name not in had]
+        fixed = {name: port for name, port in self._then.ports.items() if name in names}
+        state.ports.update(choose_ports(names, fixed=fixed, former=state.ports))
+        built = list(self._build(self._layout, self._then, dict(state.ports)))
+        after = {c.name: (c.command, dict(c.environment), c.folder) for c in built}
+        changed = [
+            c.name
+            for c in self._components
+            if after.get(c.name) != (c.command, dict(c.environment), c.folder)
+        ]
+        if changed:
+            raise _needs_restart(changed)
+        return built
+
+    def _go_on_adding(self, pool: ThreadPoolExecutor) -> None:
+        new = [component for component in self._components if component.name in self._adding]
+        try:
+            for component in new:
+                self._advance(component, pool)
+        except SetupError as error:
+            if isinstance(error, ComponentFailed):
+                self._state.failed_component = error.component
+            self._stop(self._adding)
+            self._components = [c for c in self._components if c.name not in self._adding]
+            for name in self._adding:
+                del self._state.components[name]
+            self._adding = frozenset()
+            self._answer(str(error))
+            return
+        if self._request and all(self._state.components[c.name].state == "ready" for c in new):
+            self._adding = frozenset()
+            self._options = self._then
+            self._save_endpoints()
+            self._answer("")
+
+    def _answer(self, refusal: str) -> None:
+        self._state.answered, self._state.refusal = self._request, refusal
+        self._request = ""
+        self._changed()
 
     def _save_endpoints(self) -> Endpoints:
         pids = {name: child.id.pid for name, child in self._children.items()}
@@ -293,6 +380,7 @@ class Supervisor:
         endpoints = replace(found, pids={"supervisor": os.getpid(), **pids})
         with self._tolerated():
             endpoints.save(self._layout.endpoints)
+            platforms.publish(self._layout.root, shell_environment(self._layout, endpoints))
         return endpoints
 
     def _keep_up(self, component: Component, pool: ThreadPoolExecutor) -> None:
@@ -342,18 +430,23 @@ class Supervisor:
             self._changed()
         with self._tolerated():
             self._layout.endpoints.unlink(missing_ok=True)
-        stopping: dict[str, float] = {}
-        while any(name in self._children for name in self._state.components):
-            self._ask_unneeded(stopping)
-            for component in self._components:
-                self._reap(component, stopping)
-            time.sleep(_POLL_S)
+        self._stop(self._state.components)
         self._state.phase = "failed" if failure else "stopped"
         if self._state.pid:
             self._state.pid = self._state.started = 0
             self._changed()
+            platforms.withdraw(self._layout.root)
 
-    def _ask_unneeded(self, stopping: dict[str, float]) -> None:
+    def _stop(self, names: Collection[str]) -> None:
+        """Stop components in order, and wait until they are gone."""
+        stopping: dict[str, float] = {}
+        while any(name in self._children for name in names):
+            self._ask_unneeded(names, stopping)
+            for component in self._components:
+                self._reap(component, stopping)
+            time.sleep(_POLL_S)
+
+    def _ask_unneeded(self, names: Collection[str], stopping: dict[str, float]) -> None:
         # A component goes when nobody that needs it is left: the reverse of how they came.
         needed = {
             name
@@ -363,7 +456,8 @@ class Supervisor:
         }
         for component in self._components:
             name = component.name
-            if name in self._children and name not in needed and name not in stopping:
+            is_due = name in names and name in self._children and name not in stopping
+            if is_due and name not in needed:
                 stopping[name] = time.monotonic() + component.stop_timeout_s
                 self._children[name].ask_to_stop()
 
@@ -384,6 +478,13 @@ class Supervisor:
         if state.state != "failed":
             state.state = "stopped"
         self._changed()
+
+
+def _needs_restart(what: Sequence[str]) -> SetupError:
+    return SetupError(
+        f"these options would change {', '.join(what)}, which cannot be changed while the platform "
+        "runs: stop it with `gazette down`, then start it with them"
+    )
 
 
 def remove_leftovers(former: PlatformState) -> list[str]:

@@ -23,8 +23,7 @@ def main(argv: list[str]) -> int:
     """
     root, request = argv
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    raw = json.loads(request)
-    options = PlatformOptions(**{**raw, "without": frozenset(raw["without"])})
+    options = PlatformOptions.from_json(json.loads(request))
     try:
         with Board() as board:
             Supervisor(PlatformDir.at(Path(root)), options, board).run()

@@ -155,8 +155,8 @@ class LakeSettings:
         value = str(getattr(self, name))
         if not value:
             raise SetupError(
-                f"the address of {name} is not known: set {_VARIABLES[name]}, or GAZETTE_ENDPOINTS "
-                "to the endpoints.json that `gazette up` wrote"
+                f"the address of {name} is not known: start a platform with `gazette up`, or set "
+                f"{_VARIABLES[name]}, or GAZETTE_ENDPOINTS to the endpoints.json of a platform"
             )
         return value
 

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import (
 )
 from typing_extensions import override
 
+from gazette_platform.ops import platforms
 from gazette_platform.spark.batch import BatchReader, FilteringReader
 from gazette_platform.spark.columns import DEFAULT_SCHEMA, columns_of
 from gazette_platform.spark.options import SourceOptions, parse_options
@@ -22,6 +23,8 @@ from gazette_platform.spark.sink_options import SinkOptions, parse_sink_options
 from gazette_platform.spark.stream import StreamReader
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
@@ -63,10 +66,15 @@ class GazetteDataSource(DataSource):
         return StreamWriter(self._sink_options(), schema, overwrite=overwrite)
 
     def _options(self) -> SourceOptions:
-        return parse_options(dict(self.options), os.environ)
+        return parse_options(dict(self.options), self._environment())
 
     def _sink_options(self) -> SinkOptions:
-        return parse_sink_options(dict(self.options), os.environ)
+        return parse_sink_options(dict(self.options), self._environment())
+
+    def _environment(self) -> Mapping[str, str]:
+        """This process's, completed by the platform that runs, unless the option ``broker`` names one."""
+        has_broker = any(name.lower() == "broker" for name in dict(self.options))
+        return os.environ if has_broker else platforms.complete(os.environ)
 
 
 @final

@@ -11,6 +11,7 @@ from gazette_platform.errors import ValidationError
 from gazette_platform.lake.meant import or_meant
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.spec_folder import load_table_specs
+from gazette_platform.ops import platforms
 from gazette_platform.ops.extras import required
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def typed_view(
         table: the typed table, or its raw one, as ``schema.table``.
         tables: the folder of table specs, or specs; default: the settings'.
         client: stays its caller's to close; default: one for the settings' brokers, with what else gazctl's variables say.
-        settings: where brokers, specs and the catalog are; default: of the environment.
+        settings: where brokers, specs and the catalog are; default: of the environment, or of the platform that runs if it
+            names none.
 
     Raises: ValidationError: there is no such spec. SetupError: a setting is missing. LakeError: the catalog or Spark cannot be
         reached, or there is more behind the table than is read at once: let a run publish it. DataError, TransportError: journals
@@ -54,13 +56,15 @@ def typed_view(
     required("pyiceberg", extra="lake", by="typed tables")
     from gazette_platform.spark.typed_frames import typed_frame  # noqa: PLC0415  sources go without it
 
-    settings = settings or LakeSettings.from_environment(os.environ)
+    environment = platforms.complete(os.environ) if settings is None else dict(os.environ)
+    broker = settings.broker if settings else ""
+    settings = settings or LakeSettings.from_environment(environment)
     raw = _spec_of(table, settings.required("tables") if tables is None else tables)
     if client is not None:
         return typed_frame(spark, raw, client, settings)
-    address = settings.broker or os.environ.get("BROKER_ADDRESS") or settings.required("broker")
+    address = broker or environment.get("BROKER_ADDRESS") or settings.required("broker")
     config = ClientConfig.from_environment(
-        os.environ, address=address, file_root=settings.file_root
+        environment, address=address, file_root=settings.file_root
     )
     with Client(config) as own:
         return typed_frame(spark, raw, own, settings)

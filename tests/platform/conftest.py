@@ -100,12 +100,12 @@ def shared_sales(client):
 @pytest.fixture(scope="session")
 def readme_commands(platform, tmp_path_factory):
     """What the commands of "Your own data" gave, at this platform instead of one that they start and stop."""
-    lines = Readme().shell("gazette up --root platform").splitlines()
+    lines = Readme().shell("gazette up --light").splitlines()
     commands = [line.partition("  #")[0].rstrip() for line in lines]
-    assert commands[1].startswith("gazette up --root platform")
-    assert commands[-1] == "gazette down --root platform"
+    assert commands[1] == "gazette up --light"
+    assert commands[-2:] == ["gazette up", "gazette down"]
     folder = tmp_path_factory.mktemp("readme")
-    (folder / "platform").symlink_to(platform.layout.root)
+    (folder / ".gazette").symlink_to(platform.layout.root)
     (folder / "orders.journals.yaml").write_text(README_JOURNALS)
     (folder / "eu.jsonl").write_bytes(json_lines(*README_ORDERS))
     script = "\n".join(["set -e", *commands[2:-1]])

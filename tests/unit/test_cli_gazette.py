@@ -6,9 +6,11 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+import typer
 
 from gazette_platform.cli import gazctl, gazette
 from gazette_platform.cli.serve_options import SERVE_OPTIONS, broker_config
+from gazette_platform.embedded.endpoints import Endpoints
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +23,9 @@ def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(option.variable, "")
         monkeypatch.delenv(option.variable)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name in ("GAZETTE_ENDPOINTS", "BROKER_ADDRESS", "GAZETTE_BROKER_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.chdir(tmp_path)
 
@@ -37,7 +42,7 @@ def test_version_and_help_are_asked_for_as_with_gazctl(capsys: pytest.CaptureFix
     assert gazctl.main(["--version"]) == 0
     assert capsys.readouterr().out == mine != ""
     assert gazette.main(["up", "-h"]) == 0
-    assert "gazette up --root" in capsys.readouterr().out
+    assert "gazette up --light" in capsys.readouterr().out
 
 
 def test_flag_beats_ini_beats_environment_beats_default(
@@ -101,7 +106,13 @@ def test_options_become_the_settings_of_a_broker(tmp_path: Path):
         ),
         (["up", "--root="], 1, "is empty: name a folder"),
         (["serve", "--broker.spool-dir=/proc"], 1, "cannot write to /proc"),
-        (["up"], 1, "Missing option '--root'"),
+        (["up", "--light", "--definitions=x.py"], 1, "without dagster nothing would load it"),
+        (["up", "--light", "--metastore=thrift://h:1"], 1, "metastore is in --without, too"),
+        (["down"], 1, "no platform was started yet (start one with `gazette up --light`"),
+        (["status"], 1, "no platform was started yet"),
+        (["logs"], 1, "no platform was started yet"),
+        (["env"], 1, "no platform was started yet"),
+        (["logs", "--root=.", "etcd"], 1, "has no log of 'etcd'; there are none yet"),
         (["down", "--root=missing"], 1, "there is no folder"),
         (["status", "--root=.", "-o", "xml"], 1, "--output: expected table or json"),
         (["status", "--root=."], 1, "no platform was ever started"),
@@ -120,6 +131,29 @@ def test_bad_input_is_one_clear_message(
     assert message in " ".join((said.out + said.err).split())
     assert "Traceback" not in said.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("addresses", "commands"),
+    [
+        (
+            {"broker": "http://b:1"},
+            ["gazctl journals list", "gazette up", "gazette down"],
+        ),
+        (
+            {"broker": "http://b:1", "metastore": "thrift://m:1"},
+            ["gazctl journals list", "gazctl lake list", "gazette down"],
+        ),
+        ({"metastore": "thrift://m:1"}, ["gazette down"]),
+    ],
+)
+def test_next_commands_fit_the_platform_and_exist(addresses, commands):
+    lines = gazette.next_commands(Endpoints(**addresses)).splitlines()
+    assert [line.partition("#")[0].strip() for line in lines[1:]] == commands
+    for program, *words in (command.split() for command in commands):
+        found = typer.main.get_command({"gazctl": gazctl, "gazette": gazette}[program].app)
+        for word in words:
+            found = found.commands[word]
 
 
 def test_broken_ini_file_is_one_clear_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -144,12 +178,22 @@ def test_ini_file_that_cannot_be_read_is_one_clear_message(
 def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]):
     assert gazette.main([]) == 1
     shown = capsys.readouterr().out
-    for command in ("serve", "print-config", "up", "down", "status", "env", "install", "demo"):
+    for command in (
+        "serve",
+        "print-config",
+        "up",
+        "down",
+        "status",
+        "logs",
+        "env",
+        "install",
+        "demo",
+    ):
         assert command in shown
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "print-config", "up", "down", "status", "env", "demo"]
+    "command", ["serve", "print-config", "up", "down", "status", "logs", "env", "demo"]
 )
 def test_each_command_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]):
     assert gazette.main([command, "--help"]) == 0

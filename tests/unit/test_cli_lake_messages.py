@@ -127,7 +127,9 @@ def test_a_folder_without_specs_is_told(tmp_path, monkeypatch, capsys):
         err = told(capsys, "lake", "ddl", "a.b", "--dialect", "trino", "--tables", str(folder))
         assert err.startswith("gazctl: error: ")
         assert says in err
-    assert "is not known: give --tables, or set GAZETTE_TABLES" in told(capsys, "lake", "list")
+    assert "no platform runs: start one with `gazette up --light`, give --tables" in told(
+        capsys, "lake", "list"
+    )
 
 
 @pytest.mark.parametrize("module", [advice, counted, meant_module])

@@ -19,13 +19,14 @@ import typer
 from gazette_platform.cli.errors import run
 from gazette_platform.embedded import supervisor as supervising
 from gazette_platform.embedded.component import Component
-from gazette_platform.embedded.control import platform_state, stop_platform
+from gazette_platform.embedded.control import extend, platform_state, reason_in, stop_platform
 from gazette_platform.embedded.endpoints import ComponentState, PlatformState
 from gazette_platform.embedded.layout import PlatformDir
-from gazette_platform.embedded.platform import PlatformOptions
-from gazette_platform.embedded.process import ProcessId, log_tail
+from gazette_platform.embedded.platform import NOT_LIGHT, PlatformOptions, upgraded
+from gazette_platform.embedded.process import log_tail
 from gazette_platform.embedded.supervisor import ComponentFailed, Supervisor, remove_leftovers
 from gazette_platform.errors import LakeError, SetupError
+from gazette_platform.ops.process_id import ProcessId
 from gazette_platform.testing.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -170,6 +171,138 @@ def in_background(look: Callable[[], object]) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=work).start()
+
+
+class Added:
+    """What a later `gazette up` asks of the platform of a stage, and what becomes of it."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.server = 0
+        self.refusal = ""
+        self.endpoints: Endpoints | None = None
+        self.left: PlatformState | None = None
+
+    def ask(self, options: PlatformOptions = OPTIONS) -> None:
+        layout = self.stage.layout
+        self.server = PlatformState.load(layout.state).components["server"].pid
+        try:
+            self.endpoints = extend(layout, options, Recorder(lambda _endpoints: None))
+        except SetupError as error:
+            self.refusal = str(error)
+        self.left = platform_state(layout)
+        assert self.left.phase == "ready"
+        assert self.left.components["server"].pid == self.server
+
+    @property
+    def states(self) -> dict[str, str]:
+        assert self.left is not None
+        return {name: component.state for name, component in self.left.components.items()}
+
+
+def extended(stage: Stage, change: Callable[[], None], options: PlatformOptions = OPTIONS) -> Added:
+    added = Added(stage)
+
+    def later() -> None:
+        change()
+        added.ask(options)
+
+    stage.run(Recorder(lambda _endpoints: in_background(later)))
+    return added
+
+
+def test_more_components_start_beside_those_that_run(stage: Stage):
+    stage.add("server")
+
+    def more() -> None:
+        stage.add("second", requires=("third",))
+        stage.add("third", requires=("server",))
+
+    added = extended(stage, more)
+    assert added.refusal == ""
+    assert added.states == {"server": "ready", "second": "ready", "third": "ready"}
+    assert added.endpoints is not None
+    assert set(added.endpoints.pids) == {"supervisor", "server", "second", "third"}
+    assert stage.events == [
+        *("start server", "start third", "start second"),
+        *("stop second", "stop third", "stop server"),
+    ]
+
+
+def test_added_component_that_fails_leaves_what_runs_alone(stage: Stage):
+    stage.add("server")
+
+    def more() -> None:
+        stage.add("good", requires=("server",))
+        stage.add("bad", "exit 3", ready=lambda: False, requires=("good",))
+
+    added = extended(stage, more)
+    assert added.refusal.startswith("bad exited with code 3 (its log is ")
+    assert added.states == {"server": "ready"}
+    assert stage.events == ["start server", "start good", "stop good", "stop server"]
+
+
+def test_nothing_is_added_that_would_change_what_runs(stage: Stage):
+    stage.add("server")
+
+    def change() -> None:
+        stage.components.clear()
+        stage.add("server", "exit 1")
+        stage.add("second")
+
+    added = extended(stage, change)
+    assert "would change server, which cannot be changed while the platform runs" in added.refusal
+    assert added.states == {"server": "ready"}
+
+
+def test_port_of_what_runs_cannot_be_changed(stage: Stage):
+    stage.add("server")
+    other = replace(OPTIONS, ports={"etcd": 1})
+    added = extended(stage, lambda: None, other)
+    assert "would change the port of etcd" in added.refusal
+
+
+def test_platform_that_has_all_already_is_ready_at_once(stage: Stage):
+    stage.add("server")
+    added = extended(stage, lambda: None)
+    assert added.refusal == ""
+    assert added.states == {"server": "ready"}
+
+
+@pytest.mark.parametrize(
+    ("former", "asked", "then"),
+    [
+        ({"without": NOT_LIGHT}, {}, {}),
+        ({"without": NOT_LIGHT}, {"without": {"trino"}}, {"without": {"trino"}}),
+        ({}, {"without": NOT_LIGHT}, {}),
+        ({"brokers": 3, "store": "s3"}, {}, {"brokers": 3, "store": "s3"}),
+        ({"brokers": 3}, {"brokers": 2}, {"brokers": 2}),
+        ({"ports": {"etcd": 1}}, {"ports": {"trino": 2}}, {"ports": {"etcd": 1, "trino": 2}}),
+        (
+            {"without": NOT_LIGHT},
+            {"metastore": "thrift://m:1"},
+            {"metastore": "thrift://m:1"},
+        ),
+    ],
+)
+def test_options_of_a_platform_that_is_extended(former, asked, then):
+    def options(raw):
+        return PlatformOptions(**raw | {"without": frozenset(raw.get("without", ()))})
+
+    assert upgraded(options(former), options(asked)) == options(then)
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ("", ""),
+        ("etcd: starting\nerror: etcd exited with code 1\n", "etcd exited with code 1"),
+        ("error: cannot read x: error: y\n", "cannot read x: error: y"),
+        ("etcd: starting\nTraceback\n  File\nKeyError: 'z'\n", "KeyError: 'z'"),
+    ],
+)
+def test_reason_of_a_failure_is_told_without_its_progress(log, reason):
+    assert reason_in(log) == reason
 
 
 def test_a_component_that_dies_later_is_started_again_and_nothing_stops(stage: Stage):

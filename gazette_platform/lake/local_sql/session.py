@@ -41,6 +41,7 @@ from gazette_platform.lake.local_sql.typed_view import TypedViews
 from gazette_platform.lake.meant import or_meant
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.spec_folder import load_table_specs
+from gazette_platform.ops import platforms
 from gazette_platform.ops.clock import Clock, SystemClock
 from gazette_platform.ops.closing import Closing
 from gazette_platform.ops.extras import required
@@ -86,10 +87,8 @@ def connect(
     Args:
         tables: the folder of table specs, or specs; default: the settings' folder, if any. Queries of `journal(…)`
             need none.
-        client: stays its caller's to close; default: one for the settings' brokers, with what else
-            gazctl's variables say, such as ``BROKER_AUTH_TOKEN``.
-        settings: where brokers, specs and fragment files are; default: of the environment, as
-            `LakeSettings.from_environment` reads it.
+        client: stays its caller's to close; default: one as gazctl's variables say, such as ``BROKER_AUTH_TOKEN``.
+        settings: where brokers, specs and fragment files are; default: see `platforms.complete`.
 
     Raises: SetupError: DuckDB is not installed, or no brokers are known. ValidationError: a setting is malformed,
         or the folder does not exist.
@@ -97,7 +96,9 @@ def connect(
     required("duckdb", extra="sql", by="SQL queries")
     if find_spec("pyarrow") is None:
         required("pyarrow", extra="sql", by="SQL queries")
-    settings = settings or LakeSettings.from_environment(os.environ)
+    environment = platforms.complete(os.environ) if settings is None else dict(os.environ)
+    address = (settings.broker if settings else "") or environment.get("BROKER_ADDRESS", "")
+    settings = settings or LakeSettings.from_environment(environment)
     specs: dict[str, TableSpec] = {}
     refused: dict[str, ValidationError] = {}
     if isinstance(tables, str | Path):
@@ -110,9 +111,8 @@ def connect(
         specs, refused = load_table_specs(Path(settings.tables))
     owned = None
     if client is None:
-        # Tokens, keys and certificates come from the variables that gazctl reads.
-        address = settings.broker or os.environ.get("BROKER_ADDRESS") or settings.required("broker")
-        config = ClientConfig.from_environment(os.environ, address=address)
+        address = address or settings.required("broker")
+        config = ClientConfig.from_environment(environment, address=address)
         # Tails of typed tables are read from files that are on this machine.
         config = replace(config, file_root=config.file_root or settings.file_root)
         client = owned = Client(config)
@@ -123,7 +123,7 @@ def connect(
             roots=settings.store_roots,
             refused=refused,
             owned=owned,
-            catalog=partial(_catalog_of, settings),
+            catalog=partial(_catalog_of, settings, environment),
         )
     except BaseException:
         if owned is not None:
@@ -131,10 +131,10 @@ def connect(
         raise
 
 
-def _catalog_of(settings: LakeSettings) -> TypedCatalog:
+def _catalog_of(settings: LakeSettings, environment: Mapping[str, str]) -> TypedCatalog:
     from gazette_platform.lake.typed.catalog.catalogs import typed_catalog  # noqa: PLC0415  an extra
 
-    return typed_catalog(settings)
+    return typed_catalog(settings, environment=environment)
 
 
 @final
