@@ -108,7 +108,7 @@ def readme_commands(platform, tmp_path_factory):
     (folder / ".gazette").symlink_to(platform.layout.root)
     (folder / "orders.journals.yaml").write_text(README_JOURNALS)
     (folder / "eu.jsonl").write_bytes(json_lines(*README_ORDERS))
-    script = "\n".join(["set -e", *commands[2:-1]])
+    script = "\n".join(["set -e", *commands[2:-2]])
     return subprocess.run(
         ["bash", "-c", script],
         cwd=folder,
