@@ -14,7 +14,6 @@ import base64
 import hashlib
 import hmac
 import json
-import os
 import shutil
 import time
 from contextlib import AsyncExitStack
@@ -25,7 +24,9 @@ from grpc import aio
 
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
-from gazette_platform.testing.broker import WIRE_VARIABLE, BrokerServer
+from gazette_platform.serving.config import Wire
+from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.chosen_wire import wire_settings
 from gazette_platform.testing.etcd import EtcdServer
 from gazette_platform.testing.waiting import pass_time, patient
 from gazette_platform.yaml_specs import parse_journal_tree
@@ -132,7 +133,7 @@ class Arena:
         self.fragments = folder / "fragments"
         self.brokers: list[BrokerServer] = []
         self.channels: list[aio.Channel] = []
-        self.wire = os.environ.get(WIRE_VARIABLE) or "h2"
+        self.wire = wire_settings().get("wire", Wire.H2).value
         self._etcd_server = EtcdServer(etcd_binary)
         self._stack = AsyncExitStack()
         self._tokens: dict[str, str] = {}

@@ -224,7 +224,7 @@ def test_paths_of_two_kinds_are_one_table(sql, create, names):
 
 
 def test_names_of_no_journal_are_refused_with_those_meant(sql, events):
-    for wrong in (events.removesuffix("/"), events.replace("events", "evnts")):
+    for wrong in (events.removesuffix("/"), events.replace("events", "even1s")):
         with pytest.raises(ValidationError, match=rf"no such journals .*did you mean .*{events}"):
             sql.journal(wrong)
     with pytest.raises(ValidationError, match=rf"did you mean .*{events}region=us"):

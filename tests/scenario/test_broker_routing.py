@@ -534,8 +534,7 @@ async def test_a_read_fails_when_no_replica_can_be_reached(stage):
         stage.member(dead, f"http://127.0.0.1:{number + 1}")
         stage.assign(dead, number)
     stage.spec(replication=2)
-    # Also once it is known of both connections that they have failed.
-    for _ in range(3):
+    for _ in range(3):  # also once both connections are known to have failed
         with pytest.raises(RpcFailed, match=r"^cannot reach broker ") as caught:
             async with asyncio.timeout(patient(10)):
                 await stage.read()
