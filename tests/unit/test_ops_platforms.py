@@ -13,7 +13,7 @@ from gazette_platform.ops import platforms
 from gazette_platform.ops.platforms import Chosen, choose
 
 A, B, C = Path("/a"), Path("/b"), Path("/c")
-LOCAL = Path("/work/.gazette")
+LOCAL = Path("/project/.gazette")
 
 
 @pytest.mark.parametrize(
