@@ -81,7 +81,26 @@ def frames_of(raw):
     return found
 
 
-class Recorder(Machine):
+class Events:
+    """What both sides record in the same way."""
+
+    def on_broken(self, stream, number, text):
+        self.events.append(("broken", stream.id, number, text))
+
+    def on_gone(self, stream):
+        self.events.append(("gone", stream.id))
+
+    def on_room(self, stream):
+        self.events.append(("room", stream and stream.id))
+
+    def on_idle(self):
+        self.events.append(("idle",))
+
+    def on_output(self):
+        pass
+
+
+class Recorder(Events, Machine):
     """Records events: kind, stream id, and more."""
 
     def __init__(self, limits=LIMITS, message_bytes_max=1 << 20):
@@ -109,20 +128,8 @@ class Recorder(Machine):
             self.events.append(("end", stream.id))
 
     def on_broken(self, stream, number, text):
-        self.events.append(("broken", stream.id, number, text))
+        super().on_broken(stream, number, text)
         self.close(stream)
-
-    def on_gone(self, stream):
-        self.events.append(("gone", stream.id))
-
-    def on_room(self, stream):
-        self.events.append(("room", stream and stream.id))
-
-    def on_idle(self):
-        self.events.append(("idle",))
-
-    def on_output(self):
-        pass
 
     def answered(self):
         """The frames that were sent since the last call."""
@@ -138,7 +145,7 @@ class Recorder(Machine):
         return None
 
 
-class ClientRecorder(ClientMachine):
+class ClientRecorder(Events, ClientMachine):
     """A client's machine with some calls under way. Records events: kind, stream id, and more."""
 
     def __init__(self, calls=3, limits=LIMITS, message_bytes_max=1 << 20):
@@ -177,20 +184,8 @@ class ClientRecorder(ClientMachine):
             self.events.append(("message", stream.id, self.take(stream)))
 
     def on_broken(self, stream, number, text):
-        self.events.append(("broken", stream.id, number, text))
+        super().on_broken(stream, number, text)
         self.cancel(stream)
-
-    def on_gone(self, stream):
-        self.events.append(("gone", stream.id))
-
-    def on_room(self, stream):
-        self.events.append(("room", stream and stream.id))
-
-    def on_idle(self):
-        self.events.append(("idle",))
-
-    def on_output(self):
-        pass
 
 
 class Lazy(Recorder):
