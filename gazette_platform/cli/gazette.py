@@ -343,7 +343,7 @@ def down(root: Root = None) -> None:
 def status(
     root: Root = None,
     *,
-    output: Annotated[str, typer.Option("-o", "--output", help="table or json.")] = "table",
+    output: Annotated[str, typer.Option("-o", "--format", help="table or json.")] = "table",
 ) -> None:
     """Show the components of a platform. Exits with 1 unless all are ready.
 
@@ -356,7 +356,7 @@ def status(
     from gazette_platform.embedded.control import platform_state  # noqa: PLC0415
 
     if output not in {"table", "json"}:
-        raise ValidationError(f"expected table or json, got {output!r}", path="--output")
+        raise ValidationError(f"expected table or json, got {output!r}", path="--format")
     layout = existing(root)
     state = platform_state(layout)
     if output == "json":

@@ -114,7 +114,7 @@ def test_options_become_the_settings_of_a_broker(tmp_path: Path):
         (["env"], 1, "no platform was started yet"),
         (["logs", "--root=.", "etcd"], 1, "has no log of 'etcd'; there are none yet"),
         (["down", "--root=missing"], 1, "there is no folder"),
-        (["status", "--root=.", "-o", "xml"], 1, "--output: expected table or json"),
+        (["status", "--root=.", "-o", "xml"], 1, "--format: expected table or json"),
         (["status", "--root=."], 1, "no platform was ever started"),
         (["env", "--root=."], 1, "no platform is up in"),
     ],
