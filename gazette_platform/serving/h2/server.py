@@ -142,7 +142,9 @@ class H2Server:
                 listener.close()
         if self._socket is not None:
             self._socket.unlink(missing_ok=True)
-        for _ in range(3):  # a connection that was just accepted is made in one of the loop's next turns
+        for _ in range(
+            3
+        ):  # a connection that was just accepted is made in one of the loop's next turns
             await asyncio.sleep(0)
         if grace_s > 0:
             for connection in tuple(shared.connections):
