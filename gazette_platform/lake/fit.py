@@ -101,7 +101,7 @@ def misfit(
 ) -> Finding | None:
     """The finding that records of a fragment do not fit `spec`; None if all do.
 
-    It is a warning: whether they are too many is a question of the Hive partition (`unfit.table_finding`).
+    It is a warning: whether they are too many is a question of the Hive partition (`unfit_finding.table_finding`).
     """
     where = f"fragment {fragment.content_path}"
     mismatch = _mismatch(spec, counted, where)

@@ -12,7 +12,7 @@ from gazette_platform.lake.layout import Layout, partition_columns, partition_ke
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.planning import directory_of
 from gazette_platform.lake.source import all_fragments
-from gazette_platform.lake.unfit import partition_fit, table_finding
+from gazette_platform.lake.unfit_finding import partition_fit, table_finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,7 +11,7 @@ from gazette_platform.lake.layout import Layout, partition_columns, partition_ke
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.progress import JournalCursor, bounded, subtract
 from gazette_platform.lake.tables import DIGEST, LAYOUT
-from gazette_platform.lake.unfit import partition_fit, table_finding
+from gazette_platform.lake.unfit_finding import partition_fit, table_finding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

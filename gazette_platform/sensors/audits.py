@@ -36,7 +36,7 @@ from gazette_platform.lake.accounting import partition_accounts
 from gazette_platform.lake.catalogs import HIVE
 from gazette_platform.lake.fit import is_of_spec
 from gazette_platform.lake.standing import partition_standings
-from gazette_platform.lake.unfit import PartitionFit, partition_fit, table_finding
+from gazette_platform.lake.unfit_finding import PartitionFit, partition_fit, table_finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -12,14 +12,8 @@ from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.quarantine import Quarantine
 from gazette_platform.lake.recounting import Recount
 from gazette_platform.lake.standing import table_standing
-from gazette_platform.lake.unfit import (
-    PartitionFit,
-    Threshold,
-    UnfitFragment,
-    partition_fit,
-    table_finding,
-    verdict,
-)
+from gazette_platform.lake.unfit import Threshold, UnfitFragment, verdict
+from gazette_platform.lake.unfit_finding import PartitionFit, partition_fit, table_finding
 from gazette_platform.ops.clock import SystemClock
 
 JOURNAL, HOUR_5, HOUR_6 = "events/part=0", "hour=05", "hour=06"
