@@ -89,22 +89,26 @@ def partition_fit(key: str, state: PartitionState) -> PartitionFit | None:
 
 
 def table_finding(spec: TableSpec, partitions: Iterable[PartitionFit]) -> Finding | None:
-    """What all that does not fit of a table means, in words, with the next step; None: all fits."""
+    """What all that does not fit of a table means, in words, with the next step; None: all fits.
+
+    The first 300 characters say what and how to go on: evaluations of rollups show no more.
+    """
     threshold = spec.unfit.threshold
     found = sorted(partitions, key=lambda p: (-p.is_unreadable, -p.percent, p.key))
-    blocked = [p for p in found if p.verdict(threshold) == "blocked"]
     if not found:
         return None
-    text = _blocked_text(threshold, blocked) if blocked else _warning_text(threshold, found)
-    see = f"See all: `gazctl lake check {spec.name}`"
-    ways = f"{see}. {_ways_on(spec, threshold, blocked)}" if blocked else see
+    blocked = [p for p in found if p.verdict(threshold) == "blocked"]
+    if blocked:
+        texts = [_blocked_text(threshold, blocked), _ways_on(spec, threshold, blocked)]
+    else:
+        texts = [_warning_text(threshold, found), f"`gazctl lake check {spec.name}` shows all"]
     return Finding(
         kind="fit",
         journal="",
         begin=0,
         end=0,
         is_error=bool(blocked),
-        text=f"{text}. {ways}",
+        text=f"{'. '.join(texts)}{_examples(blocked or found)}",
         unfit=sum(p.unfit for p in found),
         # Not of how many records there are, which changes with each append.
         values=(str(threshold), *(f"{p.key} {p.unfit} {p.verdict(threshold)}" for p in found)),
@@ -112,45 +116,42 @@ def table_finding(spec: TableSpec, partitions: Iterable[PartitionFit]) -> Findin
 
 
 def _blocked_text(threshold: Threshold, blocked: Sequence[PartitionFit]) -> str:
-    limit = f"more than {threshold} of the records"
-    if threshold.count is not None:
-        limit = f"more than {threshold} records"
-    unreadable = sum(p.is_unreadable for p in blocked)
-    if unreadable == len(blocked):
-        limit = "records at which Trino fails, or gives NULL for a whole column,"
-    where = "" if len(blocked) == 1 else f" in {len(blocked)} Hive partitions"
-    return f"rollups wait, because {limit} do not fit the spec{where}: {_worst(blocked)}"
+    limit = f"and only {threshold} may"
+    if blocked[0].is_unreadable:
+        limit = "so that Trino fails, or gives NULL for a whole column"
+    elif not threshold.percent and not threshold.count:
+        limit = "and none may"
+    others = len(blocked) - 1
+    few = "1 more Hive partition has", f"{others} more Hive partitions have"
+    more = f" ({few[others > 1]} too many)" if others else ""
+    return f"rollups wait: {_one(blocked[0])}, {limit}{more}"
 
 
 def _warning_text(threshold: Threshold, found: Sequence[PartitionFit]) -> str:
-    limit = "" if threshold.is_never else f", which wait above {threshold} of a Hive partition"
-    return f"some records do not fit the spec, and stop no rollups{limit}: {_worst(found)}"
-
-
-def _worst(partitions: Sequence[PartitionFit]) -> str:
-    texts = [_one(p) for p in partitions[:_SHOWN]]
-    if len(partitions) > _SHOWN:
-        rest = partitions[_SHOWN:]
-        texts.append(f"{sum(p.unfit for p in rest):,} in {len(rest)} other Hive partitions")
-    return "; ".join(texts)
+    limit = "" if threshold.is_never else f", up to {threshold} of a Hive partition"
+    rest = found[1:]
+    more = f" ({sum(p.unfit for p in rest):,} more in {len(rest)} others)" if rest else ""
+    return f"{_one(found[0])}{more}; rollups go on{limit}"
 
 
 def _one(fit: PartitionFit) -> str:
     place = "the table" if fit.key == "all" else fit.key
-    since = (
-        f" since {datetime.fromtimestamp(fit.since, UTC):%Y-%m-%d %H:%M:%S} UTC"
-        if fit.since
-        else ""
+    since = ""
+    if fit.since:
+        since = f" since {datetime.fromtimestamp(fit.since, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return (
+        f"{fit.unfit:,} of {max(fit.rows, fit.unfit):,} records ({_shown(fit.percent)} %) in {place}{since} "
+        f"{'does' if fit.unfit == 1 else 'do'} not fit the spec"
     )
+
+
+def _examples(partitions: Sequence[PartitionFit]) -> str:
     shown = [
         f"bytes [{f.begin}, {f.end}) of {fit.journal} hold {f.records:,}: {f.what}"
+        for fit in partitions
         for f in fit.fragments
     ]
-    examples = f" ({'; '.join(shown)})" if shown else ""
-    return (
-        f"{fit.unfit:,} of {max(fit.rows, fit.unfit):,} records ({_shown(fit.percent)} %) in "
-        f"{place}{since}{examples}"
-    )
+    return f", such as: {'; '.join(shown[:_SHOWN])}" if shown else ""
 
 
 def _ways_on(spec: TableSpec, threshold: Threshold, blocked: Sequence[PartitionFit]) -> str:
@@ -163,9 +164,8 @@ def _ways_on(spec: TableSpec, threshold: Threshold, blocked: Sequence[PartitionF
         most = int(max(p.percent for p in blocked)) + 1
         raised = f"{most}%" if most < 100 else NEVER
     return (
-        "To have rollups go on all the same, raise the threshold: write `unfit: {block: "
-        f"{raised}}}` into the spec, and `gazctl lake apply` it. Otherwise correct the types in the "
-        f"spec, or take the files out: `gazctl lake quarantine {spec.name} --unfit`"
+        f"To go on: `unfit: {{block: {raised}}}` in the spec and `gazctl lake apply`; or correct the types; or "
+        f"`gazctl lake quarantine {spec.name} --unfit`. `gazctl lake check {spec.name}` shows all"
     )
 
 

@@ -75,7 +75,7 @@ def test_check_is_yellow_below_threshold_and_red_above(platform, write, told):
     found = told()
     assert colour(found) == "red"
     assert found.blocking
-    assert found.description.startswith("rollups wait, because more than 1 % of the records")
+    assert found.description.startswith(f"rollups wait: 4 of 203 records (1.97 %) in part=0/{HOUR}")
     assert found.metadata["unfit_records"].value == 4
     # More good records make the share smaller.
     files.append(JOURNAL, GOOD * 300, postfix=HOUR)
@@ -164,4 +164,5 @@ def test_executed_check_heeds_the_threshold_of_now(platform, write, told):
     )
     (found,) = (e for e in result.get_asset_check_evaluations() if e.check_name == "fits_spec")
     assert colour(found) == "yellow"
-    assert "which wait above 20 % of a Hive partition: 1 of 10 records" in found.description
+    assert found.description.startswith(f"1 of 10 records (10 %) in part=0/{HOUR}")
+    assert "rollups go on, up to 20 % of a Hive partition" in found.description
