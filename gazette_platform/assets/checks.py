@@ -61,7 +61,10 @@ CHECKS: dict[FindingKind, tuple[str, str]] = {
         "counts_agree",
         "Files that engines read, fragments that brokers list and Hive partitions agree.",
     ),
-    "fit": ("fits_spec", "Fragments can be read, and hold what the table spec says."),
+    "fit": (
+        "fits_spec",
+        "Fragments can be read, and no more records than the spec's `unfit` allows do not fit it.",
+    ),
 }
 _KEEPS_UP = "The table spec is good, it matches journals, and what they hold is registered in time."
 _SHOWN = 20

@@ -246,7 +246,7 @@ def _lines(standing: TableStanding) -> Iterable[str]:
         *([("Typed", spec.typed.name)] if spec.typed is not None else []),
         ("Location", standing.location or NONE),
         ("Rows", _cell(summary["rows"])),
-        ("Unfit", f"{_cell(summary['unfit_records'])} (rollups wait above {spec.unfit.threshold})"),
+        ("Unfit", f"{_cell(summary['unfit_records'])} ({_limit(spec)})"),
         ("Lag", f"{summary['lag_bytes']} bytes" if standing.is_known else NONE),
     ]
     yield from (f"  {title + ':':<12}{value}" for title, value in rows)
@@ -282,6 +282,13 @@ def _lines(standing: TableStanding) -> Iterable[str]:
     if len(newest) < len(standing.partitions):
         yield f"    … {len(standing.partitions) - len(newest)} before these"
     yield from (f"  Problem:    {problem}" for problem in standing.problems)
+
+
+def _limit(spec: TableSpec) -> str:
+    threshold = spec.unfit.threshold
+    if threshold.is_never:
+        return "rollups never wait"
+    return f"rollups wait above {threshold} of a Hive partition"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:

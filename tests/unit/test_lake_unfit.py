@@ -3,6 +3,7 @@
 import pytest
 from lake_bench import FragmentFiles, MemoryMetastore
 
+from gazette_platform.cli.gazctl_lake_list_metrics import prometheus_text
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import Registrar, StoreRoots, SweepPoint, parse_table_spec
 from gazette_platform.lake.content import FragmentContent
@@ -168,6 +169,20 @@ def test_too_many_unfit_records_block_and_say_which_way_on(files, registrar, sta
         in standing(spec_of(0)).unfit_finding.text
     )
     assert not standing(spec_of("never")).is_blocked
+
+
+def test_list_gives_metrics(files, registrar, standing):
+    files.append(JOURNAL, GOOD * 9 + BAD, postfix=HOUR_5)
+    registrar.tick(spec_of(), {})
+    text = prometheus_text([standing(spec_of()).summary(), {"table": "typed.t", "rows": None}])
+    samples = [line for line in text.splitlines() if not line.startswith("#")]
+    assert samples == [
+        'gazette_lake_rows{table="s.events"} 10.0',
+        'gazette_lake_unfit_records{table="s.events"} 1.0',
+        'gazette_lake_blocked{table="s.events"} 1.0',
+        'gazette_lake_lag_bytes{table="s.events"} 0.0',
+        'gazette_lake_problems{table="s.events"} 1.0',
+    ]
 
 
 def test_column_that_trino_loses_blocks_at_any_share(files, registrar, standing):
