@@ -107,7 +107,7 @@ def verdict(threshold: Threshold, unfit: int, rows: int, *, is_unreadable: bool 
         threshold: of the table's spec.
         unfit: how many of its records do not fit.
         rows: how many records it has, as far as they are counted.
-        is_unreadable: whether Trino cannot read other records for their sake.
+        is_unreadable: whether Trino cannot read other records because of these.
     """
     if not unfit:
         return "ok"
@@ -130,6 +130,6 @@ class UnfitFragment:
     what: str = ""
     """What does not fit, with examples; empty if enough others of the Hive partition have that."""
     is_unreadable: bool = False
-    """Whether Trino cannot read other records for their sake."""
+    """Whether Trino cannot read other records because of these."""
     mark: str = ""
     """Of the spec and the file that this was found of."""
