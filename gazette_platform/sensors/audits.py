@@ -311,7 +311,7 @@ class TableAudits:
             except (StatusError, TransportError) as err:
                 problems[named[0].journal] = str(err)
             named = [*named[1:], *([again] if again is not None else [])]
-        # Of unfit records accounts tell.
+        # Accounts report unfit records.
         named = [f for f in (*named, *report.misfits) if not f.unfit]
         return [*([missing] if missing is not None else []), *named]
 

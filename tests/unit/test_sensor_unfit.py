@@ -82,9 +82,9 @@ def test_check_is_yellow_below_threshold_and_red_above(platform, write, told):
     assert colour(told()) == "yellow"
 
 
-def test_good_records_alone_tell_nothing_new(platform, write, told):
+def test_few_good_records_tell_nothing_new(platform, write, told):
     write("1%")
-    platform.files.append(JOURNAL, GOOD * 199 + BAD, postfix=HOUR)
+    platform.files.append(JOURNAL, GOOD * 1999 + BAD, postfix=HOUR)
     assert colour(told()) == "yellow"
     for _ in range(3):
         platform.files.append(JOURNAL, GOOD, postfix=HOUR)
