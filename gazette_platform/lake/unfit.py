@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Final, Literal, final
 
 import msgspec
+from typing_extensions import override
 
 from gazette_platform.errors import ValidationError
 
@@ -90,6 +91,7 @@ class Threshold:
         """Whether nothing stops rollups."""
         return self.percent is None and self.count is None
 
+    @override
     def __str__(self) -> str:
         if self.percent is not None:
             return f"{self.percent:f} %"
