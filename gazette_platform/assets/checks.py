@@ -61,7 +61,10 @@ CHECKS: dict[FindingKind, tuple[str, str]] = {
         "counts_agree",
         "Files that engines read, fragments that brokers list and Hive partitions agree.",
     ),
-    "fit": ("fits_spec", "Fragments can be read, and hold what the table spec says."),
+    "fit": (
+        "fits_spec",
+        "Fragments can be read, and no more records than the spec's `unfit` allows do not fit it.",
+    ),
 }
 _KEEPS_UP = "The table spec is good, it matches journals, and what they hold is registered in time."
 _SHOWN = 20
@@ -190,14 +193,16 @@ def _audit(spec: TableSpec, kind: FindingKind) -> AssetChecksDefinition:
         lake: LakeResource,
     ) -> AssetCheckResult:
         roots = lake.roots()
+        # Its threshold may have changed since definitions were loaded.
+        now = lake.folder().specs.get(spec.name, spec)
         with broker.source() as source, metastore.client().connect() as session:
             table = session.table(spec.schema, spec.table)
             if table is None:
                 raise LakeError(f"table {spec.name} is not made yet: its journals hold no fragment")
             if kind == "fit":
-                found = list(audit_content(spec, source, roots))
+                found = list(audit_content(now, source, roots))
             else:
-                found = list(audit_index(session, spec, table, source, roots))
+                found = list(audit_index(session, now, table, source, roots))
         context.log.info("%s: %d findings of all kinds", spec.name, len(found))
         (evaluation,) = (e for e in check_evaluations(spec.name, found) if e.check_name == name)
         return result_of(evaluation)
@@ -237,18 +242,20 @@ def in_lines(texts: Sequence[str]) -> str:
 
 
 def _wrong_first(findings: Sequence[Finding]) -> list[Finding]:
-    """What is wrong, then what was not checked."""
-    return sorted(findings, key=lambda f: not f.is_checked)
+    """What is wrong with the table as a whole, then with parts of it, then what was not checked."""
+    return sorted(findings, key=lambda f: (not f.is_checked, not f.is_error, bool(f.journal)))
 
 
 def _metadata(findings: Sequence[Finding]) -> dict[str, int | JsonMetadataValue]:
     if not findings:
         return {"findings": 0}
     found = [f for f in findings if f.is_checked]
+    unfit = sum(f.unfit for f in found if not f.journal)
     return {
         "findings": len(found),
         "not_checked": len({f.text for f in findings if not f.is_checked}),
         "offsets": MetadataValue.json(
             [{"journal": f.journal, "begin": f.begin, "end": f.end} for f in found[:_SHOWN]]
         ),
+        **({"unfit_records": unfit} if unfit else {}),
     }

@@ -202,6 +202,8 @@ def _run(
         "slices_made": len(report.made),
         "slices_dropped": len(report.dropped),
         "rows_made": report.rows_made,
+        # Of its sources: rows of the rollup count them, with the values that its engine reads.
+        "unfit_records": report.unfit_records,
         "covers": MetadataValue.json(_covers_shown(report.covers.offsets())),
         **lake.table_page(f"{catalog}.{spec.name}"),
         SOURCES_KEY: mark,

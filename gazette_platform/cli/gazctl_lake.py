@@ -13,6 +13,7 @@ from gazette_platform.cli.selection import Selector
 from gazette_platform.errors import SetupError, ValidationError
 
 __all__ = [
+    "ListFormat",
     "Output",
     "OutputFormat",
     "Tables",
@@ -36,6 +37,15 @@ class OutputFormat(enum.StrEnum):
     TABLE = "table"
     JSON = "json"
     YAML = "yaml"
+
+
+class ListFormat(enum.StrEnum):
+    """Formats of the list of tables."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+    PROMETHEUS = "prometheus"
 
 
 class DataFormat(enum.StrEnum):
@@ -181,11 +191,14 @@ def list_tables(
     names: Names = None,
     *,
     tables: Tables = None,
-    output_format: Output = OutputFormat.TABLE,
+    output_format: Annotated[
+        ListFormat, typer.Option("-o", "--format", help="Output format.")
+    ] = ListFormat.TABLE,
 ) -> None:
-    """List tables: their journals, Hive partitions, rows, lag, and what is wrong.
+    """List tables: their journals, Hive partitions, rows, unfit records, lag, and what is wrong.
 
-    The lag is what was appended and is in no Hive partition yet. Specs and files of rollups that are refused are
+    The lag is what was appended and is in no Hive partition yet. Unfit are records that do not fit the spec; if they
+    are too many for its `unfit`, rollups wait, and the list says for which table. Specs and files of rollups that are refused are
     listed, too. Exits with 1 if a table or journal could not be looked at; the others are told all the same.
 
     **Examples**
@@ -193,6 +206,8 @@ def list_tables(
     gazctl lake list
 
     gazctl lake list shop.orders -o json
+
+    gazctl lake list -o prometheus > /var/lib/node_exporter/gazette.prom
     """
     body("list").list_tables(ctx, names or [], tables, output_format)
 
@@ -258,14 +273,19 @@ def check(
     *,
     tables: Tables = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Do not read fragments: no check of their values.")
+        bool,
+        typer.Option(
+            "--quick",
+            help="Do not read fragments: unfit records are those counted at registration.",
+        ),
     ] = False,
     output_format: Output = OutputFormat.TABLE,
 ) -> None:
     """Audit tables at once, as Dagster's checks do; exit with 1 if anything is red.
 
     Compared are what brokers list, the files, and what the metastore knows: gaps, overlaps, lost and
-    foreign files. Every fragment is read, for values that do not fit the spec. Refused specs and files of rollups,
+    foreign files. Every fragment is read, for values that do not fit the spec: they are red if they are more than `unfit`
+    of the spec allows, so that rollups wait, and yellow otherwise. Refused specs and files of rollups,
     selectors that match no journal, and what could not be looked at, are red, too. Nothing is changed.
 
     Of typed tables, what is committed is to be a row or in quarantine, each once. Rows are counted; without --quick journals are read
@@ -359,7 +379,9 @@ def quarantine(
     tables: Tables = None,
     unfit: Annotated[
         bool,
-        typer.Option("--unfit", help="Set aside, too, every file for which `fits_spec` is red."),
+        typer.Option(
+            "--unfit", help="Set aside, too, every file that is damaged or has unfit records."
+        ),
     ] = False,
     why: Annotated[
         str,

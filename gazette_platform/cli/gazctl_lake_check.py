@@ -127,6 +127,9 @@ def _check(
     standing = table_standing(spec, journals, {}, session, now)
     for text in overdue(source, standing, now.timestamp(), from_begin=True, on_error=failed):
         yield Told(spec.name, "lag", True, text)
+    unfit = standing.unfit_finding
+    if unfit is not None and not reads_content:
+        yield Told(spec.name, unfit.kind, unfit.is_error, unfit.text)
     table = session.table(spec.schema, spec.table)
     if table is None:
         if journals:

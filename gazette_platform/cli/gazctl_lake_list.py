@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from gazette_platform.cli.errors import EXIT_FAILED
-from gazette_platform.cli.gazctl_lake import OutputFormat
+from gazette_platform.cli.gazctl_lake import ListFormat, OutputFormat
 from gazette_platform.cli.gazctl_lake_context import (
     brokers,
     metastore,
@@ -19,6 +19,7 @@ from gazette_platform.cli.gazctl_lake_context import (
     tables_folder,
     write_heads,
 )
+from gazette_platform.cli.gazctl_lake_list_metrics import prometheus_text
 from gazette_platform.cli.gazctl_lake_list_typed import (
     typed_full,
     typed_lines,
@@ -43,19 +44,31 @@ _PARTITIONS_SHOWN = 20
 
 
 def list_tables(
-    ctx: typer.Context, names: list[str], tables: Path | None, output_format: OutputFormat
+    ctx: typer.Context, names: list[str], tables: Path | None, output_format: ListFormat
 ) -> None:
     """List tables."""
     found = _standings(ctx, names, tables)
-    if output_format is not OutputFormat.TABLE:
-        print_values([each.summary() for each in found.all] + found.refused(), output_format)
-    else:
+    summaries = [each.summary() for each in found.all]
+    if output_format is ListFormat.TABLE:
         _print_list(found)
+    elif output_format is ListFormat.PROMETHEUS:
+        print_text(prometheus_text(summaries).rstrip("\n"))
+    else:
+        print_values(summaries + found.refused(), OutputFormat(output_format.value))
     found.exit()
 
 
 def _print_list(found: "_Found") -> None:
-    columns = ["Table", "Format", "Journals", "Partitions", "Rows", "Lag bytes", "Problems"]
+    columns = [
+        "Table",
+        "Format",
+        "Journals",
+        "Partitions",
+        "Rows",
+        "Unfit",
+        "Lag bytes",
+        "Problems",
+    ]
     rows = [_row(standing) for standing in found.standings]
     if found.typed:
         columns.insert(-2, "Quarantined")
@@ -180,7 +193,7 @@ def _standing(
 
 def _row(standing: TableStanding) -> list[str]:
     summary = standing.summary()
-    cells = ("table", "format", "journals", "partitions", "rows", "lag_bytes")
+    cells = ("table", "format", "journals", "partitions", "rows", "unfit_records", "lag_bytes")
     problems = str(len(standing.problems)) if standing.problems else ""
     return [*(_cell(summary[name]) for name in cells), problems]
 
@@ -215,6 +228,7 @@ def _full(standing: TableStanding) -> dict[str, Any]:
                 "location": partition.location,
                 "fragments": partition.state.fragments,
                 "rows": partition.state.rows,
+                "unfit_records": partition.state.unfit_records,
                 "content_bytes": partition.state.content_bytes,
             }
             for partition in standing.partitions
@@ -232,6 +246,7 @@ def _lines(standing: TableStanding) -> Iterable[str]:
         *([("Typed", spec.typed.name)] if spec.typed is not None else []),
         ("Location", standing.location or NONE),
         ("Rows", _cell(summary["rows"])),
+        ("Unfit", f"{_cell(summary['unfit_records'])} ({_limit(spec)})"),
         ("Lag", f"{summary['lag_bytes']} bytes" if standing.is_known else NONE),
     ]
     yield from (f"  {title + ':':<12}{value}" for title, value in rows)
@@ -259,6 +274,7 @@ def _lines(standing: TableStanding) -> Iterable[str]:
                 each.key,
                 f"{_cell(each.state.rows)} {'row' if each.state.rows == 1 else 'rows'}",
                 counted(each.state.fragments, "fragment"),
+                f"{each.state.unfit_records} unfit" if each.state.unfit_records else "",
             ]
             for each in newest
         ]
@@ -266,6 +282,13 @@ def _lines(standing: TableStanding) -> Iterable[str]:
     if len(newest) < len(standing.partitions):
         yield f"    … {len(standing.partitions) - len(newest)} before these"
     yield from (f"  Problem:    {problem}" for problem in standing.problems)
+
+
+def _limit(spec: TableSpec) -> str:
+    threshold = spec.unfit.threshold
+    if threshold.is_never:
+        return "rollups never wait"
+    return f"rollups wait above {threshold} of a Hive partition"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:

@@ -63,12 +63,12 @@ def _unread(table: TypedTable, err: GazetteError) -> TypedStanding:
 
 
 def typed_row(standing: TypedStanding) -> list[str]:
-    """Of the list: table, format, journals, partitions, rows, quarantined, lag and problems."""
+    """Of the list: table, format, journals, partitions, rows, unfit, quarantined, lag and problems."""
     summary = standing.summary()
     cells = [summary[name] for name in ("table", "format", "journals")]
-    numbers = [summary[name] for name in ("rows", "quarantined", "lag_bytes")]
+    numbers = [summary[name] for name in ("quarantined", "lag_bytes")]
     problems = str(len(standing.problems)) if standing.problems else ""
-    return [*map(str, cells), "", *map(_cell, numbers), problems]
+    return [*map(str, cells), "", _cell(summary["rows"]), "", *map(_cell, numbers), problems]
 
 
 def _cell(value: object) -> str:

@@ -138,10 +138,10 @@ class _Work:
         return list(dict.fromkeys(self._quarantine.named(self._spec, name) for name in names))
 
     def unfit(self) -> dict[Fragment, str]:
-        """Fragments that the check `fits_spec` is red for, and what it says."""
+        """Fragments that are damaged, or hold records that do not fit, and what the check `fits_spec` says of them."""
         found: dict[Fragment, str] = {}
         for finding in audit_content(self._spec, self._source, self._roots):
-            if not finding.is_error or not finding.journal:
+            if not finding.journal or not (finding.is_error or finding.unfit):
                 continue
             for f in self._source.fragments(finding.journal, finding.begin, _PAGE):
                 if (f.begin, f.end) == (finding.begin, finding.end) and not is_aside(f):

@@ -13,6 +13,7 @@ same; anew it is begun a few times only, for as long as the file is the same.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, final
 
@@ -20,7 +21,15 @@ from gazette_platform.errors import DataError, GazetteError, LakeError
 from gazette_platform.hive import HivePartition
 from gazette_platform.lake.aside import is_aside
 from gazette_platform.lake.content import COUNTED_BYTES_MIN
-from gazette_platform.lake.fit import damage, json_columns, misfit, unread, value_scanner
+from gazette_platform.lake.fit import (
+    damage,
+    json_columns,
+    misfit,
+    unfit_fragment,
+    unfit_mark,
+    unread,
+    value_scanner,
+)
 from gazette_platform.lake.layout import is_same_location, partition_values
 from gazette_platform.lake.partition_state import RANGES_MAX, TRIES_MAX, PartitionState
 from gazette_platform.lake.tables import hidden_parameters
@@ -35,6 +44,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.findings import Finding
     from gazette_platform.lake.planning import PlannedPartition
     from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.lake.unfit import UnfitFragment
     from gazette_platform.lake.values import ValueReport
     from gazette_platform.protocol import Fragment
 
@@ -107,6 +117,8 @@ class _Counted:
     """Whether an earlier tick had begun with it."""
     hidden: frozenset[str] = frozenset()
     """Columns to hide from Trino, which would fail at one of the values."""
+    unfit: UnfitFragment | None = None
+    """What of it does not fit, if the rows are known."""
 
 
 _Counts = dict["Fragment", _Counted]
@@ -281,14 +293,21 @@ class Accountant:
         return counts
 
     def _mend(self, planned: PlannedPartition, state: PartitionState) -> _Counts:
-        """Count those of the fragments whose rows are not known, as far as there is time for that, too."""
+        """Count those of the fragments whose rows are not known, as far as there is time for that, too.
+
+        And those with records that did not fit a former spec, or a file that was replaced since.
+        """
         state = _recalled(planned, state)
         found: _Counts = {}
         # Tried where there was time for little, a large one would be given up for no fault of its own.
         has_time = not self._has_counted or self._mended_bytes > 0
-        for fragment in planned.fragments if state.uncounted else ():
+        for fragment in planned.fragments if state.uncounted or state.unfit else ():
             noted = state.uncounted_at(fragment.begin, fragment.end)
-            if noted is None:
+            unfit = state.unfit_at(fragment.begin, fragment.end)
+            if noted is None and unfit is None:
+                continue
+            stamp = self._content.stamp(fragment, planned.location)
+            if unfit is not None and unfit.mark == unfit_mark(self._spec, stamp):
                 continue
             bytes_after = self._mended_bytes + fragment.content_length
             is_full = self._mended_bytes > 0 and bytes_after > _MEND_BYTES_MAX
@@ -296,9 +315,9 @@ class Accountant:
                 break
             if not has_time and fragment.content_length > COUNTED_BYTES_MIN:
                 continue
-            stamp = self._content.stamp(fragment, planned.location)
             goes_on = self._content.is_unfinished(fragment, planned.location, self._owner)
-            if noted.tries >= TRIES_MAX and noted.stamp == stamp.text and not goes_on:
+            is_tried = noted is not None and noted.stamp == stamp.text
+            if noted is not None and noted.tries >= TRIES_MAX and is_tried and not goes_on:
                 continue
             self._mended_bytes = bytes_after
             told = len(self.result.misfits)
@@ -306,7 +325,7 @@ class Accountant:
             if counted is not None:
                 if counted.rows is not None or not counted.is_resumed:
                     found[fragment] = counted  # what only goes on is nothing to note
-                if counted.rows is None and counted.stamp == noted.stamp:
+                if noted is None or (counted.rows is None and counted.stamp == noted.stamp):
                     del self.result.misfits[told:]  # it was told when it was registered
         return found
 
@@ -349,15 +368,15 @@ class Accountant:
             return None
         result.columns |= counted.columns
         found = misfit(self._spec, fragment, planned.location, counted)
-        if found is None and counted.rows is None:
-            found = unread(self._spec, fragment)
         result.misfits += [found] if found is not None else []
         hidden = self._breaking(counted.values)
+        stamp_of = partial(self._content.stamp, fragment, planned.location)
         if counted.rows is None:
-            stamp = self._content.stamp(fragment, planned.location)
-            is_resumed = counted.is_resumed
+            result.misfits.append(unread(self._spec, fragment))
+            stamp, is_resumed = stamp_of(), counted.is_resumed
             return _Counted(None, stamp.stored_bytes, stamp.text, is_resumed, hidden)
-        return _Counted(counted.rows, counted.stored_bytes, hidden=hidden)
+        unfit = unfit_fragment(self._spec, fragment, counted, stamp_of)
+        return _Counted(counted.rows, counted.stored_bytes, hidden=hidden, unfit=unfit)
 
     def _breaking(self, values: ValueReport | None) -> frozenset[str]:
         """Columns at whose values Trino would fail."""
@@ -506,7 +525,11 @@ def _update(
         if state.settles(fragment.begin, fragment.end):
             if counted.rows is None:
                 state = state.tried(fragment.begin, fragment.end, counted.stamp)
-            elif state.uncounted_at(fragment.begin, fragment.end) is not None:
+                continue
+            is_uncounted = state.uncounted_at(fragment.begin, fragment.end) is not None
+            if is_uncounted or state.unfit_at(fragment.begin, fragment.end) is not None:
+                state = state.with_unfit(fragment.begin, fragment.end, counted.unfit)
+            if is_uncounted:
                 state = state.counted(fragment.begin, fragment.end, counted.rows)
                 rows_added = None if rows_added is None else rows_added + counted.rows
             continue
@@ -521,6 +544,7 @@ def _update(
             stored_bytes=counted.stored_bytes,
             stamp=counted.stamp,
             created=created,
+            unfit=counted.unfit,
         )
     if state == before:
         return None

@@ -31,6 +31,8 @@ class Finding:
     """Of an overlap: offset of the first byte of all files that are concerned."""
     is_checked: bool = True
     """False: it says that something could not be looked at, and why; nothing is known to be wrong."""
+    unfit: int = 0
+    """Records that do not fit the spec, if it is about these: of a fragment, or of the table as a whole."""
     values: tuple[str, ...] = ()
     """The Hive partition of the excluded file; or what a finding ``fit`` depends on."""
 

@@ -7,19 +7,21 @@ a damaged file. Each new fragment is read once to count its rows; what that show
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from gazette_platform.errors import DataError, LakeError, SchemaMismatch
 from gazette_platform.lake.check import check_sample
 from gazette_platform.lake.content import FragmentContent, FragmentCount, local_path
 from gazette_platform.lake.findings import Finding
 from gazette_platform.lake.planning import directory_of
+from gazette_platform.lake.unfit import UnfitFragment
 from gazette_platform.lake.values_csv import CsvScanner
 from gazette_platform.lake.values_json import JsonScanner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from gazette_platform.lake.content import Stamp
     from gazette_platform.lake.layout import StoreRoots
     from gazette_platform.lake.source import FragmentSource
     from gazette_platform.lake.table_spec import TableSpec
@@ -28,10 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FitChecker",
+    "FragmentFit",
     "damage",
+    "is_of_spec",
     "json_columns",
     "misfit",
     "missing_columns",
+    "unfit_fragment",
+    "unfit_mark",
     "unread",
     "value_scanner",
     "without_columns",
@@ -93,20 +99,16 @@ def unread(spec: TableSpec, fragment: Fragment, stamp: tuple[str, ...] | None = 
 def misfit(
     spec: TableSpec, fragment: Fragment, location: str, counted: FragmentCount
 ) -> Finding | None:
-    """The finding that values of a fragment do not fit `spec`; None if all do."""
+    """The finding that records of a fragment do not fit `spec`; None if all do.
+
+    It is a warning: whether they are too many is a question of the Hive partition (`unfit_finding.table_finding`).
+    """
     where = f"fragment {fragment.content_path}"
-    texts: list[str] = []
-    # A line that is no record is a row of NULLs, or none; that is no more than worth a look.
-    values = counted.values
-    is_error = values is not None and bool(values.columns or values.failing_unpartitioned)
-    try:
-        check_sample(spec, counted.head, where)
-    except SchemaMismatch as err:
-        texts.append(str(err))
-        is_error = True
+    mismatch = _mismatch(spec, counted, where)
+    texts = [mismatch] if mismatch else []
     if counted.values is not None and counted.values.count:
         is_partitioned = "=" in directory_of(fragment)
-        texts.append(_counts(spec, where, counted.values, is_partitioned=is_partitioned))
+        texts.append(_counts(spec, fragment, counted.values, is_partitioned=is_partitioned))
     if not texts:
         return None
     return Finding(
@@ -114,27 +116,86 @@ def misfit(
         journal=fragment.journal,
         begin=fragment.begin,
         end=fragment.end,
-        is_error=is_error,
+        is_error=False,
+        unfit=_unfit_records(counted, mismatch),
         text="; ".join(texts),
         values=mark(spec, fragment, location),
     )
 
 
-def _counts(spec: TableSpec, where: str, values: ValueReport, *, is_partitioned: bool) -> str:
+def unfit_fragment(
+    spec: TableSpec,
+    fragment: Fragment,
+    counted: FragmentCount,
+    stamp: Callable[[], Stamp] | None = None,
+) -> UnfitFragment | None:
+    """What accounts note of a fragment that was read to its end; None if all its records fit.
+
+    Args:
+        stamp: asks for that of its file, if it is to be noted.
+    """
+    mismatch = _mismatch(spec, counted, "it")
+    records = _unfit_records(counted, mismatch)
+    if not records or counted.rows is None:
+        return None
+    values = counted.values
+    is_unreadable, found = False, ""
+    if values is not None:
+        # A column with such a value is NULL to Trino in the whole Hive partition, or its queries fail.
+        lost = (values.breaking_unpartitioned, values.failing_unpartitioned)
+        if "=" in directory_of(fragment):
+            lost = (values.breaking, values.failing)
+        is_unreadable = any(lost)
+        found = "; ".join(_found(spec, values, fragment.begin))
+    return UnfitFragment(
+        fragment.begin,
+        fragment.end,
+        records,
+        since=fragment.mod_time,
+        what=found or mismatch,
+        is_unreadable=is_unreadable,
+        mark=unfit_mark(spec, stamp()) if stamp is not None else "",
+    )
+
+
+def unfit_mark(spec: TableSpec, stamp: Stamp) -> str:
+    """What a count of unfit records depends on: the columns of the spec, and the file."""
+    return f"{spec.digest[:8]} {stamp.text}"
+
+
+def is_of_spec(spec: TableSpec, unfit: UnfitFragment) -> bool:
+    """Whether a fragment was counted by the columns that the spec has now."""
+    return unfit.mark.partition(" ")[0] == spec.digest[:8]
+
+
+def _mismatch(spec: TableSpec, counted: FragmentCount, where: str) -> str:
+    """How the first records of a fragment differ from `spec` altogether; empty if some fit."""
+    try:
+        check_sample(spec, counted.head, where)
+    except SchemaMismatch as err:
+        return str(err)
+    return ""
+
+
+def _unfit_records(counted: FragmentCount, mismatch: str) -> int:
+    values = counted.values
+    # Records without any column of the spec have no value that does not fit.
+    if mismatch and (values is None or not values.columns):
+        return counted.rows or 1
+    return values.records if values is not None else 0
+
+
+def _counts(
+    spec: TableSpec, fragment: Fragment, values: ValueReport, *, is_partitioned: bool
+) -> str:
     """What does not fit, in words."""
-    types = {c.name: c.type for c in spec.columns}
+    found = "; ".join(_found(spec, values, fragment.begin))
     scope = "this Hive partition" if is_partitioned else "the table"
     hidden = values.breaking if is_partitioned else values.breaking_unpartitioned
     failing = values.failing if is_partitioned else values.failing_unpartitioned
-    most = sorted(values.columns.items(), key=lambda item: -item[1].count)
-    found = [f"{name} ({types[name]}): {_times(unfit)}" for name, unfit in most[:_NAMES_SHOWN]]
-    if len(most) > _NAMES_SHOWN:
-        rest = sum(unfit.count for _, unfit in most[_NAMES_SHOWN:])
-        found.append(f"{len(most) - _NAMES_SHOWN} other columns: {rest}")
-    found += [f"{what}: {_times(unfit)}" for what, unfit in values.lines.items()]
     text = (
-        f"{spec.name}: {where} holds {values.count} values or lines that do not fit, which Trino and "
-        f"Spark read differently, or as NULL: {'; '.join(found)}. {_advice(spec, values)}"
+        f"{spec.name}: fragment {fragment.content_path} holds {values.count} values or lines that do not "
+        f"fit, which Trino and Spark read differently, or as NULL: {found}. {_advice(spec, values)}"
     )
     if hidden:
         text += (
@@ -147,6 +208,22 @@ def _counts(spec: TableSpec, where: str, values: ValueReport, *, is_partitioned:
             "its records as lines, or make the columns `string`"
         )
     return text
+
+
+def _found(spec: TableSpec, values: ValueReport, begin: int) -> list[str]:
+    """What does not fit, column by column, then by what is wrong with lines."""
+
+    def times(unfit: Unfit) -> str:
+        example = f" such as {unfit.shown}" if unfit.example else ""
+        return f"{unfit.count},{example} at offset {begin + unfit.offset}"
+
+    types = {c.name: c.type for c in spec.columns}
+    most = sorted(values.columns.items(), key=lambda item: -item[1].count)
+    found = [f"{name} ({types[name]}): {times(unfit)}" for name, unfit in most[:_NAMES_SHOWN]]
+    if len(most) > _NAMES_SHOWN:
+        rest = sum(unfit.count for _, unfit in most[_NAMES_SHOWN:])
+        found.append(f"{len(most) - _NAMES_SHOWN} other columns: {rest}")
+    return found + [f"{what}: {times(unfit)}" for what, unfit in values.lines.items()]
 
 
 def _advice(spec: TableSpec, values: ValueReport) -> str:
@@ -171,10 +248,6 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(ordered[:_NAMES_SHOWN]) + (" …" if len(ordered) > _NAMES_SHOWN else "")
 
 
-def _times(unfit: Unfit) -> str:
-    return f"{unfit.count}, such as {unfit.shown}" if unfit.example else f"{unfit.count}"
-
-
 def missing_columns(spec: TableSpec, columns: Iterable[str]) -> Finding | None:
     """The finding that no record has had `columns`; None if there are none."""
     names = tuple(sorted(columns))
@@ -195,6 +268,17 @@ def missing_columns(spec: TableSpec, columns: Iterable[str]) -> Finding | None:
 
 def _never() -> bool:
     return False
+
+
+class FragmentFit(NamedTuple):
+    """What reading a fragment again told."""
+
+    finding: Finding | None = None
+    """What is wrong with it."""
+    columns: frozenset[str] = frozenset()
+    """Those that its records have."""
+    rows: int | None = None
+    unfit: UnfitFragment | None = None
 
 
 @final
@@ -227,21 +311,19 @@ class FitChecker:
             location = self._roots.location(fragment.backing_store, directory_of(fragment))
             if mark(spec, fragment, location) == finding.values:
                 return finding  # neither the file nor the spec has changed
-            return self.check(spec, fragment, is_over=is_over)[0]
+            return self.check(spec, fragment, is_over=is_over).finding
         return None
 
     def check(
         self, spec: TableSpec, fragment: Fragment, *, is_over: Callable[[], bool] = _never
-    ) -> tuple[Finding | None, frozenset[str]]:
+    ) -> FragmentFit:
         """Read a persisted fragment.
 
         Args:
-            is_over: whether time is up; then the finding says so, if there is no other.
-
-        Returns: what is wrong with it, and the columns it has.
+            is_over: whether time is up; then the finding says so.
         """
         if not fragment.backing_store:
-            return None, frozenset()
+            return FragmentFit()
         location = self._roots.location(fragment.backing_store, directory_of(fragment))
         try:
             counted = self._content.count(
@@ -252,13 +334,14 @@ class FitChecker:
                 is_over=is_over,
             )
         except DataError as err:
-            return damage(spec, fragment, location, err), frozenset()
+            return FragmentFit(damage(spec, fragment, location, err))
         except LakeError:
-            return None, frozenset()  # gone, as `counts_agree` tells
+            return FragmentFit()  # gone, as `counts_agree` tells
         found = misfit(spec, fragment, location, counted)
-        if found is None and counted.rows is None:
+        if counted.rows is None:
             found = unread(spec, fragment, mark(spec, fragment, location))
-        return found, counted.columns
+        unfit = unfit_fragment(spec, fragment, counted)
+        return FragmentFit(found, counted.columns, counted.rows, unfit)
 
 
 def json_columns(spec: TableSpec) -> frozenset[str]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from gazette_platform.errors import GazetteError
+from gazette_platform.errors import GazetteError, LakeError, ValidationError
 from gazette_platform.lake.aside import is_aside
 from gazette_platform.lake.audit import Auditor
 from gazette_platform.lake.fit import FitChecker, json_columns, missing_columns
+from gazette_platform.lake.layout import Layout, partition_columns, partition_key
+from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.planning import directory_of
 from gazette_platform.lake.source import all_fragments
+from gazette_platform.lake.unfit_finding import partition_fit, table_finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.layout import StoreRoots
     from gazette_platform.lake.source import FragmentSource
     from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.protocol import Fragment
 
 __all__ = ["audit_content", "audit_index", "audit_table"]
 
@@ -88,10 +93,12 @@ def audit_content(
     *,
     on_error: Callable[[str, GazetteError], object] | None = None,
 ) -> Iterator[Finding]:
-    """What of every fragment does not fit the spec; as `audit_table`."""
+    """What of every fragment does not fit the spec, then what that means for rollups; as `audit_table`."""
     fit_checker = FitChecker(source, roots)
     missing = set(json_columns(spec))
     is_whole = True
+    # Of what is in each directory, as accounts would count it.
+    states: dict[str, PartitionState] = {}
     for journal in source.journals(spec.label_selector):
         errors = 0
         fragments = all_fragments(source, journal.name)
@@ -102,7 +109,7 @@ def audit_content(
                     break
                 if is_aside(fragment):
                     continue
-                misfit, columns = fit_checker.check(spec, fragment)
+                found = fit_checker.check(spec, fragment)
             except GazetteError as err:
                 if on_error is None:
                     raise
@@ -110,9 +117,36 @@ def audit_content(
                 errors += 1
                 is_whole = False
                 continue
-            if misfit is not None:
-                yield misfit
-            missing -= columns
+            if found.finding is not None:
+                yield found.finding
+            missing -= found.columns
+            if fragment.backing_store:
+                key = _key(spec, fragment)
+                states[key] = states.get(key, PartitionState()).adding(
+                    fragment.journal,
+                    fragment.begin,
+                    fragment.end,
+                    rows=found.rows,
+                    stored_bytes=None,
+                    unfit=found.unfit,
+                )
+    fits = [partition_fit(key, state) for key, state in sorted(states.items())]
+    unfit = table_finding(spec, [fit for fit in fits if fit is not None])
+    if unfit is not None:
+        yield unfit
     lost = missing_columns(spec, missing)
     if lost is not None and is_whole:
         yield lost
+
+
+def _key(spec: TableSpec, fragment: Fragment) -> str:
+    """The key of the Hive partition of a fragment; its directory, if that is not of the table's layout."""
+    directory = directory_of(fragment)
+    try:
+        layout = Layout.of_directory(directory)
+        columns = partition_columns(spec, layout)
+        texts = layout.match(directory)
+        values = [column.value(text) for column, text in zip(columns, texts, strict=True)]
+    except (LakeError, ValidationError):
+        return directory
+    return partition_key(columns, values) or "all"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import LakeError
+from gazette_platform.lake.unfit import UnfitFragment
 from gazette_platform.protocol import is_another, learned
 
 if TYPE_CHECKING:
@@ -32,6 +33,12 @@ _CHARACTERS_MAX = 3500
 _ASIDE_MAX = 24
 # Of journals that were created again one after the other, which is as seldom as etcd loses its data.
 _FORMERLY_MAX = 8
+
+# Fragments with unfit records that are noted one by one, some 70 KB of parameters; of others only the sum is kept.
+_UNFIT_MAX: Final = 500
+# Of these, how many say what does not fit, and in how many characters.
+_EXAMPLES_MAX: Final = 3
+_WHAT_CHARACTERS_MAX: Final = 300
 
 RANGES_MAX: Final = 10_000
 """Of one Hive partition: what would make more is refused. Its parameters come to some 300 KB by then."""
@@ -78,6 +85,10 @@ class PartitionState:
     a repair was killed is found by them."""
     aside: tuple[tuple[int, int], ...] = ()
     """Begin and end of each fragment that was set aside, ascending: in no range and no total."""
+    unfit: tuple[UnfitFragment, ...] = ()
+    """Fragments with records that do not fit the spec, ascending."""
+    unfit_more: int = 0
+    """Such records in fragments beyond those that are noted."""
     created: int = 0
     """Which journal the offsets belong to (`protocol.identity`); 0: not known."""
     formerly: tuple[int, ...] = ()
@@ -113,6 +124,8 @@ class PartitionState:
                 uncounted=tuple(_uncounted(*each) for each in raw.get("uncounted", ())),
                 moving=tuple(map(_text, raw.get("moving", ()))),
                 aside=_spans(raw.get("aside", ())),
+                unfit=tuple(_unfit(*each) for each in raw.get("unfit", ())),
+                unfit_more=_number(raw.get("unfit_more", 0)),
                 created=_number(raw.get("created", 0)),
                 formerly=tuple(map(_number, raw.get("formerly", ()))),
             )
@@ -142,6 +155,13 @@ class PartitionState:
             state["uncounted"] = [(u.begin, u.end, u.stamp, u.tries) for u in self.uncounted]
         if self.moving:
             state["moving"] = self.moving
+        if self.unfit:
+            state["unfit"] = [
+                (f.begin, f.end, f.records, f.since, f.what, int(f.is_unreadable), f.mark)
+                for f in self.unfit
+            ]
+        if self.unfit_more:
+            state["unfit_more"] = self.unfit_more
         # Without these the metastore would list the directory at every change, to count its files.
         parameters = {
             **_in_parts(json.dumps(state, separators=(",", ":"))),
@@ -201,6 +221,7 @@ class PartitionState:
         stored_bytes: int | None,
         stamp: str = "",
         created: int = 0,
+        unfit: UnfitFragment | None = None,
     ) -> PartitionState:
         """The state with one more fragment.
 
@@ -212,6 +233,7 @@ class PartitionState:
             stored_bytes: size of its file; None: not known.
             stamp: of its file, if the rows could not be counted.
             created: which journal it is (`protocol.identity`).
+            unfit: what of it does not fit, if its rows were counted and some do not.
         """
         known = self.rows if self.rows is not None else self.rows_known
         uncounted = self.uncounted
@@ -232,7 +254,8 @@ class PartitionState:
             created=learned(self.created, created),
             formerly=() if is_another(self.created, created) else self.formerly,
         )
-        return added.with_known(None if known is None else known + (rows or 0))
+        added = added.with_known(None if known is None else known + (rows or 0))
+        return added.with_unfit(begin, end, unfit) if unfit is not None else added
 
     def created_again(self, created: int) -> PartitionState:
         """The state of a journal that holds what it held, and was created again."""
@@ -257,6 +280,28 @@ class PartitionState:
         known = None if self.rows_known is None else self.rows_known + rows
         return replace(self, uncounted=left).with_known(known)
 
+    def unfit_at(self, begin: int, end: int) -> UnfitFragment | None:
+        """What is noted of the records of a fragment that do not fit; None: of this one nothing is."""
+        return next((f for f in self.unfit if (f.begin, f.end) == (begin, end)), None)
+
+    def with_unfit(self, begin: int, end: int, unfit: UnfitFragment | None) -> PartitionState:
+        """The state when a fragment was looked at: which of its records do not fit; None: all do."""
+        kept = [f for f in self.unfit if (f.begin, f.end) != (begin, end)]
+        if unfit is None:
+            return replace(self, unfit=tuple(kept))
+        # One at which Trino fails is always noted.
+        if len(kept) >= _UNFIT_MAX and not unfit.is_unreadable:
+            return replace(self, unfit=tuple(kept), unfit_more=self.unfit_more + unfit.records)
+        is_shown = sum(bool(f.what) for f in kept) < _EXAMPLES_MAX
+        what = unfit.what[:_WHAT_CHARACTERS_MAX] if is_shown else ""
+        kept.append(replace(unfit, what=what))
+        return replace(self, unfit=tuple(sorted(kept, key=lambda f: (f.begin, f.end))))
+
+    @property
+    def unfit_records(self) -> int:
+        """Records of all fragments that do not fit."""
+        return sum(f.records for f in self.unfit) + self.unfit_more
+
     def tried(self, begin: int, end: int, stamp: str) -> PartitionState:
         """The state when an uncounted fragment was tried in vain once more."""
         return replace(
@@ -272,7 +317,12 @@ class PartitionState:
     def with_all_uncounted(self, fragments: Iterable[tuple[int, int]]) -> PartitionState:
         """The state with all its fragments to be counted again: a former release lost count of them."""
         return replace(
-            self, rows=None, rows_known=0, uncounted=tuple(Uncounted(b, e) for b, e in fragments)
+            self,
+            rows=None,
+            rows_known=0,
+            uncounted=tuple(Uncounted(b, e) for b, e in fragments),
+            unfit=(),
+            unfit_more=0,
         )
 
     def without(
@@ -283,6 +333,7 @@ class PartitionState:
         rows: int | None,
         stored_bytes: int | None,
         left: Iterable[tuple[int, int]],
+        unfit: int = 0,
     ) -> PartitionState:
         """The state without one fragment that was counted.
 
@@ -292,6 +343,7 @@ class PartitionState:
             rows: in it; None: not known.
             stored_bytes: size of its file; None: not known.
             left: spans of the fragments that stay.
+            unfit: records of it that do not fit, if that is known; used only if they are not noted.
         """
         kept = [
             (max(b, low), min(e, high))
@@ -314,6 +366,10 @@ class PartitionState:
                 else max(0, self.stored_bytes - stored_bytes)
             ),
             uncounted=uncounted,
+            unfit=tuple(f for f in self.unfit if (f.begin, f.end) != (begin, end)),
+            unfit_more=max(0, self.unfit_more - unfit)
+            if self.unfit_at(begin, end) is None
+            else self.unfit_more,
         )
         return reduced.with_known(known)
 
@@ -329,11 +385,13 @@ class PartitionState:
 
     @property
     def data_version(self) -> str:
-        """Text that changes when the covered bytes do, those that are there twice, or what is uncounted."""
+        """Text that changes when the covered bytes do, those that are there twice, or what is uncounted or unfit."""
         text = " ".join(f"{begin}-{end}" for begin, end in self.ranges)
         if self.overlap_bytes:
             text += f" twice-{self.overlap_bytes}"
-        return f"{text} uncounted-{len(self.uncounted)}" if self.uncounted else text
+        if self.uncounted:
+            text += f" uncounted-{len(self.uncounted)}"
+        return f"{text} unfit-{self.unfit_records}" if self.unfit_records else text
 
 
 # What another hand wrote into the metastore is refused when it is read: of one Hive partition, rather than amid
@@ -362,6 +420,13 @@ def _spans(raw: Any) -> tuple[tuple[int, int], ...]:
 
 def _uncounted(begin: Any, end: Any, stamp: Any = "", tries: Any = 0) -> Uncounted:
     return Uncounted(_number(begin), _number(end), _text(stamp), _number(tries))
+
+
+def _unfit(  # noqa: PLR0917
+    begin: Any, end: Any, records: Any, since: Any, what: Any, unreadable: Any, mark: Any
+) -> UnfitFragment:
+    span = _number(begin), _number(end), _number(records), _number(since)
+    return UnfitFragment(*span, _text(what), bool(_number(unreadable)), _text(mark))
 
 
 def _in_parts(text: str) -> dict[str, str]:

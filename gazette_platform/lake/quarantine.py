@@ -15,6 +15,7 @@ import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import (
@@ -27,7 +28,7 @@ from gazette_platform.errors import (
 from gazette_platform.hive import HIDDEN
 from gazette_platform.lake.aside import aside_directory, home_directory, is_aside, note_path
 from gazette_platform.lake.content import FragmentContent
-from gazette_platform.lake.fit import value_scanner
+from gazette_platform.lake.fit import unfit_fragment, value_scanner
 from gazette_platform.lake.layout import Layout, partition_columns, partition_key
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.planning import directory_of
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from gazette_platform.hive import HeldLock, HivePartition, HiveTable, MetastoreSession
+    from gazette_platform.lake.content import FragmentCount
     from gazette_platform.lake.layout import StoreRoots
     from gazette_platform.lake.source import FragmentSource
     from gazette_platform.lake.table_spec import TableSpec
@@ -199,10 +201,10 @@ class Quarantine:
         files.check_movable(fragment.content_path)
         aside = aside_directory(fragment.journal, directory_of(fragment))
         target = f"{aside}/{fragment.content_name}"
-        try:
-            rows, _ = self._counted(spec, fragment)
-        except DataError:
-            rows = None  # damaged, which may be why
+        rows, unfit = None, 0
+        with suppress(DataError):  # damaged, which may be why
+            counted = self._counted(spec, fragment)
+            rows, unfit = counted.rows, counted.values.records if counted.values is not None else 0
         done = AsideFile(
             table=spec.name,
             fragment=fragment,
@@ -215,7 +217,7 @@ class Quarantine:
         for _ in range(_TRIES):
             # Counting may take long, and is done before the lock is taken.
             seen = _Accounts.read(session, spec, values)
-            change = self._without(seen, spec, fragment, rows, size)
+            change = self._without(seen, spec, fragment, rows, size, unfit)
             with session.accounts_lock(table.database, table.name) as lock:
                 now = _Accounts.read(session, spec, values)
                 if (now.state, now.hidden) != (seen.state, seen.hidden):
@@ -285,20 +287,19 @@ class Quarantine:
 
     # ------------------------------------------------------------------- accounts
 
-    def _counted(self, spec: TableSpec, fragment: Fragment) -> tuple[int | None, frozenset[str]]:
-        """Rows of a fragment, and the columns at whose values Trino would fail."""
+    def _counted(self, spec: TableSpec, fragment: Fragment) -> FragmentCount:
+        """Rows of a fragment, and what of it does not fit."""
         location = self._roots.location(fragment.backing_store, directory_of(fragment))
-        counted = self._content.count(fragment, location, scanner=value_scanner(spec))
-        breaking = counted.values.breaking if counted.values is not None else frozenset[str]()
-        return counted.rows, breaking
+        return self._content.count(fragment, location, scanner=value_scanner(spec))
 
-    def _without(
+    def _without(  # noqa: PLR0917
         self,
         accounts: _Accounts,
         spec: TableSpec,
         fragment: Fragment,
         rows: int | None,
         stored_bytes: int,
+        unfit: int,
     ) -> _Change:
         """Accounts without a fragment: as they are less its rows, or counted anew where that would not do."""
         begin, end = fragment.begin, fragment.end
@@ -310,7 +311,9 @@ class Quarantine:
         is_anew = rows is None or state.rows is None or accounts.hidden
         if not is_anew:
             spans = [(f.begin, f.end) for f in left]
-            without = state.without(begin, end, rows=rows, stored_bytes=stored_bytes, left=spans)
+            without = state.without(
+                begin, end, rows=rows, stored_bytes=stored_bytes, left=spans, unfit=unfit
+            )
             return _Change(without, accounts.hidden)
         # What a repair is at, or was killed at, is still to be found by audits.
         counted = PartitionState(journal=state.journal, moving=state.moving, aside=state.aside)
@@ -318,14 +321,18 @@ class Quarantine:
         for each in left:
             if counted.covers(each.begin, each.end):
                 continue
+            rows, unfit_one = None, None
             try:
-                its_rows, breaking = self._counted(spec, each)
-                hidden |= breaking
+                found = self._counted(spec, each)
+                location = self._roots.location(each.backing_store, directory_of(each))
+                stamp = partial(self._content.stamp, each, location)
+                rows, unfit_one = found.rows, unfit_fragment(spec, each, found, stamp)
+                hidden |= found.values.breaking if found.values is not None else frozenset()
             except DataError:
-                its_rows = None
+                pass
             size = self._storage.files(each.backing_store).size(each.content_path)
             counted = counted.adding(
-                each.journal, each.begin, each.end, rows=its_rows, stored_bytes=size
+                each.journal, each.begin, each.end, rows=rows, stored_bytes=size, unfit=unfit_one
             )
         return _Change(counted, hidden)
 

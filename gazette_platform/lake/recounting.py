@@ -7,7 +7,7 @@ change, are remembered in the process: each look adds some, until the sum is com
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Final, final
 
@@ -89,7 +89,11 @@ class Recount:
                 stored_bytes=self._sizes.get((directory_of(fragment), fragment.content_name)),
                 stamp=rows.stamp,
                 created=created,
+                unfit=before.unfit_at(fragment.begin, fragment.end),
             )
+        if kept:
+            # At most: of fragments that are not noted it is not known which went.
+            state = replace(state, unfit_more=before.unfit_more)
         return state if is_countable else state.with_known(None)
 
     def _rows(self, fragment: Fragment, location: str) -> _Rows | None:

@@ -168,6 +168,7 @@ class Registrar:
         cursors: Mapping[str, JournalCursor],
         *,
         sweep: SweepPoint | None = None,
+        again: Sequence[tuple[str, int]] = (),
         is_over: Callable[[], bool] = _never,
     ) -> TableReport:
         """Register what is new of one table, within the limits.
@@ -177,6 +178,7 @@ class Registrar:
             cursors: the table's part of the cursor.
             sweep: where to look at old fragments again, which finds what came late, what others
                 overwrote and what was never told; None: nowhere.
+            again: journal and begin of single old fragments to look at again.
             is_over: whether time is up; what is left is done at the next tick.
 
         Returns: what was done, with the cursors to store; errors of single fragments are in it.
@@ -232,12 +234,12 @@ class Registrar:
                 else:
                     report.has_more = True  # its Hive partitions do not have all columns yet
             report.definition = table
-            old: Sequence[Fragment] = ()
+            old = self._single(listed, again, report, is_over)
             if sweep is not None and not is_over():
                 try:
                     _, page, report.swept = list_sweep(self._source, sorted(before), sweep)
                     # Of a journal that was made again, offsets are those of other bytes.
-                    old = [f for f in page.fragments if _is_same(listed, f.journal)]
+                    old += [f for f in page.fragments if _is_same(listed, f.journal)]
                 except GazetteError as err:
                     report.errors.append(str(err))
                     report.swept = sweep_without(sorted(before), sweep)
@@ -245,6 +247,26 @@ class Registrar:
             self._register(session, spec, table, stores, created, listed, old, report, is_over)
         report.journals = _progress(report, listed, journals)
         return report
+
+    def _single(
+        self,
+        listed: Mapping[str, JournalListing],
+        places: Sequence[tuple[str, int]],
+        report: TableReport,
+        is_over: Callable[[], bool],
+    ) -> list[Fragment]:
+        """The fragments that begin at `places`, of journals that were not made again."""
+        found: list[Fragment] = []
+        for journal, begin in places:
+            if journal not in report.matched or not _is_same(listed, journal) or is_over():
+                continue
+            try:
+                page = self._source.fragments(journal, begin, 1)
+            except GazetteError as err:
+                report.errors.append(str(err))
+                continue
+            found += [f for f in page if f.begin == begin]
+        return found
 
     def _problems(self, spec: TableSpec, journals: Sequence[JournalSpec]) -> list[str]:
         """What is wrong with the spec over its journals, fragments or not."""
@@ -407,7 +429,7 @@ class Registrar:
             columns=partition_columns(spec, layout),
             roots=self._roots,
             limits=self._limits,
-            old=[f for f in old if (f.journal, f.begin, f.end) not in new],
+            old=[f for f in dict.fromkeys(old) if (f.journal, f.begin, f.end) not in new],
         )
         report.reviewed = frozenset(
             planned.key

@@ -11,16 +11,24 @@ from gazette_platform.lake.layout import Layout, partition_columns, partition_ke
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.progress import JournalCursor, bounded, subtract
 from gazette_platform.lake.tables import DIGEST, LAYOUT
+from gazette_platform.lake.unfit_finding import partition_fit, table_finding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from gazette_platform.hive import HivePartition, HiveTable, MetastoreSession
+    from gazette_platform.lake.findings import Finding
     from gazette_platform.lake.table_spec import TableSpec
     from gazette_platform.protocol import JournalSpec
 
-__all__ = ["JournalStanding", "PartitionStanding", "TableStanding", "table_standing"]
+__all__ = [
+    "JournalStanding",
+    "PartitionStanding",
+    "TableStanding",
+    "partition_standings",
+    "table_standing",
+]
 
 
 @final
@@ -82,6 +90,23 @@ class TableStanding:
         return sum(partition.state.content_bytes for partition in self.partitions)
 
     @property
+    def unfit_records(self) -> int:
+        """Records of all Hive partitions that do not fit the spec."""
+        return sum(partition.state.unfit_records for partition in self.partitions)
+
+    @property
+    def unfit_finding(self) -> Finding | None:
+        """What these records mean for rollups; None: there are none."""
+        fits = [partition_fit(each.key, each.state) for each in self.partitions]
+        return table_finding(self.spec, [fit for fit in fits if fit is not None])
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether rollups wait because of them."""
+        finding = self.unfit_finding
+        return finding is not None and finding.is_error
+
+    @property
     def lag_bytes(self) -> int:
         """Bytes of all journals that are in no Hive partition."""
         return sum(journal.lag_bytes for journal in self.journals)
@@ -105,6 +130,8 @@ class TableStanding:
             "partitions": len(self.partitions) if self.is_known else None,
             "rows": self.rows if self.is_known else None,
             "content_bytes": self.content_bytes if self.is_known else None,
+            "unfit_records": self.unfit_records if self.is_known else None,
+            "blocked": self.is_blocked if self.is_known else None,
             "lag_bytes": self.lag_bytes if self.is_known else None,
             "is_made": is_made if self.is_known else None,
             "problems": self.problems,
@@ -161,16 +188,27 @@ def _look_at(standing: TableStanding, session: MetastoreSession, table: HiveTabl
             "the table is not as its spec says yet: see the ticks of the sensor `fragments`"
         )
     try:
-        layout = Layout.parse(table.parameters.get(LAYOUT, ""))
-        columns = partition_columns(spec, layout)
-        found: list[tuple[str, HivePartition | HiveTable]]
-        if columns:
-            found = [(partition_key(columns, p.values), p) for p in session.partitions(table)]
-        else:
-            found = [("all", table)]
-        standing.partitions = [
-            PartitionStanding(key, each.location, PartitionState.from_parameters(each.parameters))
-            for key, each in found
-        ]
+        standing.partitions = partition_standings(session, spec, table)
     except GazetteError as err:
         standing.problems.append(str(err))
+    finding = standing.unfit_finding
+    if finding is not None and finding.is_error:
+        standing.problems.append(finding.text)
+
+
+def partition_standings(
+    session: MetastoreSession, spec: TableSpec, table: HiveTable
+) -> list[PartitionStanding]:
+    """All Hive partitions of a table, or the table itself if it has none, by their accounts.
+
+    Raises: GazetteError: the metastore broke off, or accounts cannot be read.
+    """
+    layout = Layout.parse(table.parameters.get(LAYOUT, ""))
+    columns = partition_columns(spec, layout)
+    found: list[tuple[str, HivePartition | HiveTable]] = [("all", table)]
+    if columns:
+        found = [(partition_key(columns, p.values), p) for p in session.partitions(table)]
+    return [
+        PartitionStanding(key, each.location, PartitionState.from_parameters(each.parameters))
+        for key, each in found
+    ]

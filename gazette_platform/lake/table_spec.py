@@ -7,6 +7,7 @@ A spec is a YAML file:
     format: json                        # json: one object a line; csv: no header, all strings
     comment: Flights as published.
     fresh_within: 24h                   # Dagster shows the table as stale after that
+    unfit: {block: 1%}                  # more records of a Hive partition than that stop rollups
     owners: [team:flights, a@example.com]
     tags: {domain: travel}
     typed: {uuid: _meta.uuid}           # optional: an Iceberg table of it; see lake/typed_spec
@@ -45,6 +46,7 @@ from gazette_platform.lake.spec_rules import (
     is_table_name,
 )
 from gazette_platform.lake.typed_spec import TypedSpec, read_typed_spec
+from gazette_platform.lake.unfit import UNFIT_EXAMPLE, UnfitSpec
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import LabelSelector, parse_duration
 from gazette_platform.yaml_specs.strict_yaml import check_yaml
@@ -129,6 +131,8 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Email addresses, or `team:` and a name, for Dagster's catalog."""
     tags: dict[str, str] = {}
     """For Dagster's catalog."""
+    unfit: UnfitSpec = UnfitSpec()
+    """How many records may not fit before rollups wait; see `gazette_platform.lake.unfit`."""
     typed: TypedSpec | None = None
     """The typed table that is made of it, if any."""
 
@@ -161,11 +165,13 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def digest(self) -> str:
         """16 hex digits that change with any part of the spec of the raw table, and with what is made of one.
 
-        The raw table follows its spec anew when they change, so the typed one's spec has a digest of its own.
+        The raw table follows its spec anew when they change, so the typed one's spec has a digest of its own. Nor does
+        `unfit` change what the table is.
         """
         parts = msgspec.to_builtins(msgspec.structs.replace(self, typed=None))
         # What is not given changes no digest of former releases.
-        given = {k: v for k, v in parts.items() if v or k not in {"owners", "tags", "typed"}}
+        given = {k: v for k, v in parts.items() if v or k not in {"owners", "tags"}}
+        given = {k: v for k, v in given.items() if k not in {"typed", "unfit"}}
         return hashlib.sha256(_DEFINITION + msgspec.json.encode(given)).hexdigest()[:16]
 
 
@@ -270,6 +276,9 @@ def _shape_error(text: str) -> ValidationError:
             f"(use one of {', '.join(_FORMATS)})",
             path="format",
         )
+    if "`$.unfit" in text:
+        path = "unfit.block" if "`$.unfit.block`" in text else "unfit"
+        return ValidationError(f"is not {UNFIT_EXAMPLE}", path=path)
     if "`$.fresh_within`" in text:
         return ValidationError(f"is not {DURATION_EXAMPLE}", path="fresh_within")
     return ValidationError(f"{text} (docs/reference/table-spec.md has an example and all keys)")
@@ -336,6 +345,7 @@ _STAND_INS: dict[str, object] = {
     "fresh_within": "24h",
     "owners": (),
     "tags": {},
+    "unfit": UnfitSpec(),
 }
 
 
@@ -371,6 +381,10 @@ def _errors(spec: TableSpec) -> Iterator[ValidationError]:
     if spec.format == "json":
         yield from _key_errors(spec, types)
     yield from _partition_errors(spec)
+    try:
+        _ = spec.unfit.threshold
+    except ValidationError as err:
+        yield err
     yield from ownership_errors(spec.owners, spec.tags)
 
 

@@ -132,6 +132,11 @@ class TimeAccount:
         return _sum(part.state.rows for part in self.parts)
 
     @property
+    def unfit_records(self) -> int:
+        """Records of all of them that do not fit the spec."""
+        return sum(part.state.unfit_records for part in self.parts)
+
+    @property
     def stored_bytes(self) -> int | None:
         """Sizes of all files; None if those of some are not known."""
         return _sum(part.state.stored_bytes for part in self.parts)

@@ -33,6 +33,8 @@ class Unfit:
     count: int
     example: bytes
     """The beginning of the first one."""
+    offset: int = 0
+    """Of the first one's line in the content."""
 
     @property
     def shown(self) -> str:
@@ -50,6 +52,8 @@ class ValueReport:
     """Values that do not fit, by name of their column."""
     lines: dict[str, Unfit] = field(default_factory=dict)
     """Lines that do not fit, by what is wrong with them."""
+    records: int = 0
+    """Lines with one such value or more, or that do not fit themselves."""
     breaking: frozenset[str] = frozenset()
     """Columns at whose values Trino fails, unless they are hidden from it."""
     breaking_unpartitioned: frozenset[str] = frozenset()
@@ -73,12 +77,16 @@ class LineScanner(ABC):
     def __init__(self) -> None:
         self.columns: dict[str, Unfit] = {}
         self.lines: dict[str, Unfit] = {}
+        self.records = 0
         self.breaking: set[str] = set()
         self.breaking_unpartitioned: set[str] = set()
         self.failing: set[str] = set()
         self.failing_unpartitioned: set[str] = set()
         self._rest = bytearray()
         self._is_skipping = False
+        # Where the line that is looked at begins, and the last one in which something was found.
+        self._line_at = 0
+        self._found_at = -1
 
     def feed(self, block: bytes) -> None:
         """Look at the next bytes of content, cut anywhere."""
@@ -86,7 +94,9 @@ class LineScanner(ABC):
         at = 0
         if cut and (self._rest or self._is_skipping):
             at = block.find(b"\n") + 1
-            if not self._is_skipping:
+            if self._is_skipping:
+                self._line_at += at
+            else:
                 self._scan(bytes(self._rest) + block[:at])
             self._is_skipping = False
             self._rest.clear()
@@ -94,10 +104,13 @@ class LineScanner(ABC):
             end = block.rfind(b"\n", at, at + _PIECE_BYTES) + 1 or block.find(b"\n", at) + 1
             self._scan(block[at:end])
             at = end
-        if not self._is_skipping:
+        if self._is_skipping:
+            self._line_at += len(block) - cut
+        else:
             self._rest += block[cut:]
             if len(self._rest) > _LINE_BYTES_MAX:
                 self.found_line("too long a line (over 100 MiB)", self._rest)
+                self._line_at += len(self._rest)
                 self._rest.clear()
                 self._is_skipping = True
 
@@ -113,6 +126,7 @@ class LineScanner(ABC):
         return ValueReport(
             self.columns,
             self.lines,
+            self.records,
             frozenset(self.breaking),
             frozenset(self.breaking_unpartitioned),
             frozenset(self.failing),
@@ -121,15 +135,17 @@ class LineScanner(ABC):
 
     def found_value(self, column: str, value: bytes) -> None:
         """Keep a value that does not fit."""
-        _count(self.columns, column, value)
+        self._note(self.columns, column, value)
 
     def found_line(self, what: str, line: bytes | bytearray) -> None:
         """Keep a line that does not fit."""
-        _count(self.lines, what, bytes(line[: _EXAMPLE_BYTES + 1]))
+        self._note(self.lines, what, bytes(line[: _EXAMPLE_BYTES + 1]))
 
     def _scan(self, piece: bytes) -> None:
         """Check whole lines; each ends with a newline."""
-        if not self.is_fit(piece):
+        if self.is_fit(piece):
+            self._line_at += len(piece)
+        else:
             for line in piece[:-1].split(b"\n"):
                 text = line.removesuffix(b"\r")
                 if not text.strip():
@@ -140,6 +156,18 @@ class LineScanner(ABC):
                     self.found_line("not UTF-8", text)
                 else:
                     self.scan_line(text)
+                self._line_at += len(line) + 1
+
+    def _note(self, found: dict[str, Unfit], what: str, example: bytes) -> None:
+        if self._found_at < self._line_at:
+            self._found_at = self._line_at
+            self.records += 1
+        if what not in found and len(found) >= _KINDS_MAX:
+            what = "others"
+        if what in found:
+            found[what].count += 1
+        else:
+            found[what] = Unfit(1, example[: _EXAMPLE_BYTES + 1], self._line_at)
 
     @abstractmethod
     def is_fit(self, piece: bytes) -> bool:
@@ -148,15 +176,6 @@ class LineScanner(ABC):
     @abstractmethod
     def scan_line(self, line: bytes) -> None:
         """Tell what is wrong with one line, if anything is."""
-
-
-def _count(found: dict[str, Unfit], what: str, example: bytes) -> None:
-    if what not in found and len(found) >= _KINDS_MAX:
-        what = "others"
-    if what in found:
-        found[what].count += 1
-    else:
-        found[what] = Unfit(1, example[: _EXAMPLE_BYTES + 1])
 
 
 def is_utf8(text: bytes) -> bool:

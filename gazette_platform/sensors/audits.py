@@ -32,7 +32,11 @@ from gazette_platform.lake import (
     missing_columns,
     without_columns,
 )
+from gazette_platform.lake.accounting import partition_accounts
 from gazette_platform.lake.catalogs import HIVE
+from gazette_platform.lake.fit import is_of_spec
+from gazette_platform.lake.standing import partition_standings
+from gazette_platform.lake.unfit_finding import PartitionFit, partition_fit, table_finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,9 +52,14 @@ _JOURNALS_MAX = 16
 # Of a kind. Files that the exact view leaves out are kept whatever their number, without their texts.
 _FINDINGS_MAX = 500
 _FITS_MAX = 50
+# Hive partitions with unfit records: those that are known of a table, and those looked at again a tick.
+_UNFIT_MAX = 200
+_UNFIT_LOOKED_MAX = 50
+# Fragments that a tick looks at again, since the spec has changed.
+_AGAIN_MAX = 20
 _FIELDS = (
     "kind", "journal", "begin", "end", "text", "is_error", "excluded", "directory", "since",
-    "is_checked", "values",
+    "is_checked", "unfit", "values",
 )  # fmt: skip
 
 
@@ -65,7 +74,13 @@ class AuditState:
     """Where to go on in it; 0: with the next journal."""
     findings: tuple[Finding, ...] = ()
     fits: tuple[Finding, ...] = ()
-    """Findings of kind ``fit``, the one to be looked at again first."""
+    """Findings of kind ``fit`` except unfit records, the one to be looked at again first."""
+    unfit: tuple[PartitionFit, ...] = ()
+    """Hive partitions with records that do not fit, those to be looked at again first."""
+    again: tuple[tuple[str, int], ...] = ()
+    """Journal and begin of fragments to count again: some of their records did not fit a former spec."""
+    is_blocked: bool = False
+    """Whether unfit records stop rollups."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """By path: why a file that others cover is not to be moved."""
     told: str = ""
@@ -74,7 +89,8 @@ class AuditState:
     @property
     def is_open(self) -> bool:
         """Whether the table is to be looked at at once: never told of, or something is wrong."""
-        return not self.told or bool(self.findings or self.fits)
+        is_wrong = self.findings or self.fits or self.again or self.is_blocked
+        return not self.told or bool(is_wrong)
 
     @classmethod
     def from_json(cls, raw: Any) -> AuditState:
@@ -88,6 +104,9 @@ class AuditState:
                 int(raw["offset"]),
                 _findings_from_json(raw.get("findings", [])),
                 _findings_from_json(raw.get("fits", [])),
+                tuple(map(PartitionFit.from_json, raw.get("unfit", []))),
+                tuple((str(journal), int(begin)) for journal, begin in raw.get("again", [])),
+                bool(raw.get("is_blocked", False)),
                 {str(path): str(reason) for path, reason in raw.get("refused", {}).items()},
                 str(raw["told"]),
             )
@@ -100,6 +119,12 @@ class AuditState:
         for name, findings in (("findings", self.findings), ("fits", self.fits)):
             if findings:
                 raw[name] = [[getattr(f, key) for key in _FIELDS] for f in findings]
+        if self.unfit:
+            raw["unfit"] = [fit.to_json() for fit in self.unfit]
+        if self.again:
+            raw["again"] = [list(place) for place in self.again]
+        if self.is_blocked:
+            raw["is_blocked"] = True
         if self.refused:
             raw["refused"] = dict(self.refused)
         return raw
@@ -209,19 +234,25 @@ class TableAudits:
         refused = {p: r for p, r in {**state.refused, **repair.refused}.items() if p in paths}
         named = [f for f in state.fits if not f.journal or f.journal in journals]
         fits = self._fits(spec, report, named, problems, is_over)
+        unfit, again = _unfit(session, spec, table, report, state)
+        too_many = table_finding(spec, unfit)
         findings.sort(key=lambda f: (f.journal, f.begin, f.end, f.kind, f.text))
         ensure_exact_view(
             session, spec, table, excluded_files(findings), catalog=self.trino_catalog
         )
         told = [_with_reason(f, {**repair.waiting, **refused}) for f in findings]
+        told += [too_many] if too_many is not None else []
         told += sorted(fits, key=lambda f: (f.journal, f.begin, f.end))
-        texts = sorted({f.text or f.path for f in _kept(told)})
+        texts = sorted({_told(f) for f in _kept(told)})
         digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
         return AuditOutcome(
             replace(
                 state,
                 findings=_kept(findings),
                 fits=tuple(fits[:_FITS_MAX]),
+                unfit=tuple(unfit),
+                again=tuple(again),
+                is_blocked=too_many is not None and too_many.is_error,
                 refused=refused,
                 told=digest,
             ),
@@ -280,7 +311,53 @@ class TableAudits:
             except (StatusError, TransportError) as err:
                 problems[named[0].journal] = str(err)
             named = [*named[1:], *([again] if again is not None else [])]
-        return [*([missing] if missing is not None else []), *named, *report.misfits]
+        # Accounts report unfit records.
+        named = [f for f in (*named, *report.misfits) if not f.unfit]
+        return [*([missing] if missing is not None else []), *named]
+
+
+def _unfit(
+    session: MetastoreSession,
+    spec: TableSpec,
+    table: HiveTable,
+    report: TableReport,
+    state: AuditState,
+) -> tuple[list[PartitionFit], list[tuple[str, int]]]:
+    """What does not fit of Hive partitions that a tick touched, of some of those known, and of the others as it was.
+
+    Nothing known, and nothing told, is looked up in all accounts: a red check must not turn green because of that.
+
+    Returns: these, those to be looked at next first; and fragments to count again.
+    """
+    states = {account.key: account.state for account in report.accounts}
+    left = [fit for fit in state.unfit if fit.key not in states]
+    looked = {fit.key for fit in left[:_UNFIT_LOOKED_MAX]}
+    if not state.told or not table.partition_columns:
+        states |= {p.key: p.state for p in partition_standings(session, spec, table)}
+    else:
+        states |= {a.key: a.state for a in partition_accounts(session, table, sorted(looked))}
+    fits = [partition_fit(key, each) for key, each in states.items()]
+    found = [fit for fit in left if fit.key not in looked and fit.key not in states]
+    found += [fit for fit in fits if fit is not None]
+    if len(found) > _UNFIT_MAX:
+        threshold = spec.unfit.threshold
+        worst = sorted(found, key=lambda f: (f.verdict(threshold) != "blocked", -f.percent))
+        kept = {fit.key for fit in worst[:_UNFIT_MAX]}
+        found = [fit for fit in found if fit.key in kept]
+    again = [
+        (each.journal, fragment.begin)
+        for each in states.values()
+        for fragment in each.unfit
+        if not is_of_spec(spec, fragment)
+    ]
+    return found, again[:_AGAIN_MAX]
+
+
+def _told(finding: Finding) -> str:
+    """What tells a finding from another one: of unfit records not how many others there are by now."""
+    if finding.unfit and finding.values:
+        return " ".join(finding.values)
+    return finding.text or finding.path
 
 
 def _with_reason(finding: Finding, reasons: Mapping[str, str]) -> Finding:

@@ -145,6 +145,7 @@ def _totals(
         "offsets": MetadataValue.text(_offsets({p.journal: p.state.ranges for p in filled})),
         "fragments": account.fragments,
         "content_bytes": account.content_bytes,
+        "unfit_records": account.unfit_records,
     }
     if account.rows is not None:
         metadata["dagster/partition_row_count"] = account.rows

@@ -318,8 +318,9 @@ def _run_table(
     problems: list[str] = []
     try:
         sweep = again.sweep if again is not None and not again.looked else None
+        known = state.audits.get(name, AuditState())
         report = ports.registrar.tick(
-            spec, state.tables.get(name, {}), sweep=sweep, is_over=ports.is_over
+            spec, state.tables.get(name, {}), sweep=sweep, again=known.again, is_over=ports.is_over
         )
         looked = KnownSlice()
         if again is not None and report.swept is None:
@@ -337,7 +338,6 @@ def _run_table(
         outcome.events += [observation(name, p) for p in followed.to_tell]
         problems += followed.stalls
         outcome.warnings += [*report.warnings, *(_one_line(f.text) for f in report.misfits)]
-        known = state.audits.get(name, AuditState())
         is_due = is_audited or known.is_open or bool(report.updates) or report.is_changed
         if is_due and not ports.is_over():
             audited = ports.audits.run(spec, report, known, is_over=ports.is_over)

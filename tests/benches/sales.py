@@ -36,6 +36,7 @@ children:
 - {name: sales/picky/region=eu}
 - {name: sales/purchases/region=eu}
 - {name: sales/purchases/region=us, fragment: {compression_codec: NONE}}
+- {name: sales/visits/region=eu}
 """
 PARTITIONS = "partitions: [{name: date, type: date}, {name: hour, type: int}]\n"
 SPECS = {
@@ -47,6 +48,7 @@ SPECS = {
     "notes": "format: csv\ncolumns: [{name: id, type: string}, {name: note, type: string}]\n",
     "fresh": "format: json\ncolumns: [{name: id, type: bigint}]\n",
     "picky": "format: json\ncolumns: [{name: id, type: bigint}, {name: word, type: string}]\n",
+    "visits": "format: json\ncolumns: [{name: id, type: bigint}, {name: pages, type: bigint}]\n",
     # No run by itself: tests run it, and see what Dagster is told of their runs.
     "payments": "format: json\ncolumns:\n"
     "  - {name: _meta, type: 'struct<uuid:string>'}\n"
@@ -63,7 +65,8 @@ SPECS = {
     "    - {name: paid_at, from: paid, type: timestamptz}\n"
     "    - {name: region, type: string, segment: region}\n",
 }
-ROLLUP = """-- name: rollups.sales_by_customer
+ROLLUPS = {
+    "sales_by_customer": """-- name: rollups.sales_by_customer
 -- sources: [sales.purchases]
 -- slices: [region]
 -- comment: Orders of each region and customer.
@@ -72,7 +75,15 @@ ROLLUP = """-- name: rollups.sales_by_customer
 SELECT region, customer, count(*) AS orders, sum(amount) AS total
 FROM purchases
 GROUP BY region, customer
-"""
+""",
+    "visits_by_region": """-- name: rollups.visits_by_region
+-- sources: [sales.visits]
+-- slices: [region]
+SELECT region, count(*) AS visits, count(pages) AS counted, sum(pages) AS pages
+FROM visits
+GROUP BY region
+""",
+}
 README_JOURNALS = """
 name: orders/
 replication: 1
@@ -94,6 +105,8 @@ ORDERS = 1500
 """In each region, at first."""
 NOTES = 300
 FRESH = 40
+VISITS = 999
+"""That fit; one more does not."""
 PRODUCER, OTHER = bytes.fromhex("070203040506"), bytes.fromhex("090203040506")
 CLOCK = clock_of(1_760_000_000_000_000_000)
 
@@ -119,7 +132,8 @@ class Sales:
             head = f"name: sales.{table}\nselector: name:prefix=sales/{table}/\n"
             (layout.tables / f"sales.{table}.yaml").write_text(head + text + PARTITIONS)
         (layout.rollups / "trino").mkdir(parents=True)
-        (layout.rollups / "trino" / "sales_by_customer.sql").write_text(ROLLUP)
+        for name, text in ROLLUPS.items():
+            (layout.rollups / "trino" / f"{name}.sql").write_text(text)
 
     def publish(self) -> None:
         """Create the journals, append everything, and have all but `fresh` stored at once."""
@@ -138,10 +152,17 @@ class Sales:
         )
         for region in ("eu", "us"):
             self.client.append(f"sales/payments/region={region}", payments(region))
-        for table in ("notes", "picky", "payments", "purchases"):
+        self.visit(VISITS)
+        self.visit(1, pages="many")
+        for table in ("notes", "picky", "payments", "purchases", "visits"):
             self.client.flush(f"name:prefix=sales/{table}/")
         fresh = ({"id": n} for n in range(FRESH))
         self.client.append("sales/fresh/region=eu", json_lines(*fresh))
+
+    def visit(self, count: int, pages: int | str = 2) -> None:
+        """Append visits; their pages fit the spec if they are a number."""
+        visits = ({"id": n, "pages": pages} for n in range(count))
+        self.client.append("sales/visits/region=eu", json_lines(*visits))
 
     def order(self, region: str, count: int) -> None:
         """Append more orders to a region, by one call."""

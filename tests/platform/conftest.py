@@ -43,6 +43,7 @@ ORDER = (
     "raw_tables",
     "typed_tables",
     "rollups",
+    "unfit_records",
     "dagster",
 )
 SHARED_SCHEMAS = {"default", "sales", "shop", "typed", "rollups", "gazette_staging"}

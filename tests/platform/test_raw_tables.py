@@ -151,8 +151,10 @@ def test_bad_records_stay_as_null(visible, trino, spark, gazctl):
     assert spark(query.format("")) == [(4, 2, 3, 4)]
     checked = gazctl("lake", "check", "sales.picky", "-o", "json")
     assert checked.code == 1
-    (finding,) = [each for each in json.loads(checked.out) if each["check"] == "fit"]
-    assert '"two"' in finding["text"]
+    of_file, of_table = [each for each in json.loads(checked.out) if each["check"] == "fit"]
+    assert '"two"' in of_file["text"]
+    assert (of_file["severity"], of_table["severity"]) == ("warning", "error")
+    assert of_table["text"].startswith("rollups wait: 2 of 4 records (50 %) in region=eu/")
     assert gazctl("lake", "check", "sales.purchases").code == 0
 
 

@@ -19,6 +19,7 @@ from benchmarks.targets import (
     judge,
 )
 from gazette_platform.broker.metrics import BrokerMetrics
+from gazette_platform.cli.gazctl_lake_list_metrics import prometheus_text
 from gazette_platform.client import ClientConfig, ClientCounts
 from gazette_platform.consumer.process.metrics import ShardMetrics
 from gazette_platform.embedded.endpoints import Endpoints
@@ -59,6 +60,7 @@ def test_every_metric_is_documented():
         f"{metric.name}_total" if metric.type == "counter" else metric.name
         for metric in ShardMetrics({}).collect()
     }
+    names |= {line.split()[2] for line in prometheus_text([]).splitlines() if "HELP" in line}
     documented = {n for n in words_of("metrics.md") if n.startswith(("gazette_", "grpc_server_"))}
     assert documented == names
 

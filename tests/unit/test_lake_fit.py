@@ -61,9 +61,12 @@ def test_every_value_that_does_not_fit_is_counted_and_shown(files, registrar):
         postfix=HOUR_5,
     )
     (found,) = registrar.tick(spec_of(), report.cursors).misfits
-    assert (found.kind, found.begin, found.is_error) == ("fit", bad.begin, True)
+    assert (found.kind, found.begin, found.unfit) == ("fit", bad.begin, 3)
     assert "holds 4 values or lines that do not fit" in found.text
-    assert "id (bigint): 2, such as '5.0'; price (decimal(10,2)): 1, such as '\"1\"'" in found.text
+    first = bad.begin + 5000 * len(GOOD)
+    second = first + len(b'{"id":5.0}\n')
+    assert f"id (bigint): 2, such as '5.0' at offset {first}; " in found.text
+    assert f"price (decimal(10,2)): 1, such as '\"1\"' at offset {second}" in found.text
     assert "not JSON: 1, such as 'nope'" in found.text
     assert "Trino would fail" not in found.text
 
@@ -85,11 +88,13 @@ def test_a_wrong_type_does_not_hide_the_advice_for_texts(files, registrar):
     assert "without blanks, or all of these as JSON texts" in found.text
 
 
-def test_lines_that_are_no_records_are_a_warning(files, registrar):
+def test_lines_that_are_no_records_are_counted(files, registrar):
     files.append("events/part=0", GOOD + b"nope\n\n", postfix=HOUR_5)
     (found,) = registrar.tick(spec_of(), {}).misfits
-    assert not found.is_error
-    assert "not JSON: 1, such as 'nope'; a blank line: 1." in found.text
+    assert found.unfit == 2
+    at = len(GOOD)
+    shown = f"not JSON: 1, such as 'nope' at offset {at}; a blank line: 1, at offset {at + 5}."
+    assert shown in found.text
     assert found.text.endswith("No type takes such lines: correct what writes them")
 
 
@@ -153,10 +158,11 @@ def test_a_column_at_which_trino_fails_is_hidden_where_it_does(files, registrar,
     assert hidden(metastore, "part=0/hour=06") == {"place"}
 
 
-def test_a_list_at_which_trino_fails_is_an_error(files, registrar, metastore):
+def test_a_list_at_which_trino_fails_is_noted(files, registrar, metastore):
     files.append("events/part=0", GOOD + b"[{},[2],[],[]]\n", postfix=HOUR_5)
-    (found,) = registrar.tick(spec_of(), {}).misfits
-    assert found.is_error
+    report = registrar.tick(spec_of(), {})
+    (found,) = report.misfits
+    assert report.accounts[0].state.unfit[0].is_unreadable
     assert "Trino's queries of price in this Hive partition fail at a line that is a" in found.text
     assert hidden(metastore, "part=0/hour=05") == set()
 

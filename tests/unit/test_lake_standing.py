@@ -76,6 +76,8 @@ def test_a_table_before_and_after_its_first_fragment(lake):
         "partitions": 1,
         "rows": 3,
         "content_bytes": 39,
+        "unfit_records": 0,
+        "blocked": False,
         "lag_bytes": 13,
         "is_made": True,
         "problems": [],
@@ -110,7 +112,9 @@ def test_a_hole_that_was_filled_and_is_not_registered_is_overdue(lake):
 def test_without_a_metastore_nothing_is_claimed(lake):
     lake.files.append("orders/part=0", LINE)
     found = table_standing(lake.spec, lake.journals, lake.heads(), None, AT).summary()
-    unknown = ("partitions", "rows", "content_bytes", "lag_bytes", "is_made")
+    unknown = (
+        "partitions", "rows", "content_bytes", "unfit_records", "blocked", "lag_bytes", "is_made"
+    )  # fmt: skip
     assert {found[name] for name in unknown} == {None}
     assert found["problems"] == []
 

@@ -58,6 +58,8 @@ class RollupReport:
     """The table as the run left it; None: it was never made."""
     source_columns: Mapping[str, tuple[str, ...]]
     """Columns of the sources, by their aliases."""
+    unfit_records: int = 0
+    """Records of its raw tables that do not fit their specs."""
     made: list[tuple[str, ...]] = field(default_factory=list)
     dropped: list[tuple[str, ...]] = field(default_factory=list)
     behind: list[Sealed] = field(default_factory=list)
@@ -128,6 +130,7 @@ class RollupRunner:
             covers=covers,
             now=base,
             source_columns={alias: source.columns for alias, source in sources.items()},
+            unfit_records=sum(source.unfit_records for source in sources.values()),
             behind=plan.behind,
             is_waiting=is_waiting,
             is_rebuild=plan.is_rebuild,

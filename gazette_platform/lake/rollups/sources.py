@@ -36,6 +36,8 @@ class Source:
     """Names that a query has for its columns, those of partitions last."""
     locations: Mapping[str, str] = field(default_factory=dict)
     """Of a raw table: directories by name of the part."""
+    unfit_records: int = 0
+    """Of a raw table: records that do not fit its spec, by its accounts."""
 
 
 def read_sources(
@@ -72,6 +74,7 @@ def _raw(session: MetastoreSession, table: HiveTable) -> Source:
     keys = [c.name for c in table.partition_columns]
     parts: dict[str, tuple[tuple[str, ...], Seen]] = {}
     locations: dict[str, str] = {}
+    unfit_records = 0
     if keys:
         for partition in session.partitions(table):
             state = PartitionState.from_parameters(partition.parameters)
@@ -79,11 +82,13 @@ def _raw(session: MetastoreSession, table: HiveTable) -> Source:
             if state.ranges:  # else it is new, or all of it was pruned
                 parts[name] = (partition.values, _seen(state, name, excluded))
                 locations[name] = partition.location
+                unfit_records += state.unfit_records
     else:
         state = PartitionState.from_parameters(table.parameters)
         if state.ranges:
             parts[""] = ((), _seen(state, "", excluded))
             locations[""] = table.location
+            unfit_records = state.unfit_records
     return Source(
         SourceState(table=table.full_name, columns=tuple(keys), parts=parts),
         SourceTable(
@@ -94,6 +99,7 @@ def _raw(session: MetastoreSession, table: HiveTable) -> Source:
         ),
         tuple(c.name for c in (*table.columns, *table.partition_columns)),
         locations,
+        unfit_records,
     )
 
 
