@@ -31,6 +31,7 @@ from gazette_platform.lake.typed.runs.working import attempt, carry_out
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema, new_schema
 from gazette_platform.lake.typed.tables.quarantined import quarantine_schema
 from gazette_platform.lake.typed.tables.table import require_ours, typed_table
+from gazette_platform.lake.typed.tables.upserts import deletes_of
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -86,6 +87,15 @@ class PinnedTail:
     def snapshot_id(self) -> int | None:
         """The table's snapshot whose rows come before; None: it has none."""
         return None if self.loaded is None else self.loaded.metadata.current_snapshot_id
+
+    @property
+    def deletes(self) -> Loaded | None:
+        """The table as it would be with the deletions that runs have kept, and nothing else; None: there are none."""
+        at = None if self.loaded is None else deletes_of(self.loaded.metadata)
+        if self.loaded is None or at is None:
+            return None
+        metadata = self.loaded.metadata.model_copy(update={"current_snapshot_id": at})
+        return replace(self.loaded, metadata=metadata)
 
     @property
     def key(self) -> tuple[str, ...]:
