@@ -232,6 +232,13 @@ def test_changes_become_the_rows_of_their_source(
     every_engine_has([third[-2], *third[:-2]])
     checked = lake("check", f"{own.schema}.rows")
     assert checked.code == 0, checked.out + checked.err
+    # What somebody deleted by hand is seen.
+    table = f"iceberg.{own.schema}.rows"
+    spark(f"DELETE FROM {table} WHERE id = 5")
+    spark()
+    checked = lake("check", f"{own.schema}.rows")
+    assert checked.code == 1
+    assert "has no row of the last message of 1 key (5)" in checked.out + checked.err
 
 
 def test_column_that_says_deleted_deletes_rows(own, client, trino, spark, gazctl, run_by_spark):

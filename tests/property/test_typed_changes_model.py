@@ -14,6 +14,7 @@ from msgspec import structs
 from typed_world import spec as typed_spec
 
 from gazette_platform.lake.local_sql.names import quoted
+from gazette_platform.lake.typed.checks.last_messages import LastMessages
 from gazette_platform.lake.typed.files.change_files import are_deletions
 from gazette_platform.lake.typed.planning.last_rows import view_of
 from gazette_platform.lake.typed.rows.change_parsing import parser_of
@@ -36,6 +37,7 @@ class Table:
         self.rows = self.deletes = pa.Table.from_arrays(
             [pa.nulls(0, field.type) for field in self.schema], schema=self.schema
         )
+        self.last = LastMessages(spec.key, spec.changes)
         self._ends = dict.fromkeys(JOURNALS, 0)
         self._parser = parser_of(spec)
 
@@ -49,6 +51,7 @@ class Table:
             self._ends[journal] += len(content)
             new.append(placed_rows(self.spec, self.schema, journal, parsed, None))
         tail = pa.concat_tables(new)
+        self.last.add(tail)
         self.rows = self._merged(tail)
         kept = tail.filter(are_deletions(tail, self.spec.changes))
         self.deletes = pa.concat_tables([self.deletes, kept])
@@ -74,6 +77,10 @@ class Table:
     def seen(self, *names):
         found = [tuple(row[name] for name in names) for row in self.rows.to_pylist()]
         assert len({row[0] for row in found}) == len(found)
+        # As a check counts, which reads journals again.
+        expected = {key[0]: (one.journal, one.begin) for key, one in self.last.rows()}
+        places = {row["id"]: (row["_journal"], row["_begin"]) for row in self.rows.to_pylist()}
+        assert places == expected
         return dict(found)
 
 

@@ -15,8 +15,9 @@ from gazette_platform.errors import LakeError, SchemaMismatch, TypedFenced, Type
 from gazette_platform.lake.typed.catalog.publishing import RUN, head_of, progress_of, publish_staged
 from gazette_platform.lake.typed.checks.completeness import check_counts
 from gazette_platform.lake.typed.planning.state import JournalState
+from gazette_platform.lake.typed.tables import kept_deletes
+from gazette_platform.lake.typed.tables.kept_deletes import DELETES, deletes_of
 from gazette_platform.lake.typed.tables.table import open_table
-from gazette_platform.lake.typed.tables.upserts import DELETES, deletes_of
 from gazette_platform.lake.typed_spec.changes import ChangeOrder
 
 pytestmark = pytest.mark.long
@@ -455,6 +456,19 @@ def test_deletions_of_all_runs_are_kept_when_snapshots_expire(changed):
     late = alive(100, "late", 5, journal=OTHER, clock=12)
     merge_changes(changed, late)
     assert (100, "late") not in values(door)
+
+
+def test_small_files_of_deletions_are_put_together(changed, monkeypatch):
+    monkeypatch.setattr(kept_deletes, "_SMALL_MAX", 4)
+    counts = []
+    for n in range(10):
+        _, door = merge_changes(changed, alive(n, "a", 10 * n + 10), gone(n + 100, 10 * n + 15))
+        scan = door.load().token.scan(snapshot_id=deletes_of(door.load().metadata))
+        counts.append(len(list(scan.plan_files())))
+        assert sorted(scan.to_arrow()["n"].to_pylist()) == list(range(100, 101 + n))
+    assert counts == [1, 2, 3, 4, 2, 3, 4, 2, 3, 4]
+    merge_changes(changed, alive(100, "late", 5, journal=OTHER, clock=12))
+    assert values(door) == {(n, "a") for n in range(10)}
 
 
 def test_run_that_is_fenced_keeps_none_of_its_deletions(changed):

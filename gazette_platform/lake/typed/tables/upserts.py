@@ -24,7 +24,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, final
 
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.table.refs import SnapshotRef
 from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID
 
 from gazette_platform.errors import LakeError
@@ -47,6 +46,12 @@ from gazette_platform.lake.typed.catalog.publishing import (
     updates_moving,
 )
 from gazette_platform.lake.typed.schema.iceberg_types import spec_type
+from gazette_platform.lake.typed.tables.kept_deletes import (
+    DELETES,
+    deletes_of,
+    with_deletes,
+    written_with_deletes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +65,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.catalog.doors import Door, Loaded
     from gazette_platform.lake.typed_spec.changes import ChangeOrder
 
-__all__ = ["DELETES", "UPSERTED", "Merge", "Merger", "deletes_of", "publish_upserts"]
+__all__ = ["UPSERTED", "Merge", "Merger", "publish_upserts"]
 
 UPSERTED: Final = {
     "write.merge.mode": "merge-on-read",
@@ -69,10 +74,6 @@ UPSERTED: Final = {
 }
 """Properties of a table with a key. Else each run would write all files anew that have a row which it replaces."""
 
-DELETES: Final = "gazette-deletes"
-"""Tag of a snapshot that holds deletions alone, of all runs. It moves with what is published."""
-
-_MAIN: Final = "main"
 _STAGED: Final = "write.wap.enabled"
 # Each that fails means that maintenance came between.
 _ATTEMPTS: Final = 10
@@ -157,10 +158,10 @@ def publish_upserts(
         require_progress(now.metadata, door.name)
         _require_staging(now.metadata, door.name)
         if upserts is None:
-            upserts = insisting(lambda: _snapshot_of(door, files, None), log)
+            upserts = insisting(lambda: _snapshot_of(door, files), log)
             if deletes:
-                former = deletes_of(now.metadata)
-                deleted = insisting(partial(_snapshot_of, door, deletes, former), log).snapshot_id
+                kept = insisting(partial(_snapshot_of, door, deletes, are_kept=True), log)
+                deleted = kept.snapshot_id
             now = insisting(lambda: loaded_from(door), log)
         merge = Merge(
             catalog=catalog,
@@ -247,14 +248,8 @@ def _staged_by(metadata: TableMetadata, attempt: str) -> int | None:
     return None
 
 
-def deletes_of(metadata: TableMetadata) -> int | None:
-    """Return the snapshot that holds the deletions of all runs, and nothing else; None: there were none."""
-    found = metadata.refs.get(DELETES)
-    return found.snapshot_id if found is not None else None
-
-
-def _snapshot_of(door: Door, files: Sequence[DataFile], base: int | None) -> Snapshot:
-    """A snapshot of the table, on no branch, that holds these files, besides what `base` holds."""
+def _snapshot_of(door: Door, files: Sequence[DataFile], *, are_kept: bool = False) -> Snapshot:
+    """A snapshot of the table, on no branch, that holds these files alone; or with the deletions that are kept."""
     refused: CommitFailedException | None = None
     for _ in range(_ATTEMPTS):
         now = loaded_from(door)
@@ -273,9 +268,11 @@ def _snapshot_of(door: Door, files: Sequence[DataFile], base: int | None) -> Sna
                 main, _ = updates_moving(empty.snapshot_id)
                 door.commit(now, (*required, still_headed(now.metadata)), (added, main))
                 continue
-            snapshot = _written(now, files, base)
-            if base is None:
-                snapshot = snapshot.model_copy(update={"parent_snapshot_id": head})
+            former = with_deletes(now) if are_kept else None
+            if former is not None:
+                snapshot = written_with_deletes(former, files)
+            else:
+                snapshot = _written(now, files).model_copy(update={"parent_snapshot_id": head})
             door.commit(now, required, (AddSnapshotUpdate(snapshot=snapshot),))
         except CommitFailedException as err:
             refused = err
@@ -287,15 +284,11 @@ def _snapshot_of(door: Door, files: Sequence[DataFile], base: int | None) -> Sna
     ) from refused
 
 
-def _written(now: Loaded, files: Sequence[DataFile], base: int | None = None) -> Snapshot:
-    """A snapshot that holds these files, as if the table had nothing else than `base`, or nothing."""
-    refs = (
-        {} if base is None else {_MAIN: SnapshotRef(snapshot_id=base, snapshot_ref_type="branch")}
-    )
-    alone = replace(now, metadata=now.metadata.model_copy(update={"refs": refs}))
-    transaction = alone.table.transaction()
-    update = transaction.update_snapshot(branch=None if base is None else _MAIN)
-    with update.fast_append() if base is None else update.merge_append() as append:
+def _written(now: Loaded, files: Sequence[DataFile]) -> Snapshot:
+    """A snapshot that holds these files alone, as if the table had none yet."""
+    nothing = replace(now, metadata=now.metadata.model_copy(update={"refs": {}}))
+    transaction = nothing.table.transaction()
+    with transaction.update_snapshot(branch=None).fast_append() as append:
         for file in files:
             append.append_data_file(file)
     return transaction.table_metadata.snapshots[-1]
