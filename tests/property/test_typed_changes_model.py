@@ -42,7 +42,7 @@ class Table:
         self._parser = parser_of(spec)
 
     def run(self, lines):
-        """Append lines to journals, and merge them. Args: lines: each with the number of its journal."""
+        """Append lines, each of which has the number of its journal, and merge them."""
         new = [self.rows.slice(0, 0)]
         for number, journal in enumerate(JOURNALS):
             content = b"".join(line for line, at in lines if at == number)

@@ -1,4 +1,4 @@
-"""Which message of a key is the last, message by message: for checks, as `last_rows` says it in SQL for engines. Pure."""
+"""Which message of a key is the last, message by message; `last_rows` says the same in SQL."""
 
 from __future__ import annotations
 
