@@ -8,7 +8,9 @@ from decimal import Decimal
 import pytest
 from debezium import Database, mysql_source, postgres_source, spec_of, wrapped
 
+from gazette_platform.assets.typed_keys import column_lineage
 from gazette_platform.errors import ValidationError
+from gazette_platform.lake import parse_table_spec
 from gazette_platform.lake.typed.rows.change_parsing import parser_of
 from gazette_platform.lake.typed.rows.placing import bad_rows, placed_rows
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema, new_schema
@@ -281,3 +283,18 @@ def test_database_of_the_tests_tells_what_it_does():
     found = rows(spec_of(), *(line.rstrip() for line in shop.lines()))
     told = [(one["id"], one["_op"]) for one in found]
     assert told == [(1, "c"), (1, "u"), (1, "d"), (2, "c"), (2, "d")]
+
+
+def test_lineage_leads_to_the_envelope():
+    text = (
+        "name: cdc.t\nselector: 'name:prefix=cdc/'\nformat: json\ncolumns:\n"
+        "- {name: payload, type: 'struct<after:struct<id:bigint,name:string>,op:string>'}\n"
+        "typed: {change_data: debezium, key: [id]}\n"
+    )
+    raw = parse_table_spec(text)
+    assert [column.name for column in raw.typed.columns] == ["id", "name"]
+    lineage = column_lineage(raw, raw.typed)
+    assert {name: dep.column_name for name, (dep,) in lineage.deps_by_column.items()} == {
+        "id": "payload",
+        "name": "payload",
+    }
