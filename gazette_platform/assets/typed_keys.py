@@ -112,13 +112,14 @@ def column_lineage(raw: TableSpec, spec: TypedSpec) -> TableColumnLineage:
     """
     by_key = {column.key: column.name for column in raw.columns}
     segments = {partition.name: partition.column for partition in raw.partitions}
+    envelope = by_key.get("after") or by_key.get("payload") if spec.change_data else None
     deps: dict[str, list[TableColumnDep]] = {}
     for column in spec.columns:
         # A segment that the raw spec does not describe has a column of the same name.
         name = (
             segments.get(column.segment, column.segment)
             if column.segment
-            else by_key.get(column.key)
+            else envelope or by_key.get(column.key)
         )
         if name:
             deps[column.name] = [TableColumnDep(table_key(raw.name), name)]
