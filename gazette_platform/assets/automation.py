@@ -35,7 +35,6 @@ from dagster import (
     DefaultSensorStatus,
     RunRequest,
 )
-from dagster._record import copy
 from typing_extensions import override
 
 from gazette_platform.assets.checks import CHECKS, OVERLAP_CHECK
@@ -50,11 +49,7 @@ from gazette_platform.assets.query_checks import QUERY_CHECK
 from gazette_platform.assets.raw import table_key
 
 if TYPE_CHECKING:
-    from dagster import DagsterInstance, SensorEvaluationContext
-    from dagster._core.definitions.declarative_automation.serialized_objects import (
-        AutomationConditionEvaluation,
-    )
-    from dagster._core.definitions.sensor_definition import SensorExecutionData
+    from dagster import DagsterInstance
 
     from gazette_platform.assets.freshness import Sourced
 
@@ -96,7 +91,7 @@ class _Reasoned(AutomationResult[AssetKey]):
 
     @cached_property
     @override
-    def serializable_evaluation(self) -> "AutomationConditionEvaluation[AssetKey]":
+    def serializable_evaluation(self) -> Any:
         made = super().serializable_evaluation
         return replace(
             made, condition_snapshot=made.condition_snapshot._replace(label=self._reason)
@@ -272,10 +267,10 @@ class _OneRunEach(AutomationConditionSensorDefinition):
     """An automation sensor that asks for a run of each asset by itself."""
 
     @override
-    def evaluate_tick(self, context: "SensorEvaluationContext") -> "SensorExecutionData":
-        found = super().evaluate_tick(context)
-        requests = [one for asked in found.run_requests or () for one in _one_each(asked)]
-        return copy(found, run_requests=sorted(requests, key=lambda one: one.asset_selection or []))
+    def resolve_run_requests(self, *args: Any, **named: Any) -> list[RunRequest]:
+        asked = super().resolve_run_requests(*args, **named)
+        each = [one for request in asked for one in _one_each(request)]
+        return sorted(each, key=lambda one: list(one.asset_selection or ()))
 
     @override
     def with_attributes(self, *, jobs: Any = None, metadata: Any = None) -> "_OneRunEach":
