@@ -4,6 +4,7 @@ import pytest
 
 from gazette_platform.lake.rollups.query_faults import query_faults
 from gazette_platform.lake.rollups.query_process import Query, QueryFaults, query_faults_apart
+from gazette_platform.testing.waiting import patient
 
 FLIGHTS = ("origin", "dest", "dep_delay", "year", "info", "stops")
 NAMES = ("code", "name")
@@ -127,6 +128,6 @@ def test_query_that_takes_too_long_hides_no_other():
         Query(name="r.slow", sql=slow, dialect="spark", sources=sources),
         Query(name="r.good", sql="SELECT x FROM flights", dialect="spark", sources=sources),
     ]
-    found = query_faults_apart(queries, {"f.flights": FLIGHTS}, timeout_s=3)
+    found = query_faults_apart(queries, {"f.flights": FLIGHTS}, timeout_s=patient(5))
     assert list(found) == ["r.good"]
     assert found["r.good"].names

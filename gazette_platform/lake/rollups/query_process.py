@@ -24,6 +24,9 @@ __all__ = ["Query", "QueryFaults", "column_lineage_apart", "query_faults_apart"]
 
 # It takes one or two, most of which is imports, and more where much else runs.
 _TIMEOUT_S: Final = 30.0
+# Of a check of all queries: two processes have to end within a tick of a sensor, which has 60 s.
+_CHECK_TIMEOUT_S: Final = 20.0
+_PROCESSES_MAX: Final = 2
 # Of addresses. Libraries that are only mapped count, too.
 _MEMORY_BYTES_MAX: Final = 4 << 30
 _REFUSED: Final = 3
@@ -69,7 +72,7 @@ def column_lineage_apart(
     Raises: LakeError: as there, or it took longer than `timeout_s`, or the process failed.
     """
     asked = [sql, dialect, {alias: list(names) for alias, names in sources.items()}]
-    found: dict[str, list[list[str]]] = _ask("lineage", asked, timeout_s)
+    found: dict[str, list[list[str]]] = json.loads(_ask("lineage", asked, timeout_s))
     return {name: [(alias, column) for alias, column in of] for name, of in found.items()}
 
 
@@ -77,39 +80,53 @@ def query_faults_apart(
     queries: Sequence[Query],
     columns: Mapping[str, Sequence[str] | None],
     *,
-    timeout_s: float = _TIMEOUT_S,
+    timeout_s: float = _CHECK_TIMEOUT_S,
 ) -> dict[str, QueryFaults]:
     """Check queries, each of which may read the tables that those before it make.
 
     Args:
-        queries: what to check, in one process. If that takes too long, each has its own.
+        queries: what to check.
         columns: by table; None, or a table that is missing: they are not known.
-        timeout_s: for all of them, and then for each.
+        timeout_s: for all of them in one process. The query that does not end is left out then, and another process
+            has as long for those after it, once.
 
-    Returns: what is wrong with each, by name; without those that take too long by themselves.
+    Returns: what is wrong with each, by name; without those that were left out.
     """
-    if not queries:
-        return {}
-    asked = [[asdict(query) for query in queries], {t: c and list(c) for t, c in columns.items()}]
-    try:
-        found: dict[str, dict[str, Any]] = _ask("faults", asked, timeout_s)
-    except LakeError:
-        if len(queries) == 1:
-            return {}
-        each = (query_faults_apart([query], columns, timeout_s=timeout_s) for query in queries)
-        return {name: faults for part in each for name, faults in part.items()}
-    return {
-        name: QueryFaults(
-            syntax=told["syntax"],
-            names=tuple(told["names"]),
-            columns=None if told["columns"] is None else tuple(told["columns"]),
-        )
-        for name, told in found.items()
-    }
+    left, known = list(queries), {table: of and list(of) for table, of in columns.items()}
+    checked: dict[str, QueryFaults] = {}
+    for _ in range(_PROCESSES_MAX):
+        if not left:
+            break
+        try:
+            out = _ask("faults", [[asdict(query) for query in left], known], timeout_s)
+        except _Ended as err:
+            out = err.out
+        lines = [json.loads(line) for line in out.splitlines() if line.endswith("]")]
+        found = {name: _read(faults) for name, faults in lines}
+        checked |= found
+        known |= {name: faults.columns and list(faults.columns) for name, faults in found.items()}
+        left = left[len(found) + 1 :]
+    return checked
 
 
-def _ask(task: str, asked: list[Any], timeout_s: float) -> Any:
-    """Have another process do a task, and return its answer."""
+def _read(raw: Mapping[str, Any]) -> QueryFaults:
+    columns = raw["columns"]
+    return QueryFaults(
+        syntax=raw["syntax"],
+        names=tuple(raw["names"]),
+        columns=None if columns is None else tuple(columns),
+    )
+
+
+class _Ended(LakeError):
+    """The process ended before its time, or was ended."""
+
+    out: str = ""
+    """What it had written by then."""
+
+
+def _ask(task: str, asked: list[Any], timeout_s: float) -> str:
+    """Have another process do a task, and return what it writes."""
     # Without the working directory among the places that modules are looked for in.
     command = [sys.executable, "-P", "-m", __name__, task]
     try:
@@ -123,42 +140,46 @@ def _ask(task: str, asked: list[Any], timeout_s: float) -> Any:
             check=False,
         )
     except subprocess.TimeoutExpired as err:
-        raise LakeError(f"the query was not followed within {timeout_s:g} s") from err
+        late = _Ended(f"the query was not followed within {timeout_s:g} s")
+        late.out = err.stdout.decode() if isinstance(err.stdout, bytes) else err.stdout or ""
+        raise late from err
     if ended.returncode:
         told = ended.stderr.strip().splitlines()[-1:] or [f"exit code {ended.returncode}"]
         why = told[0] if ended.returncode == _REFUSED else f"the process failed: {told[0]}"
-        raise LakeError(why)
-    return json.loads(ended.stdout)
+        failed = _Ended(why)
+        failed.out = ended.stdout
+        raise failed
+    return ended.stdout
 
 
-def _faults(
-    queries: list[dict[str, Any]], columns: dict[str, list[str] | None]
-) -> dict[str, dict[str, Any]]:
-    """Check queries in order; what one gives is known to those after it."""
+def _lineage(sql: str, dialect: Dialect, sources: dict[str, list[str]]) -> None:
     # Slow to import, and the process that asks has no need of it.
-    from gazette_platform.lake.rollups.query_faults import query_faults  # noqa: PLC0415
+    from gazette_platform.lake.rollups.lineage import column_lineage  # noqa: PLC0415
+
+    sys.stdout.write(json.dumps(column_lineage(sql, dialect, sources)))
+
+
+def _faults(queries: list[dict[str, Any]], columns: dict[str, list[str] | None]) -> None:
+    """Check queries in order; what one gives is known to those after it. Each gets a line."""
+    from gazette_platform.lake.rollups.query_faults import query_faults  # noqa: PLC0415  as above
 
     known: dict[str, Sequence[str] | None] = dict(columns)
-    found: dict[str, dict[str, Any]] = {}
     for query in queries:
         sources = {alias: known.get(table) for alias, table in query["sources"].items()}
         faults = query_faults(query["sql"], query["dialect"], sources, query["slices"])
         known[query["name"]] = faults.columns
-        found[query["name"]] = asdict(faults)
-    return found
+        sys.stdout.write(f"{json.dumps([query['name'], asdict(faults)])}\n")
+        sys.stdout.flush()
 
 
 def _main() -> int:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES_MAX, _MEMORY_BYTES_MAX))
-    from gazette_platform.lake.rollups.lineage import column_lineage  # noqa: PLC0415  as above
-
-    task = {"lineage": column_lineage, "faults": _faults}[sys.argv[1]]
+    task = {"lineage": _lineage, "faults": _faults}[sys.argv[1]]
     try:
-        found = task(*json.loads(sys.stdin.read()))
+        task(*json.loads(sys.stdin.read()))
     except LakeError as err:
         sys.stderr.write(f"{err}\n")
         return _REFUSED
-    sys.stdout.write(json.dumps(found))
     return 0
 
 
