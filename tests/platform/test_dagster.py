@@ -222,7 +222,7 @@ def test_evaluation_says_why_a_rollup_is_not_asked_for(ask):
 
 WRONG = """-- name: rollups.wrong_names
 -- sources: [sales.purchases]
-SELECT costumer, count(*) AS orders FROM purchases GROUP BY costumer
+SELECT custom, count(*) AS orders FROM purchases GROUP BY custom
 """
 
 
@@ -230,7 +230,7 @@ def test_wrong_query_is_red_before_its_first_run(ask, evaluation, platform, gazc
     file = platform.layout.rollups / "trino" / "wrong_names.sql"
     path, text = (
         ["rollups", "wrong_names"],
-        "no source has a column `costumer` (did you mean `customer`?)",
+        "no source has a column `custom` (did you mean `customer`?)",
     )
     file.write_text(WRONG)
     try:
@@ -256,7 +256,7 @@ def test_wrong_query_is_red_before_its_first_run(ask, evaluation, platform, gazc
             timeout_s=TOLD_S,
             poll_s=1.0,
         )
-        file.write_text(WRONG.replace("costumer", "customer"))
+        file.write_text(WRONG.replace("custom", "customer"))
         evaluation(path, "query_fits", lambda told: told["success"])
     finally:
         file.unlink()

@@ -2,8 +2,9 @@
 
 import pytest
 
+from gazette_platform.lake.rollups.queries import Query, QueryFaults
 from gazette_platform.lake.rollups.query_faults import query_faults
-from gazette_platform.lake.rollups.query_process import Query, QueryFaults, query_faults_apart
+from gazette_platform.lake.rollups.query_process import query_faults_apart
 from gazette_platform.testing.waiting import patient
 
 FLIGHTS = ("origin", "dest", "dep_delay", "year", "info", "stops")
@@ -50,8 +51,8 @@ def test_good_query_has_no_fault(dialect, sql):
 @pytest.mark.parametrize(
     ("sql", "expected"),
     [
-        ("SELECT orign FROM flights", "no source has a column `orign` (did you mean `origin`?)"),
-        ("SELECT f.orign FROM flights f", "`f` has no column `orign` (did you mean `origin`?)"),
+        ("SELECT origi FROM flights", "no source has a column `origi` (did you mean `origin`?)"),
+        ("SELECT f.origi FROM flights f", "`f` has no column `origi` (did you mean `origin`?)"),
         ("SELECT g.origin FROM flights f", "the query reads `g.origin`, and no table of that name"),
         ("SELECT origin FROM flightz", "the query reads `flightz`, which is not one of its sources (did you mean `flights`?)"),
         ("SELECT origin FROM flights WHERE dst = 'a'", "no source has a column `dst`"),
@@ -76,8 +77,8 @@ def test_fault_lists_the_columns_that_exist():
 
 def test_unknown_columns_of_a_source_raise_no_fault():
     sources = {"flights": None, "names": NAMES}
-    sql = "SELECT f.orign, dst, n.code FROM flights f JOIN names n ON n.code = f.x"
-    assert query_faults(sql, "trino", sources) == QueryFaults(columns=("orign", "dst", "code"))
+    sql = "SELECT f.origi, dst, n.code FROM flights f JOIN names n ON n.code = f.x"
+    assert query_faults(sql, "trino", sources) == QueryFaults(columns=("origi", "dst", "code"))
     (found,) = query_faults("SELECT n.kode, f.x FROM flights f, names n", "trino", sources).names
     assert found.startswith("`n` has no column `kode`")
 
@@ -85,7 +86,7 @@ def test_unknown_columns_of_a_source_raise_no_fault():
 @pytest.mark.parametrize(
     ("sql", "expected"),
     [
-        ("SELECT orign FORM flights", "cannot be parsed at `flights` in line 1"),
+        ("SELECT origi FORM flights", "cannot be parsed at `flights` in line 1"),
         ("SELECT origin\nFROM flights\nWHERE (year = 3", "cannot be parsed at "),
         ("SELECT 'x", "cannot be parsed"),
         ("DROP TABLE flights", "is not one SELECT"),

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.lake.layout import path_keys
-from gazette_platform.lake.rollups.query_process import Query, query_faults_apart
+from gazette_platform.lake.rollups.queries import Query
+from gazette_platform.lake.rollups.query_process import query_faults_apart
 from gazette_platform.lake.tables import LAYOUT
 
 if TYPE_CHECKING:
