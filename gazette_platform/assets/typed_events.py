@@ -221,7 +221,7 @@ def quarantine_evaluation(spec: TypedSpec, counts: Counts) -> AssetCheckEvaluati
     count, share = counts.quarantined, counts.quarantined / max(1, counts.committed)
     text = (
         f"{counted(count, 'record is', 'records are')} no rows of {spec.name}: `gazctl lake quarantine {spec.name}` "
-        "shows why; correct the spec, or who writes them, and then reprocess them"
+        f"shows why. Correct the spec, or what writes them, then run `gazctl lake reprocess {spec.name}`"
         if count
         else ""
     )

@@ -17,7 +17,7 @@ from gazette_platform.errors import LakeError
 from gazette_platform.lake.rollups.queries import QueryFaults
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gazette_platform.lake.rollups.queries import Query
     from gazette_platform.lake.rollups.statements import Dialect
@@ -115,7 +115,7 @@ def _ask(task: str, asked: list[Any], timeout_s: float) -> str:
         )
     except subprocess.TimeoutExpired as err:
         late = _Ended(f"the query was not followed within {timeout_s:g} s")
-        late.out = err.stdout.decode() if isinstance(err.stdout, bytes) else err.stdout or ""
+        late.out = (err.stdout or b"").decode("utf-8", "replace")  # bytes, whatever was asked for
         raise late from err
     if ended.returncode:
         told = ended.stderr.strip().splitlines()[-1:] or [f"exit code {ended.returncode}"]
@@ -148,7 +148,8 @@ def _faults(queries: list[dict[str, Any]], columns: dict[str, list[str] | None])
 
 def _main() -> int:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES_MAX, _MEMORY_BYTES_MAX))
-    task = {"lineage": _lineage, "faults": _faults}[sys.argv[1]]
+    tasks: dict[str, Callable[..., None]] = {"lineage": _lineage, "faults": _faults}
+    task = tasks[sys.argv[1]]
     try:
         task(*json.loads(sys.stdin.read()))
     except LakeError as err:
