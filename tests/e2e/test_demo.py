@@ -218,10 +218,15 @@ class TestDagsterUi:
         await keep("checks", height=900)
 
     async def test_shows_why_a_rollup_was_not_asked_for(self, browser, dagster, keep):
-        await browser.open(f"{dagster}/assets/rollups/route_by_month?view=automation")
-        await browser.wait_for("Not requested", "View details")
-        await browser.click("View details")
-        await browser.wait_for("nothing new in flights.flights since the last run")
+        async def is_said():
+            await browser.open(f"{dagster}/assets/rollups/route_by_month?view=automation")
+            await browser.wait_for("Not requested")
+            await browser.click_in_row("Not requested")
+            shown = await browser.wait_for("no run is making it")
+            return "nothing new in flights.flights since the last run" in shown
+
+        # Right after a run it is that the run is not over.
+        await eventually(is_said, timeout_s=120)
         await keep("evaluation", height=900)
 
     async def test_shows_one_automation_sensor_for_all_rollups(self, browser, dagster, keep):
