@@ -291,6 +291,8 @@ def check(
     Of typed tables, what is committed is to be a row or in quarantine, each once. Rows are counted; without --quick journals are read
     again, too, and offsets compared. A journal that stands still, because nobody holds what comes next, is red.
 
+    A rollup is red if its query cannot be parsed, or names a table or column that its sources lack.
+
     **Examples**
 
     gazctl lake check

@@ -18,7 +18,7 @@ from gazette_platform.errors import SchemaMismatch
 from gazette_platform.lake.csv_rows import csv_rows
 from gazette_platform.lake.foreign import foreign_content
 from gazette_platform.lake.infer_types import InferredType, infer_type
-from gazette_platform.lake.layout import Layout
+from gazette_platform.lake.layout import path_keys
 from gazette_platform.lake.profile import Profile, Profiler, decoded
 from gazette_platform.lake.schema import parse_type
 from gazette_platform.lake.spec_rules import COLUMNS_MAX, is_column_name, is_key
@@ -337,16 +337,11 @@ def _partitions(journals: Sequence[JournalSpec]) -> _Partitions:
     found = _Partitions()
     if not journals:
         return found
-    keys = list(Layout.of_journals(journal.name for journal in journals).keys)
     formats = [
         dict(_POSTFIX_FORMAT.findall(journal.fragment.path_postfix_template))
         for journal in journals
     ]
-    # Every key of the template is a column, also one that is not made by `Format`.
-    templates = {journal.fragment.path_postfix_template for journal in journals}
-    for template in sorted(templates):
-        keys += re.findall(r"(?:\A|/)(\w+)=", template)
-    for key in dict.fromkeys(keys):
+    for key in path_keys(journals):
         found.columns[key] = key.lower()
         types = {_FORMAT_TYPES.get(each.get(key, ""), "string") for each in formats}
         found.types[key] = types.pop() if len(types) == 1 else "string"
