@@ -137,7 +137,7 @@ def _problems(
         return problems
     if session is not None:
         roots = StoreRoots(settings.store_roots)
-        existing = session.table(spec.schema, spec.table)
+        existing = session.table(spec.schema, spec.stored_table)
         problems += problems_with_table(spec, journals, existing, roots=roots, at=now)
     return problems + problems_with_data(spec, _samples(client, journals))
 

@@ -127,7 +127,7 @@ def _check(
     standing = table_standing(spec, journals, {}, session, now)
     for text in overdue(source, standing, now.timestamp(), from_begin=True, on_error=failed):
         yield Told(spec.name, "lag", True, text)
-    table = session.table(spec.schema, spec.table)
+    table = session.table(spec.schema, spec.stored_table)
     if table is None:
         if journals:
             text = "is not made yet: none of its journals has a fragment that is persisted and fits"

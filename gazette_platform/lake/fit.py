@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FitChecker",
     "damage",
+    "header_scanner",
     "json_columns",
     "misfit",
     "missing_columns",
@@ -45,6 +46,11 @@ _LOOK_S: Final = 10.0
 def value_scanner(spec: TableSpec) -> LineScanner:
     """A scanner of the values of one fragment."""
     return CsvScanner(spec) if spec.format == "csv" else JsonScanner(spec)
+
+
+def header_scanner(spec: TableSpec) -> LineScanner | None:
+    """A scanner that counts header rows of one fragment; None if the table has none."""
+    return CsvScanner(spec) if spec.header else None
 
 
 def mark(spec: TableSpec, fragment: Fragment, location: str) -> tuple[str, ...]:

@@ -191,7 +191,7 @@ class Registrar:
             report.errors += self._problems(spec, journals)
             return report
         with self._metastore.connect() as session:
-            table = session.table(spec.schema, spec.table)
+            table = session.table(spec.schema, spec.stored_table)
             if table is None:
                 # The table was never made, or was dropped: it gets everything.
                 report.cursors = {}

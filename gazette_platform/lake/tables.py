@@ -77,7 +77,7 @@ def table_definition(spec: TableSpec, layout: Layout, location: str) -> HiveTabl
     }
     return HiveTable(
         database=spec.schema,
-        name=spec.table,
+        name=spec.stored_table,
         location=location,
         columns=columns,
         partition_columns=tuple(
@@ -96,7 +96,7 @@ def evolved_table(existing: HiveTable, wanted: HiveTable) -> HiveTable | None:
     Raises: SchemaMismatch: any other difference.
     """
     parameters = existing.parameters
-    if parameters.get(_TABLE) != wanted.full_name:
+    if parameters.get(_TABLE) != wanted.parameters[_TABLE]:
         raise SchemaMismatch(
             f"table {wanted.full_name} exists and was not made from a table spec; give the spec "
             "another name, or drop the table"
@@ -208,7 +208,8 @@ def _field_names(kind: ColumnType) -> Iterator[str]:
 
 def _storage(spec: TableSpec, location: str) -> StorageFormat:
     if spec.format == "csv":
-        return CSV_STORAGE
+        parameters = {**CSV_STORAGE.serde_parameters, "separatorChar": spec.separator}
+        return replace(CSV_STORAGE, serde_parameters=parameters)
     # Spark's own sources take the table's folder from this SerDe parameter, not from the location.
     return replace(
         JSON_STORAGE,

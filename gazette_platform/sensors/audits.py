@@ -26,7 +26,7 @@ from gazette_platform.lake import (
     Repairer,
     TableReport,
     TableSpec,
-    ensure_exact_view,
+    ensure_views,
     excluded_files,
     json_columns,
     missing_columns,
@@ -159,7 +159,7 @@ class TableAudits:
         if report.definition is None:
             return AuditOutcome(state)
         with self.metastore.connect() as session:
-            table = session.table(spec.schema, spec.table)
+            table = session.table(spec.schema, spec.stored_table)
             if table is None:
                 return AuditOutcome()
             return self._run(session, spec, table, report, state, is_over)
@@ -210,9 +210,7 @@ class TableAudits:
         named = [f for f in state.fits if not f.journal or f.journal in journals]
         fits = self._fits(spec, report, named, problems, is_over)
         findings.sort(key=lambda f: (f.journal, f.begin, f.end, f.kind, f.text))
-        ensure_exact_view(
-            session, spec, table, excluded_files(findings), catalog=self.trino_catalog
-        )
+        ensure_views(session, spec, table, excluded_files(findings), catalog=self.trino_catalog)
         told = [_with_reason(f, {**repair.waiting, **refused}) for f in findings]
         told += sorted(fits, key=lambda f: (f.journal, f.begin, f.end))
         texts = sorted({f.text or f.path for f in _kept(told)})
