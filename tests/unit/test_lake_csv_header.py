@@ -18,6 +18,7 @@ from gazette_platform.hive import CSV_STORAGE, HiveColumn, HiveTable
 from gazette_platform.lake import ensure_views, parse_table_spec
 from gazette_platform.lake.applying import SpecFile, problems_among
 from gazette_platform.lake.csv_header import header_pattern, header_places
+from gazette_platform.lake.ddl import MountedTable, create_statement
 from gazette_platform.lake.exact import VIEW_OF, exact_view, plain_view
 from gazette_platform.lake.fit import value_scanner
 from gazette_platform.lake.layout import Layout
@@ -181,3 +182,30 @@ def test_another_table_may_not_take_the_name_of_the_lines():
     ]
     (problem,) = problems_among(files, {})
     assert "shop.prices_lines is the name of the table of all lines" in str(problem)
+
+
+@pytest.mark.parametrize("dialect", ["trino", "spark", "hive", "bigquery", "snowflake", "duckdb"])
+def test_statements_for_other_engines_leave_headers_out(dialect):
+    layout = Layout.parse("files")
+    table = MountedTable(
+        spec=spec_of(), layout=layout, partitions=(), location="file:///nowhere/files"
+    )
+    statements = sqlglot.parse(create_statement(table, dialect), read=dialect)
+    (view,) = [each for each in statements if each is not None and each.kind == "VIEW"]
+    assert view.this.name.lower() == "prices"
+    assert KEY in {literal.this for literal in view.find_all(sqlglot.exp.Literal)}
+
+
+def test_view_of_duckdb_cuts_by_the_delimiter_and_leaves_headers_out(tmp_path):
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.raw").write_bytes(CONTENT.removesuffix(b"\n") + b'"3;4"; "5";"6\n')
+    table = MountedTable(
+        spec=spec_of(),
+        layout=Layout.parse("files"),
+        partitions=(),
+        location=f"file://{tmp_path}/files",
+    )
+    with duckdb.connect() as engine:
+        engine.execute(create_statement(table, "duckdb"))
+        rows = engine.execute("FROM shop.prices").fetchall()
+    assert rows == [*KEPT[:-1], ("3;4", "5", None)]
