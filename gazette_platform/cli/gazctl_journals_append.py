@@ -190,16 +190,16 @@ async def _append_whole(client: AsyncClient, selection: Selection, source: "Appe
     await source.spool()
     result = await client.append(journal, source)
     note(f"appended {result.end - result.begin} bytes to {journal} at offset {result.begin}")
-    _warn(listing, source, is_whole=True)
+    _warn(listing, source, Framing.NONE)
 
 
-def _warn(listing: "JournalListing", source: "AppendInput", *, is_whole: bool) -> None:
+def _warn(listing: "JournalListing", source: "AppendInput", framing: Framing) -> None:
     """Say what may not be meant of content that was appended as it is.
 
     Args:
         listing: a journal that got it.
         source: of the content, read to its end.
-        is_whole: whether nothing was added to it, such as a newline.
+        framing: by which it was appended.
     """
     from gazette_platform.lake.formats import Kind, recognize, remedy, title  # noqa: PLC0415
 
@@ -209,16 +209,16 @@ def _warn(listing: "JournalListing", source: "AppendInput", *, is_whole: bool) -
     if found.kind is Kind.EMPTY:
         blank = "has nothing but blanks" if source.head else "is empty"
         note(f"warning: {source.title} {blank}")
-    elif what := remedy(found):
-        # Journals of another content-type are of no table.
-        if (has_lines or not kinds) and found.kind is not Kind.FIXED:
-            note(
-                f"warning: {source.title} is {title(found)}, and was appended as it is; to read it in SQL, {what}"
-            )
+    # Frames are what they are, JSON values have become lines, and journals of another content-type are of no table.
+    elif framing in {Framing.FIXED, Framing.JSON_ARRAY} or found.kind is Kind.FIXED:
         return
-    if not is_whole or source.last_byte in {b"", b"\n"}:
+    elif (what := remedy(found)) and (has_lines or not kinds):
+        note(
+            f"warning: {source.title} is {title(found)}, and was appended as it is; to read it in SQL, {what}"
+        )
+    elif what or framing is Framing.LINES or source.last_byte == b"\n":
         return
-    if has_lines or (not kinds and found.is_lines):
+    elif has_lines or (not kinds and found.is_records):
         note(
             f"warning: {source.title} does not end with a newline: the next append to {listing.name} goes on in its "
             "last line (append a newline; --framing lines adds one by itself)"
@@ -251,8 +251,7 @@ async def _append_records(
             used = sum(writer.committed_bytes > 0 for writer in writers)
             where = journals[0] if len(journals) == 1 else f"{used} of {len(journals)} journals"
             note(f"appended {count}, {appended} bytes, to {where}")
-    if framing is not Framing.FIXED:
-        _warn(listings[0], source, is_whole=False)
+    _warn(listings[0], source, framing)
 
 
 async def _close(writers: list[AppendWriter]) -> int:

@@ -75,6 +75,7 @@ _MAGIC: Final = {
     b"BZh": Kind.BZIP2,
     b"\xfd7zXZ\0": Kind.XZ,
     b"PK\x03\x04": Kind.ZIP,
+    b"PK\x05\x06": Kind.ZIP,  # an empty one
     b"PAR1": Kind.PARQUET,
     b"Obj\x01": Kind.AVRO,
     b"ORC": Kind.ORC,
@@ -108,9 +109,9 @@ class ContentFormat:
     """Of CSV: the texts of the row that names the columns, if one does."""
 
     @property
-    def is_lines(self) -> bool:
-        """Whether records are lines of text, so that a last line without a newline is half a line."""
-        return self.kind in {Kind.JSON_LINES, Kind.CSV, Kind.TEXT}
+    def is_records(self) -> bool:
+        """Whether records are lines, so that a last line without a newline is half a record."""
+        return self.kind in {Kind.JSON_LINES, Kind.CSV}
 
 
 def recognize(head: bytes) -> ContentFormat:
