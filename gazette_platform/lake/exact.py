@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "VIEW_OF",
+    "ensure_plain_view",
     "ensure_views",
     "exact_view",
     "excluded_digests",
@@ -185,6 +186,15 @@ def ensure_views(
     views = [exact_view(spec, table, excluded, catalog=catalog), *([plain] if plain else [])]
     changed = [_ensure(session, view, table) for view in views]
     return any(changed)
+
+
+def ensure_plain_view(
+    session: MetastoreSession, spec: TableSpec, table: HiveTable, *, catalog: str = HIVE
+) -> None:
+    """Make the view that is the table of `spec`, if that is a view and is missing; see `ensure_views`."""
+    plain = plain_view(spec, table, catalog=catalog)
+    if plain is not None and session.table(plain.database, plain.name) is None:
+        session.create_table(plain)
 
 
 def _ensure(session: MetastoreSession, wanted: HiveTable, table: HiveTable) -> bool:

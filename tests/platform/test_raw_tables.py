@@ -130,6 +130,40 @@ def test_csv_and_plain_files_are_tables_too(visible, sales, trino, spark, duckdb
     assert endings == {"eu": {".gz"}, "us": {".raw"}}
 
 
+def test_header_rows_are_no_rows_in_any_engine(
+    own, flushed, client, gazctl, trino, spark, tmp_path
+):
+    journal = own.journal("region=eu", "region=us")
+    header = 'id;Größe;"it\'s"\r\n'.encode()
+    # A fragment that begins with a header, has one in the middle, and one as its last line; and one without any.
+    client.append(journal, b"\xef\xbb\xbf" + header + b"1;x;a\r\n")
+    client.append(journal, header + b'2;"y;z";\n3;id;b\n')
+    client.append(journal, b'id;"Gr\xc3\xb6\xc3\x9fe"\nid;y\n')
+    client.append(own.journal("region=us"), b"4;w;c\n")
+    table = own.spec(
+        "sizes",
+        "[{name: id, type: string}, {name: size, from: Größe, type: string}, {name: note, from: it's, type: string}]",
+        data_format="csv",
+        more="delimiter: ';'\nheader: true\n",
+    )
+    assert "5 row(s) more" in flushed(table)
+    rows = [("1", "x", "a"), ("2", "y;z", ""), ("3", "id", "b"), ("4", "w", "c"), ("id", "y", None)]
+    query = "SELECT id, size, note FROM {} ORDER BY id"
+    for each in (table, f"{table}_exact"):
+        assert trino(query.format(f"hive.{each}")) == rows
+        assert spark(query.format(each)) == rows
+    assert trino(f"SELECT count(*) FROM hive.{table} WHERE region = 'eu'") == [(4,)]
+    assert trino(f"SELECT count(*) FROM hive.{table}_lines") == [(8,)]
+    seen = gazctl("sql", query.format(table), "-o", "json", "--tables", own.tables)
+    assert [tuple(json.loads(line).values()) for line in seen.out.splitlines()] == rows, seen.err
+    checked = gazctl("lake", "check", table, "--tables", own.tables)
+    assert "header" not in checked.out + checked.err
+    described = json.loads(
+        gazctl("lake", "describe", table, "-o", "json", "--tables", own.tables).out
+    )
+    assert sum(each["rows"] for each in described[0]["hive_partitions"]) == 5
+
+
 def test_new_column_shows_in_old_data(own, flushed, client, gazctl, trino, spark):
     client.append(own.journal("region=eu"), json_lines({"id": 1, "more": 7}, {"id": 2, "more": 8}))
     table = own.spec("wide", "[{name: id, type: bigint}]")
