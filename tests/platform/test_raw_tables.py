@@ -10,7 +10,7 @@ from datetime import date
 import pytest
 from sales import FRESH, NOTES, ORDERS, README_ORDERS, json_lines
 
-from gazette_platform import Flags, build_uuid, clock_of, read_committed
+from gazette_platform import Change, Flags, build_uuid, clock_of, read_committed
 from gazette_platform.lake import BrokerSource, Registrar, StoreRoots, parse_table_spec
 from gazette_platform.protocol import CompressionCodec
 from gazette_platform.testing.waiting import wait_until
@@ -162,6 +162,45 @@ def test_header_rows_are_no_rows_in_any_engine(
         gazctl("lake", "describe", table, "-o", "json", "--tables", own.tables).out
     )
     assert sum(each["rows"] for each in described[0]["hive_partitions"]) == 5
+
+
+def test_spec_applied_wrongly_is_replaced(own, flushed, client, gazctl, trino, spark, tmp_path):
+    journal = own.journal("region=eu")
+    client.append(journal, b"id;size\n1;x\n2;y\n")
+
+    def apply(columns, more="", *options):
+        text = f"name: {own.schema}.sizes\nselector: 'name:prefix={own.name}/'\nformat: csv\n{more}columns: {columns}\n"
+        (tmp_path / "sizes.yaml").write_text(text)
+        return gazctl("lake", "apply", "sizes.yaml", "--tables", own.tables, *options)
+
+    assert apply("[{name: line, type: string}]").code == 0
+    table = f"{own.schema}.sizes"
+    flushed(table)
+    assert trino(f"SELECT count(*) FROM hive.{table}") == [(3,)]
+    right = (
+        "[{name: id, type: string}, {name: size, type: string}]",
+        "delimiter: ';'\nheader: true\n",
+    )
+    refused = apply(*right)
+    assert refused.code == 1
+    assert "column line is gone" in refused.err
+    assert "`gazctl lake apply --recreate`" in refused.err
+    assert "would make" in apply(*right, "--recreate", "--dry-run").err
+    assert trino(f"SELECT count(*) FROM hive.{table}") == [(3,)]
+    done = apply(*right, "--recreate")
+    assert done.code == 0, done.err
+    assert "3 rows" in done.err
+    assert "2 row(s) more" in flushed(table)
+    rows = [("1", "x"), ("2", "y")]
+    assert trino(f"SELECT id, size FROM hive.{table} ORDER BY 1") == rows
+    assert spark(f"SELECT id, size FROM {table} ORDER BY 1") == rows
+    # Rows of a journal that is gone would not come back.
+    client.apply([Change(None, delete=journal, revision=-1)])
+    own.journal("region=us")
+    kept = apply("[{name: line, type: string}]", "", "--recreate")
+    assert kept.code == 1
+    assert "because that journal is" in kept.err
+    assert trino(f"SELECT count(*) FROM hive.{table}") == [(2,)]
 
 
 def test_new_column_shows_in_old_data(own, flushed, client, gazctl, trino, spark):
