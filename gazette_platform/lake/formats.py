@@ -322,9 +322,9 @@ _APPEND: Final = "`gazctl journals append {}`"
 _AS_LINES: Final = _APPEND.format("--framing json-array")
 _REMEDIES: Final = {
     **dict.fromkeys(_COMPRESSED, f"append it decompressed ({_APPEND.format('--decompress')})"),
-    **dict.fromkeys(
-        (Kind.PARQUET, Kind.AVRO, Kind.ORC), "write its rows as JSON lines or CSV, and append those"
-    ),
+    Kind.PARQUET: "write its rows as JSON lines, and append those "
+    "(`gazctl sql \"FROM 'FILE.parquet'\" -o json | gazctl journals append NAME`)",
+    **dict.fromkeys((Kind.AVRO, Kind.ORC), "write its rows as JSON lines or CSV, and append those"),
     Kind.XLSX: "save each sheet as CSV in UTF-8, and append that",
     Kind.FIXED: "append JSON lines or CSV, of which alone tables can be",
     Kind.BINARY: "append JSON lines or CSV in UTF-8",

@@ -43,7 +43,7 @@ def test_examples_of_docstrings(module):
         (lzma.compress(LINES), Kind.XZ, "--decompress"),
         (zipped("a.csv"), Kind.ZIP, "--decompress"),
         (zipped("[Content_Types].xml", "xl/workbook.xml"), Kind.XLSX, "save each sheet as CSV"),
-        (b"PAR1\x15\x04", Kind.PARQUET, "JSON lines or CSV"),
+        (b"PAR1\x15\x04", Kind.PARQUET, "gazctl sql"),
         (b"Obj\x01\x04\x16avro.schema", Kind.AVRO, "JSON lines or CSV"),
         (b"ORC\x11\x00", Kind.ORC, "JSON lines or CSV"),
         (b"\x66\x33\x93\x36\x05\x00\x00\x00hello", Kind.FIXED, "JSON lines or CSV"),
