@@ -88,7 +88,7 @@ class JsonValues:
                 f"value {self.count + 1} is longer than {VALUE_CHARACTERS_MAX >> 20} MiB"
             )
         if is_end and self._in_array:
-            raise DataError(f"unexpected EOF: the array ends behind value {self.count}, without ]")
+            raise DataError(f"unexpected EOF: the array has no ] after value {self.count}")
         return found
 
     def _step(self, at: int, found: list[bytes], *, is_end: bool) -> int | None:
@@ -126,8 +126,10 @@ class JsonValues:
         try:
             _, end = self._decoder.raw_decode(self._text, begin)
         except json.JSONDecodeError as err:
-            is_near_end = err.pos >= len(self._text) - _TOKEN_CHARACTERS
-            if not is_end and (is_near_end or err.msg.startswith(_UNTERMINATED)):
+            is_open = err.msg.startswith(_UNTERMINATED) or err.pos >= len(self._text)
+            if is_end and is_open:
+                raise DataError(f"unexpected EOF: content ends in value {self.count + 1}") from err
+            if not is_end and (is_open or err.pos >= len(self._text) - _TOKEN_CHARACTERS):
                 return None
             raise self._wrong(err.pos, err.msg) from err
         except RecursionError as err:

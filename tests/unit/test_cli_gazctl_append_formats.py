@@ -193,7 +193,7 @@ def test_json_values_keep_digits_order_and_texts(append):
     ("content", "error"),
     [
         (b'[{"a": 1}, {"a": ]', "in: value 2 is not JSON: Expecting value"),
-        (b'[{"a": 1}', "unexpected EOF: the array ends"),
+        (b'[{"a": 1}', "unexpected EOF: the array has no ]"),
         (b'[{"a": NaN}]', "value 1 is not JSON: it has NaN"),
         (gzip.compress(b"[1]"), "compressed by gzip: append it decompressed"),
         (b"a,b\n1,2\n", "value 1 is not JSON"),
