@@ -73,8 +73,9 @@ def header_condition(
         return ""
     first, *others = spec.columns
     name = quoted(first.name)
-    marked = f"{literal(first.key)}, {literal(_MARK + first.key)}"
+    # Behind a mark, quotes are a part of the field to engines.
+    marked = (first.key, _MARK + first.key, f'{_MARK}"{first.key}"')
     # A column that a short line lacks is NULL, which decides nothing.
-    terms = [f"{name} IS NULL", f"{name} NOT IN ({marked})"]
+    terms = [f"{name} IS NULL", f"{name} NOT IN ({', '.join(map(literal, marked))})"]
     terms += [f"{quoted(column.name)} <> {literal(column.key)}" for column in others]
     return f"({' OR '.join(terms)})"

@@ -43,6 +43,8 @@ _JSON_SHARE: Final = 0.1
 _CSV_SHARE: Final = 0.5
 _DELIMITERS: Final = (",", ";", "\t", "|")
 _HEADER_CHARACTERS_MAX: Final = 64
+# Of UTF-16 without a mark: fewer may be anything.
+_GUESSED_BYTES_MIN: Final = 8
 _DECIMAL_COMMA: Final = re.compile(r"(?<=\d),(?=\d)")
 
 
@@ -142,7 +144,7 @@ def _encoding(head: bytes) -> str | None:
     for mark, encoding in _MARKS.items():
         if head.startswith(mark):
             return encoding
-    if b"\0" in head:
+    if b"\0" in head and len(head) >= _GUESSED_BYTES_MIN:
         # Texts of Latin letters have a zero in every other byte.
         half = len(head) // 2
         even, odd = head[::2].count(0), head[1::2].count(0)

@@ -405,7 +405,11 @@ def _of_encoding(found: ContentFormat) -> list[str]:
 def _infer_csv(
     target: _Target, lines: Sequence[bytes], found: ContentFormat, partitions: _Partitions
 ) -> Inference:
-    texts = [line.decode("utf-8", "replace").removesuffix("\r") for line in lines if line.strip()]
+    texts = [
+        line.decode("utf-8", "replace").removeprefix("\ufeff").removesuffix("\r")
+        for line in lines
+        if line.strip()
+    ]
     delimiter = found.delimiter or ","
     every = list(csv_rows(texts, delimiter))
     rows = [row for row in every if row]

@@ -62,6 +62,7 @@ ROWS = [
     (None, None, None),
 ]
 KEPT = [ROWS[at] for at in (1, 4, 5, 6)]
+QUOTED = ('\ufeff"id"', KEY, "note")
 
 
 def test_header_lines_are_found_anywhere():
@@ -111,7 +112,7 @@ def test_views_leave_headers_out_and_no_other_row():
     with duckdb.connect() as engine:
         engine.execute("CREATE SCHEMA shop")
         engine.execute("CREATE TABLE shop.prices_lines(id varchar, unit varchar, note varchar)")
-        engine.executemany("INSERT INTO shop.prices_lines VALUES (?, ?, ?)", ROWS)
+        engine.executemany("INSERT INTO shop.prices_lines VALUES (?, ?, ?)", [*ROWS, QUOTED])
         for view in (plain_view(spec, STORED), exact_view(spec, STORED, {})):
             assert engine.execute(trino_sql(view)).fetchall() == KEPT
             spark = sqlglot.transpile(view.view_expanded, read="spark", write="duckdb")[0]

@@ -180,7 +180,7 @@ def _format(table: str, lines: Mapping[str, list[bytes]]) -> Literal["json", "cs
             )
     if len(journals) > 1:
         told = "; ".join(
-            f"{kind.upper()}{f' with {delimiter!r}' if delimiter else ''}: {', '.join(each[:_SHOWN])}"
+            f"{kind.upper()}{f' with {delimiter!r}' if delimiter not in {'', ','} else ''}: {', '.join(each[:_SHOWN])}"
             f"{' …' if len(each) > _SHOWN else ''}"
             for (kind, delimiter), each in sorted(journals.items())
         )
