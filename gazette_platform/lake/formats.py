@@ -184,10 +184,12 @@ def _of_text(text: str) -> ContentFormat:
     lines = [line for line in text.split("\n")[:_LINES_READ] if line.strip()]
     if not lines:
         return ContentFormat(Kind.EMPTY)
+    records = len(decoded(line.encode("utf-8", "replace") for line in lines)[0])
+    if records * 2 > len(lines):
+        return ContentFormat(Kind.JSON_LINES)
     if found := _over_lines(text.lstrip(), lines):
         return ContentFormat(found)
-    records, others = decoded(line.encode("utf-8", "replace") for line in lines)
-    if records and len(records) >= _JSON_SHARE * (len(records) + len(others)):
+    if records and records >= _JSON_SHARE * len(lines):
         return ContentFormat(Kind.JSON_LINES)
     if csv := _csv(lines):
         return csv

@@ -58,6 +58,8 @@ def test_examples_of_docstrings(module):
         (b"\xef\xbb\xbf" + LINES, Kind.JSON_LINES, ""),
         (b'oops\n{"a": 1}\n{"a":\n[\n{"a": 2}\n', Kind.JSON_LINES, ""),
         (b'{"a": 1\n{"a": 2}\n', Kind.JSON_LINES, ""),
+        (b'{"a":\n1}\n' + b'{"a": 2}\n' * 9, Kind.JSON_LINES, ""),
+        (b"[1]\n" + b'{"a": 2}\n' * 9, Kind.JSON_LINES, ""),
         (b'{"a": "\xe9"}\n' * 5, Kind.JSON_LINES, "--encoding windows-1252"),
         (b"[2026-01-01 12:00] INFO started\n", Kind.TEXT, ""),
         (b"plain\nwords\n", Kind.TEXT, ""),
