@@ -209,7 +209,7 @@ def _audit(spec: TableSpec, kind: FindingKind) -> AssetChecksDefinition:
         # Its threshold may have changed since definitions were loaded.
         now = lake.folder().specs.get(spec.name, spec)
         with broker.source() as source, metastore.client().connect() as session:
-            table = session.table(spec.schema, spec.table)
+            table = session.table(spec.schema, spec.stored_table)
             if table is None:
                 raise LakeError(f"table {spec.name} is not made yet: its journals hold no fragment")
             if kind == "fit":

@@ -118,6 +118,14 @@ def apply(
         bool,
         typer.Option("-f", "--force", help="Also specs whose selector matches no journal yet."),
     ] = False,
+    recreate: Annotated[
+        bool,
+        typer.Option(
+            "--recreate",
+            help="Make a raw table again that cannot become its spec. No file is deleted; a table with rows that no "
+            "journal has is left alone.",
+        ),
+    ] = False,
 ) -> None:
     """Check table specs, and put them into the folder that the platform reads.
 
@@ -132,7 +140,7 @@ def apply(
 
     gazctl lake infer -l name:prefix=orders/ --name shop.orders | gazctl lake apply -
     """
-    body("apply").apply(ctx, files, tables, dry_run=dry_run, force=force)
+    body("apply").apply(ctx, files, tables, dry_run=dry_run, force=force, recreate=recreate)
 
 
 def infer(

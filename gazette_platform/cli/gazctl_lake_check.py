@@ -178,7 +178,7 @@ def _check(
     unfit = standing.unfit_finding
     if unfit is not None and not reads_content:
         yield Told(spec.name, unfit.kind, unfit.is_error, unfit.text)
-    table = session.table(spec.schema, spec.table)
+    table = session.table(spec.schema, spec.stored_table)
     if table is None:
         if journals:
             text = "is not made yet: none of its journals has a fragment that is persisted and fits"

@@ -32,6 +32,7 @@ __all__ = [
     "FitChecker",
     "FragmentFit",
     "damage",
+    "header_scanner",
     "is_of_spec",
     "json_columns",
     "misfit",
@@ -51,6 +52,11 @@ _LOOK_S: Final = 10.0
 def value_scanner(spec: TableSpec) -> LineScanner:
     """A scanner of the values of one fragment."""
     return CsvScanner(spec) if spec.format == "csv" else JsonScanner(spec)
+
+
+def header_scanner(spec: TableSpec) -> LineScanner | None:
+    """A scanner that counts header rows of one fragment; None if the table has none."""
+    return CsvScanner(spec) if spec.header else None
 
 
 def mark(spec: TableSpec, fragment: Fragment, location: str) -> tuple[str, ...]:

@@ -357,7 +357,7 @@ class Quarantine:
 
 
 def _table(session: MetastoreSession, spec: TableSpec) -> HiveTable:
-    table = session.table(spec.schema, spec.table)
+    table = session.table(spec.schema, spec.stored_table)
     if table is None or LAYOUT not in table.parameters:
         raise LakeError(
             f"{spec.name} is not made yet, so no file is in it (`gazctl lake list` says why)"

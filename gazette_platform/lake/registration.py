@@ -19,10 +19,12 @@ from gazette_platform.lake.accounting import Accountant, PartitionAccount, Parti
 from gazette_platform.lake.accounts import held_behind, held_of_former
 from gazette_platform.lake.applying import problems_with_journals
 from gazette_platform.lake.aside import is_aside
+from gazette_platform.lake.catalogs import HIVE
 from gazette_platform.lake.check import SAMPLE_BYTES, check_sample
 from gazette_platform.lake.content import FragmentContent
 from gazette_platform.lake.cutover import Cutover
 from gazette_platform.lake.evolution import ensure_table
+from gazette_platform.lake.exact import ensure_plain_view
 from gazette_platform.lake.layout import Layout, StoreRoots, partition_columns
 from gazette_platform.lake.listing import (
     JournalListing,
@@ -144,6 +146,7 @@ class Registrar:
         roots: where fragment stores lie for engines.
         limits: bounds of one table's tick.
         clock: tells how old fragments are.
+        trino_catalog: what Trino calls the catalog of the tables.
     """
 
     def __init__(
@@ -153,12 +156,15 @@ class Registrar:
         roots: StoreRoots,
         limits: Limits | None = None,
         clock: Clock | None = None,
+        *,
+        trino_catalog: str = HIVE,
     ) -> None:
         self._source = source
         self._metastore = metastore
         self._roots = roots
         self._limits = limits or Limits()
         self._clock = clock or SystemClock()
+        self._trino_catalog = trino_catalog
         self._storage = Storage(roots)
         self._content = FragmentContent(source)
 
@@ -193,7 +199,7 @@ class Registrar:
             report.errors += self._problems(spec, journals)
             return report
         with self._metastore.connect() as session:
-            table = session.table(spec.schema, spec.table)
+            table = session.table(spec.schema, spec.stored_table)
             if table is None:
                 # The table was never made, or was dropped: it gets everything.
                 report.cursors = {}
@@ -420,6 +426,7 @@ class Registrar:
         report: TableReport,
         is_over: Callable[[], bool],
     ) -> None:
+        ensure_plain_view(session, spec, table, catalog=self._trino_catalog)
         layout = Layout.parse(table.parameters[LAYOUT])
         wanted = {journal: listing.wanted() for journal, listing in listed.items()}
         new = {(f.journal, f.begin, f.end) for fragments in wanted.values() for f in fragments}

@@ -158,7 +158,7 @@ def table_standing(
     """
     standing = TableStanding(spec=spec, is_known=session is not None)
     standing.problems += map(str, problems_with_journals(spec, journals, at))
-    table = session.table(spec.schema, spec.table) if session is not None else None
+    table = session.table(spec.schema, spec.stored_table) if session is not None else None
     if session is not None and table is not None:
         standing.location = table.location
         _look_at(standing, session, table)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DIGEST",
     "LAYOUT",
+    "TABLE",
     "evolved_table",
     "hidden_parameters",
     "key_mappings",
@@ -47,7 +48,8 @@ __all__ = [
 
 LAYOUT = "gazette.layout"
 DIGEST = "gazette.spec"
-_TABLE = "gazette.table"
+TABLE = "gazette.table"
+"""Parameter of a table of ours: the name that its spec gives it."""
 _MAPPING = "mapping."
 _IGNORES_CASE = "case.insensitive"
 
@@ -68,7 +70,7 @@ def table_definition(spec: TableSpec, layout: Layout, location: str) -> HiveTabl
         HiveColumn(name=c.name.lower(), type=c.parsed.hive, comment=c.comment) for c in spec.columns
     )
     parameters = {
-        _TABLE: spec.name,
+        TABLE: spec.name,
         DIGEST: spec.digest,
         LAYOUT: str(layout),
         "gazette.selector": spec.selector,
@@ -77,7 +79,7 @@ def table_definition(spec: TableSpec, layout: Layout, location: str) -> HiveTabl
     }
     return HiveTable(
         database=spec.schema,
-        name=spec.table,
+        name=spec.stored_table,
         location=location,
         columns=columns,
         partition_columns=tuple(
@@ -96,7 +98,7 @@ def evolved_table(existing: HiveTable, wanted: HiveTable) -> HiveTable | None:
     Raises: SchemaMismatch: any other difference.
     """
     parameters = existing.parameters
-    if parameters.get(_TABLE) != wanted.full_name:
+    if parameters.get(TABLE) != wanted.parameters[TABLE]:
         raise SchemaMismatch(
             f"table {wanted.full_name} exists and was not made from a table spec; give the spec "
             "another name, or drop the table"
@@ -106,8 +108,8 @@ def evolved_table(existing: HiveTable, wanted: HiveTable) -> HiveTable | None:
     differences = _differences(existing, wanted)
     if differences:
         raise SchemaMismatch(
-            f"table {wanted.full_name} cannot become its spec: {'; '.join(differences)}. Undo that "
-            "part of the spec, or `DROP TABLE` (no file is deleted) and let it be made anew"
+            f"table {wanted.parameters[TABLE]} cannot become its spec: {'; '.join(differences)}. Undo that part of the "
+            "spec, or apply it by `gazctl lake apply --recreate`, which registers all fragments again"
         )
     ours = ("gazette.", "spark.sql.", "comment", _MAPPING, _IGNORES_CASE)
     kept = {k: v for k, v in parameters.items() if not k.startswith(ours)}
@@ -149,6 +151,8 @@ def hidden_parameters(
 
 def _differences(existing: HiveTable, wanted: HiveTable) -> list[str]:
     found: list[str] = []
+    if existing.name != wanted.name:
+        found.append(f"it is stored as {existing.name}, not {wanted.name}: `header` has changed")
     if existing.parameters.get(LAYOUT) != wanted.parameters[LAYOUT]:
         found.append(
             f"fragments lay in {existing.parameters.get(LAYOUT)} and now in "
@@ -208,7 +212,8 @@ def _field_names(kind: ColumnType) -> Iterator[str]:
 
 def _storage(spec: TableSpec, location: str) -> StorageFormat:
     if spec.format == "csv":
-        return CSV_STORAGE
+        parameters = {**CSV_STORAGE.serde_parameters, "separatorChar": spec.separator}
+        return replace(CSV_STORAGE, serde_parameters=parameters)
     # Spark's own sources take the table's folder from this SerDe parameter, not from the location.
     return replace(
         JSON_STORAGE,

@@ -72,9 +72,13 @@ class LineScanner(ABC):
     """Cuts the content of one fragment into pieces of whole lines, and keeps what is found.
 
     Formats say what fits. `report` is to be asked for once, at the end.
+
+    Attributes:
+        headers: how many lines are headers of CSV, and no rows.
     """
 
     def __init__(self) -> None:
+        self.headers = 0
         self.columns: dict[str, Unfit] = {}
         self.lines: dict[str, Unfit] = {}
         self.records = 0

@@ -27,7 +27,7 @@ from gazette_platform.lake import (
     Repairer,
     TableReport,
     TableSpec,
-    ensure_exact_view,
+    ensure_views,
     excluded_files,
     json_columns,
     missing_columns,
@@ -203,7 +203,7 @@ class TableAudits:
         if report.definition is None:
             return AuditOutcome(state)
         with self.metastore.connect() as session:
-            table = session.table(spec.schema, spec.table)
+            table = session.table(spec.schema, spec.stored_table)
             if table is None:
                 return AuditOutcome()
             if checked is not None and _is_outgrown(state, checked, now_s):
@@ -266,9 +266,7 @@ class TableAudits:
         unfit, again = _unfit(session, spec, table, report, state)
         too_many = table_finding(spec, unfit)
         findings.sort(key=lambda f: (f.journal, f.begin, f.end, f.kind, f.text))
-        ensure_exact_view(
-            session, spec, table, excluded_files(findings), catalog=self.trino_catalog
-        )
+        ensure_views(session, spec, table, excluded_files(findings), catalog=self.trino_catalog)
         told = [_with_reason(f, {**repair.waiting, **refused}) for f in findings]
         told += [too_many] if too_many is not None else []
         told += sorted(fits, key=lambda f: (f.journal, f.begin, f.end))

@@ -232,10 +232,10 @@ class Own:
         )
         return name
 
-    def spec(self, table: str, columns: str, more: str = "") -> str:
+    def spec(self, table: str, columns: str, more: str = "", *, data_format: str = "json") -> str:
         """Write a table spec over all journals of the test. Return the table's name."""
         (self.tables / f"{table}.yaml").write_text(
-            f"name: {self.schema}.{table}\nselector: 'name:prefix={self.name}/'\nformat: json\n"
+            f"name: {self.schema}.{table}\nselector: 'name:prefix={self.name}/'\nformat: {data_format}\n"
             f"columns: {columns}\n{more}"
         )
         return f"{self.schema}.{table}"

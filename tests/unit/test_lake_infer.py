@@ -206,7 +206,7 @@ def test_csv_with_quotes_and_other_widths():
 def test_csv_with_a_line_of_names():
     found = infer_spec(NAME, SELECTOR, [b"Order id,Name", b"1,x", b"2,y"])
     assert [c.name for c in found.spec.columns] == ["order_id", "name"]
-    assert "the first line names the columns" in " ".join(found.remarks)
+    assert "rows that name the columns are no rows" in " ".join(found.remarks)
 
 
 def test_csv_of_several_lines_a_record_is_told():
