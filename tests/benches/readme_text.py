@@ -44,7 +44,7 @@ class Readme:
 
     def shell(self, word: str) -> str:
         """Return the one block of commands that has a word."""
-        return self._block("", word)
+        return self._block("bash", word)
 
     def _block(self, language: str, word: str) -> str:
         blocks = re.findall(rf"^```{language}\n(.*?)^```", self.text, re.DOTALL | re.MULTILINE)

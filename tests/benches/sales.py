@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gazette_platform import Client
     from gazette_platform.embedded.layout import PlatformDir
 
-__all__ = ["README_JOURNALS", "README_ORDERS", "Sales", "json_lines"]
+__all__ = ["Sales", "json_lines"]
 
 # In eu files are compressed, in us they are plain. Both close at the end of the minute, or when asked to.
 JOURNALS = """
@@ -73,23 +73,21 @@ SELECT region, customer, count(*) AS orders, sum(amount) AS total
 FROM purchases
 GROUP BY region, customer
 """
-README_JOURNALS = """
-name: orders/
-replication: 1
-labels: [{name: content-type, value: application/x-ndjson}]
-fragment:
-  length: 67108864
-  compression_codec: GZIP
-  stores: ["file:///"]
-  refresh_interval: 1m
-  flush_interval: 1m
-  path_postfix_template: date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}
-children:
-  - name: orders/region=eu
+# By no clock: made by hand, or never.
+_UNASKED = """-- name: rollups.sales_{}
+-- sources: [sales.{}]
+-- cron: "0 0 29 2 *"
+--
+SELECT {} AS n FROM {}
 """
-README_ORDERS = [
-    {"order id": n, "amount": 2.5 * n, "ship-to": {"city": "Paris"}} for n in range(1, 5)
-]
+ROLLUPS = {
+    "sales_by_customer": ROLLUP,
+    "sales_words": _UNASKED.format("words", "picky", "count(*)", "picky"),
+    "sales_broken": _UNASKED.format(
+        "broken", "purchases", "max(CAST(customer AS bigint))", "purchases"
+    ),
+    "sales_unasked": _UNASKED.format("unasked", "purchases", "count(*)", "purchases"),
+}
 ORDERS = 1500
 """In each region, at first."""
 NOTES = 300
@@ -119,7 +117,8 @@ class Sales:
             head = f"name: sales.{table}\nselector: name:prefix=sales/{table}/\n"
             (layout.tables / f"sales.{table}.yaml").write_text(head + text + PARTITIONS)
         (layout.rollups / "trino").mkdir(parents=True)
-        (layout.rollups / "trino" / "sales_by_customer.sql").write_text(ROLLUP)
+        for rollup, text in ROLLUPS.items():
+            (layout.rollups / "trino" / f"{rollup}.sql").write_text(text)
 
     def publish(self) -> None:
         """Create the journals, append everything, and have all but `fresh` stored at once."""
