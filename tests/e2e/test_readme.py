@@ -14,15 +14,17 @@ import struct
 import subprocess
 import termios
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from readme_text import ROOT, section
-from test_docs import missing_lines
+from readme_text import ROOT, missing_lines, section
 from uv import find_uv_bin
 
 from gazette_platform.embedded import tools
 from gazette_platform.testing.waiting import patient
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.etcd, pytest.mark.timeout(patient(600))]
 
