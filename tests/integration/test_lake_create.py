@@ -147,7 +147,7 @@ def test_person_sees_the_spec_and_confirms(create, append, spec, monkeypatch, ca
         ("shop.clicks", ["none"], "JOURNAL_NOT_FOUND"),
         ("shop.clicks", ["plain/"], "make a table of each"),
         ("shop.clicks", ["empty"], "there is nothing to infer columns from; append some records"),
-        ("shop.clicks", ["gzip"], "is gzip"),
+        ("shop.clicks", ["gzip"], "is compressed by gzip: append it decompressed"),
     ],
 )
 def test_refusal_is_one_line_with_the_next_step(
@@ -157,7 +157,7 @@ def test_refusal_is_one_line_with_the_next_step(
     append("plain/clicks", lines(*CLICKS))
     append("plain/views", lines(*CLICKS))
     append("empty", b"")
-    append("gzip", b"\x1f\x8b\x08\0\0\0\0\0" * 10)
+    append("gzip", b"\x1f\x8b\x08\0\0\0\0\0\n" * 10)
     done = create(name, *map(names.journal, journals), "--yes")
     assert done.code == 1
     assert says in done.err

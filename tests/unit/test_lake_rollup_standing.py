@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 import pytest
 
 from gazette_platform.assets.checks import OVERLAP_CHECK
-from gazette_platform.lake.dagster_web import RedCheck
+from gazette_platform.errors import LakeError
+from gazette_platform.lake.dagster_web import DagsterWeb, RedCheck
 from gazette_platform.lake.rollups import Plan, Sealed, SliceCover, parse_rollup
 from gazette_platform.lake.rollups.standing import NOT_HEEDED, RollupState, state_of
 
@@ -62,3 +63,8 @@ def test_slices_that_cannot_be_made_again_are_reported():
 
 def test_the_check_that_stops_no_rollup_is_dagsters():
     assert NOT_HEEDED == OVERLAP_CHECK
+
+
+def test_dagster_that_is_away_is_named():
+    with pytest.raises(LakeError, match=r"^Dagster at http://127\.0\.0\.1:9 does not answer: "):
+        DagsterWeb("http://127.0.0.1:9/").red_checks(["shop.orders"])
