@@ -73,7 +73,7 @@ def inferred(
     require_whole_lines(lines, samples)
     found = infer_spec(
         name,
-        str(selection.selector) if selection.names else selection.text,
+        str(selection.selector),
         lines,
         journals,
         data_format=cast('Literal["json", "csv", ""]', data_format),
