@@ -13,9 +13,12 @@ from gazette_platform.cli.selection import Selector
 from gazette_platform.errors import SetupError, ValidationError
 
 __all__ = [
+    "DataFormat",
+    "JournalsMax",
     "ListFormat",
     "Output",
     "OutputFormat",
+    "SampleBytes",
     "Tables",
     "apply",
     "body",
@@ -73,7 +76,7 @@ Tables = Annotated[
         envvar="GAZETTE_TABLES",
         metavar="DIR",
         show_default=False,
-        help="Folder of table specs; else `tables` beside the endpoints file.",
+        help="Folder of table specs; else that of the platform that runs.",
     ),
 ]
 Names = Annotated[
@@ -83,6 +86,15 @@ Names = Annotated[
         show_default=False,
         autocompletion=complete_all_tables,
         help="Tables by name, as schema.table; none means all.",
+    ),
+]
+JournalsMax = Annotated[
+    int, typer.Option("--journals", min=1, help="Journals to look into at most.")
+]
+SampleBytes = Annotated[
+    int,
+    typer.Option(
+        "--bytes", min=1024, help="Bytes to read of each of the up to four places in a journal."
     ),
 ]
 _OF_RECORDS = "Records of typed tables"
@@ -158,15 +170,8 @@ def infer(
         bool,
         typer.Option("--typed", help="Propose a typed table, too: UUIDs, and types of texts."),
     ] = False,
-    journals_max: Annotated[
-        int, typer.Option("--journals", min=1, help="Journals to look into at most.")
-    ] = 16,
-    sample_bytes: Annotated[
-        int,
-        typer.Option(
-            "--bytes", min=1024, help="Bytes to read of each of the up to four places in a journal."
-        ),
-    ] = 128 << 10,
+    journals_max: JournalsMax = 16,
+    sample_bytes: SampleBytes = 128 << 10,
 ) -> None:
     """Write a table spec for journals, out of samples of their records.
 

@@ -63,13 +63,18 @@ def _unread(table: TypedTable, err: GazetteError) -> TypedStanding:
     return TypedStanding(spec=table.typed, problems=[str(err)], is_unread=True)
 
 
-def typed_row(standing: TypedStanding) -> list[str]:
-    """Of the list: table, format, journals, partitions, rows, unfit, quarantined, lag and problems."""
+def typed_row(standing: TypedStanding) -> dict[str, str]:
+    """Cells of the list, by column."""
     summary = standing.summary()
-    cells = [summary[name] for name in ("table", "format", "journals")]
-    numbers = [summary[name] for name in ("quarantined", "lag_bytes")]
-    problems = str(len(standing.problems)) if standing.problems else ""
-    return [*map(str, cells), "", _cell(summary["rows"]), "", *map(_cell, numbers), problems]
+    return {
+        "Table": standing.spec.name,
+        "Format": "typed",
+        "Journals": str(summary["journals"]),
+        "Rows": _cell(summary["rows"]),
+        "Quarantined": _cell(summary["quarantined"]),
+        "Lag bytes": _cell(summary["lag_bytes"]),
+        "Problems": str(len(standing.problems)) if standing.problems else "",
+    }
 
 
 def _cell(value: object) -> str:

@@ -149,7 +149,7 @@ def _require_same(expected: Layout, actual: Layout, first: str, second: str) -> 
             )
         raise LakeError(
             f"{first} and {second} differ in segment {index + 1} ({a!r} and {b!r}), which is not "
-            f"key=value: name it, for example `{_suggest(first, index)}`, or select fewer journals"
+            f"key=value: name it, for example `{_suggest(first, index)}`, or make a table of each"
         )
     raise LakeError(
         f"{first} and {second} have {len(expected.segments)} and {len(actual.segments)} segments: "

@@ -358,7 +358,8 @@ def test_saved_spec_is_a_table(gazctl_sql, events, tmp_path):
     assert (again.code, "shop.events: unchanged" in again.err) == (0, True)
     other = gazctl_sql(f"FROM journal('{events}region=eu')", "--save", "shop.events", "--tables", "tables")  # fmt: skip
     assert (other.code, other.out) == (1, b"")
-    assert "shop.events has another spec in tables: choose another name" in other.err
+    assert "shop.events exists with another spec (tables/shop.events.yaml)" in other.err
+    assert "choose another name" in other.err
 
 
 def test_spec_that_no_table_can_follow_is_not_saved(gazctl_sql, create, names, tmp_path):

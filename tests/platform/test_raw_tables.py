@@ -8,7 +8,7 @@ import json
 from datetime import date
 
 import pytest
-from sales import FRESH, NOTES, ORDERS, README_ORDERS, json_lines
+from sales import FRESH, NOTES, ORDERS, json_lines
 
 from gazette_platform import Change, Flags, build_uuid, clock_of, read_committed
 from gazette_platform.lake import BrokerSource, Registrar, StoreRoots, parse_table_spec
@@ -77,21 +77,39 @@ def test_sensor_registers_after_the_flush_interval(visible, sales, duckdb, clien
     visible("fresh", FRESH)
 
 
-def test_applied_spec_makes_a_table_by_itself(readme_commands, trino):
-    total = sum(each["amount"] for each in README_ORDERS)
+@pytest.fixture
+def views(readme_commands, trino):
+    """Rows of the table that was created without a flush; None while it is not made."""
+    assert readme_commands.returncode == 0, readme_commands.stderr
 
-    # What was appended before there was a spec; nobody asks for anything.
-    def rows():
+    def ask():
         schemas = [row[0] for row in trino("SHOW SCHEMAS FROM hive")]
-        if "shop" not in schemas or not trino("SHOW TABLES FROM hive.shop"):
-            return []
-        query = (
-            "SELECT region, count(*), sum(amount), max(order_id) FROM hive.shop.orders GROUP BY 1"
-        )
-        return trino(query)
+        if "shop" not in schemas or ["views"] not in [
+            [*r] for r in trino("SHOW TABLES FROM hive.shop")
+        ]:
+            return None
+        return trino("SELECT count(*), sum(ms), max(visitor) FROM hive.shop.views")
 
-    # At the end of the flush interval, and some seconds more.
-    wait_until(lambda: rows() == [("eu", len(README_ORDERS), total, 4)], timeout_s=120, poll_s=1.0)
+    return ask
+
+
+def test_applied_spec_makes_a_table_by_itself(views):
+    # What was appended before there was a spec; nobody asks for anything. At the end of the flush interval, and some
+    # seconds more.
+    wait_until(lambda: views() == [(6, 360, "linus")], timeout_s=120, poll_s=1.0)
+
+
+def test_dropped_table_leaves_its_files(views, gazctl, platform, client):
+    wait_until(views, timeout_s=120, poll_s=1.0)
+    spec = platform.layout.tables / "shop.views.yaml"
+    text = spec.read_text()
+    done = gazctl("lake", "drop", "shop.views")
+    assert (done.code, done.out) == (0, text), done.err
+    assert "shop.views: dropped; its journals and files stay" in done.err
+    assert not spec.exists()
+    assert views() is None
+    assert client.write_head("events/views")
+    assert [*(platform.layout.fragments / "events/views").rglob("*.gz")]
 
 
 def test_partitions_are_typed_and_leave_out_files(visible, sales, trino, spark, platform):

@@ -257,3 +257,23 @@ def test_column_that_says_deleted_deletes_rows(own, client, trino, spark, gazctl
         run_by_spark(own.tables / "t.yaml")
         assert trino(rows_of.format("iceberg.")) == [(n,) for n in expected]
         assert spark(rows_of.format("iceberg.")) == [(n,) for n in expected]
+
+
+def test_created_table_is_typed_too_until_it_is_dropped(readme_commands, gazctl, trino, platform):
+    assert readme_commands.returncode == 0, readme_commands.stderr
+    query = "SELECT visitor, count(*), max(ms) FROM iceberg.typed.clicks GROUP BY 1 ORDER BY 1"
+    assert trino(query) == [
+        ("ada", 3, 88), ("barbara", 1, 9), ("grace", 2, 95), ("linus", 1, 120)
+    ]  # fmt: skip
+    described = {row[0]: row[1] for row in trino("DESCRIBE iceberg.typed.clicks")}
+    assert described["at"] == "timestamp(6) with time zone"
+    refused = gazctl("lake", "drop", "typed.clicks")
+    assert refused.code == 1
+    assert "typed.clicks: 7 rows; its files stay in " in refused.err
+    assert "repeat the command with --yes" in refused.err
+    assert trino(query)
+    assert gazctl("lake", "drop", "typed.clicks", "--yes").code == 0
+    tables = [row[0] for row in trino("SHOW TABLES FROM iceberg.typed")]
+    assert not [name for name in tables if name.startswith("clicks")]
+    assert "typed:" not in (platform.layout.tables / "shop.clicks.yaml").read_text()
+    assert trino("SELECT count(*) FROM hive.shop.clicks") == [(7,)]
