@@ -141,8 +141,8 @@ def test_two_percent_bad_records_stop_rollups_and_say_so(
 
     def reasons():
         asked = platform.ask(EVALUATIONS, path=ROLLUP.split("."))
-        (record,) = asked["assetConditionEvaluationRecordsOrError"]["records"]
-        labels = [node["userLabel"] or "" for node in record["evaluationNodes"]]
+        records = asked["assetConditionEvaluationRecordsOrError"]["records"]
+        labels = [node["userLabel"] or "" for each in records for node in each["evaluationNodes"]]
         return [label for label in labels if "rollups wait: " in label]
 
     (reason,) = wait_until(reasons, timeout_s=TOLD_S, poll_s=1.0)
