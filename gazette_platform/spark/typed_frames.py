@@ -67,8 +67,8 @@ def typed_frame(
             changes=raw.typed.changes,
             deletes="" if deletes is None else "{deletes}",
         )
-        frames = {"history": history, "tail": tail, "deletes": deletes}
-        return spark.sql(query, **{name: one for name, one in frames.items() if one is not None})
+        kept = {} if deletes is None else {"deletes": deletes}
+        return spark.sql(query, None, history=history, tail=tail, **kept)
     except SPARKS as err:
         told = str(err).partition("\n")[0]
         raise LakeError(f"Spark could not make the view of {raw.typed.name}: {told}") from err

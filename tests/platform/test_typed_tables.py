@@ -235,7 +235,6 @@ def test_changes_become_the_rows_of_their_source(
     # What somebody deleted by hand is seen.
     table = f"iceberg.{own.schema}.rows"
     spark(f"DELETE FROM {table} WHERE id = 5")
-    spark()
     checked = lake("check", f"{own.schema}.rows")
     assert checked.code == 1
     assert "has no row of the last message of 1 key (5)" in checked.out + checked.err

@@ -279,9 +279,9 @@ def _files(job: Job) -> tuple[Sink, Sink]:
         )
 
     changes = job.spec.changes
-    written: Sink = rows_writer()
-    if changes is not None:
-        written = ChangeWriter(written, rows_writer(), changes)
+    written: Sink = (
+        rows_writer() if changes is None else ChangeWriter(rows_writer(), rows_writer(), changes)
+    )
     set_aside = RowWriter(
         _io(job, job.quarantine_location),
         job.quarantine_location,

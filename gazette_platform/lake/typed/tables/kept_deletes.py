@@ -48,7 +48,7 @@ def with_deletes(loaded: Loaded) -> Loaded | None:
     at = deletes_of(loaded.metadata)
     if at is None:
         return None
-    refs = {_MAIN: SnapshotRef(snapshot_id=at, snapshot_ref_type="branch")}
+    refs = {_MAIN: SnapshotRef.model_validate({"snapshot-id": at, "type": "branch"})}
     update = {"current_snapshot_id": at, "refs": refs}
     return replace(loaded, metadata=loaded.metadata.model_copy(update=update))
 

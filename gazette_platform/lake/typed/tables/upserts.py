@@ -160,8 +160,8 @@ def publish_upserts(
         if upserts is None:
             upserts = insisting(lambda: _snapshot_of(door, files), log)
             if deletes:
-                kept = insisting(partial(_snapshot_of, door, deletes, are_kept=True), log)
-                deleted = kept.snapshot_id
+                all_deletes = insisting(partial(_snapshot_of, door, deletes, are_kept=True), log)
+                deleted = all_deletes.snapshot_id
             now = insisting(lambda: loaded_from(door), log)
         merge = Merge(
             catalog=catalog,
