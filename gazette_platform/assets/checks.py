@@ -205,16 +205,16 @@ def _audit(spec: TableSpec, kind: FindingKind) -> AssetChecksDefinition:
         roots = lake.roots()
         with broker.source() as source, metastore.client().connect() as session:
             table = session.table(spec.schema, spec.table)
+            checked = Checked(
+                journals=len(source.journals(spec.label_selector)),
+                records=rows_told(context.instance, table_key(spec.name)),
+            )
             if table is None:
                 raise LakeError(f"table {spec.name} is not made yet: its journals hold no fragment")
             if kind == "fit":
                 found = list(audit_content(spec, source, roots))
             else:
                 found = list(audit_index(session, spec, table, source, roots))
-            checked = Checked(
-                journals=len(source.journals(spec.label_selector)),
-                records=rows_told(context.instance, table_key(spec.name)),
-            )
         context.log.info("%s: %d findings of all kinds", spec.name, len(found))
         (evaluation,) = (e for e in check_evaluations(spec.name, found) if e.check_name == name)
         return result_of(with_counts(evaluation, checked))

@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 
 __all__ = ["AuditOutcome", "AuditState", "TableAudits"]
 
-_JOURNALS_MAX = 16
-# Of a kind. Files that the exact view leaves out are kept whatever their number, without their texts.
-_FINDINGS_MAX = 500
-_FITS_MAX = 50
 # Seconds after which checks say how much they looked at if that has changed at all.
 _SAID_S = 600
 # In place of a digest: checks are to be told whatever it is.
 _OUTGROWN = "outgrown"
+_JOURNALS_MAX = 16
+# Of a kind. Files that the exact view leaves out are kept whatever their number, without their texts.
+_FINDINGS_MAX = 500
+_FITS_MAX = 50
 _FIELDS = (
     "kind", "journal", "begin", "end", "text", "is_error", "excluded", "directory", "since",
     "is_checked", "values",
