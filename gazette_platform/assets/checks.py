@@ -210,16 +210,16 @@ def _audit(spec: TableSpec, kind: FindingKind) -> AssetChecksDefinition:
         now = lake.folder().specs.get(spec.name, spec)
         with broker.source() as source, metastore.client().connect() as session:
             table = session.table(spec.schema, spec.stored_table)
+            checked = Checked(
+                journals=len(source.journals(spec.label_selector)),
+                records=rows_told(context.instance, table_key(spec.name)),
+            )
             if table is None:
                 raise LakeError(f"table {spec.name} is not made yet: its journals hold no fragment")
             if kind == "fit":
                 found = list(audit_content(now, source, roots))
             else:
                 found = list(audit_index(session, now, table, source, roots))
-            checked = Checked(
-                journals=len(source.journals(spec.label_selector)),
-                records=rows_told(context.instance, table_key(spec.name)),
-            )
         context.log.info("%s: %d findings of all kinds", spec.name, len(found))
         (evaluation,) = (e for e in check_evaluations(spec.name, found) if e.check_name == name)
         return result_of(with_counts(evaluation, checked))

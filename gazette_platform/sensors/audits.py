@@ -50,10 +50,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AuditOutcome", "AuditState", "TableAudits"]
 
-_JOURNALS_MAX = 16
-# Of a kind. Files that the exact view leaves out are kept whatever their number, without their texts.
-_FINDINGS_MAX = 500
-_FITS_MAX = 50
 # Hive partitions with unfit records: those that are known of a table, and those looked at again a tick.
 _UNFIT_MAX = 200
 _UNFIT_LOOKED_MAX = 50
@@ -63,6 +59,10 @@ _AGAIN_MAX = 20
 _SAID_S = 600
 # In place of a digest: checks are to be told whatever it is.
 _OUTGROWN = "outgrown"
+_JOURNALS_MAX = 16
+# Of a kind. Files that the exact view leaves out are kept whatever their number, without their texts.
+_FINDINGS_MAX = 500
+_FITS_MAX = 50
 _FIELDS = (
     "kind", "journal", "begin", "end", "text", "is_error", "excluded", "directory", "since",
     "is_checked", "unfit", "values",
