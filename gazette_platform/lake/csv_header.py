@@ -1,7 +1,7 @@
 """Header rows of CSV, which may stand anywhere: each file that was appended may begin with one. Pure.
 
-A row is a header if its fields are the columns' keys, as written. One that is shorter is of a time when the table had
-fewer columns. The first field may follow a byte order mark, as spreadsheets write it.
+A row is a header if its fields are the columns' keys, as written. A shorter one was written when the table had fewer
+columns. The first field may follow a byte order mark, as spreadsheets write it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Make a raw table again whose spec was changed in a way that it cannot follow. No file is deleted.
+"""Make a raw table again if it cannot follow a change of its spec. No file is deleted.
 
-The entries of the metastore go, and the sensor registers all fragments again that brokers list. Rows that no broker
-lists any more, as those of a journal that was deleted, would not come back: such a table is left alone.
+The entries of the metastore are dropped, and the sensor registers all fragments again that brokers list. Rows that no
+broker lists any more, such as those of a deleted journal, would not come back. Such a table is left alone.
 """
 
 from __future__ import annotations

@@ -22,6 +22,9 @@ from gazette_platform.lake.ddl import MountedTable, create_statement
 from gazette_platform.lake.exact import VIEW_OF, exact_view, plain_view
 from gazette_platform.lake.fit import value_scanner
 from gazette_platform.lake.layout import Layout
+from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.rollups.sources import read_sources
+from gazette_platform.lake.rollups.spec import parse_rollup
 from gazette_platform.lake.table_names import names_made
 from gazette_platform.lake.tables import evolved_table, table_definition
 
@@ -210,3 +213,24 @@ def test_view_of_duckdb_cuts_by_the_delimiter_and_leaves_headers_out(tmp_path):
         engine.execute(create_statement(table, "duckdb"))
         rows = engine.execute("FROM shop.prices").fetchall()
     assert rows == [*KEPT[:-1], ("3;4", "5", None)]
+
+
+def test_rollup_reads_a_table_with_headers_by_its_exact_view():
+    metastore = MemoryMetastore()
+    state = PartitionState(journal="j").adding(
+        "j", 0, 9, rows=2, stored_bytes=9, stamp="", created=0
+    )
+    table = table_definition(spec_of(), Layout.parse("j"), "file:///x/j")
+    table = replace(table, parameters=state.within(table.parameters))
+    rollup = parse_rollup(
+        "-- name: shop.sums\n-- sources: {p: shop.prices}\n\nSELECT id FROM p", engine="trino"
+    )
+    with metastore.connect() as session:
+        session.ensure_database("shop")
+        session.create_table(table)
+        ensure_views(session, spec_of(), table, {})
+        source = read_sources(session, None, rollup)["p"]
+    assert source.state.table == "shop.prices"
+    assert source.table.table == "prices_exact"
+    assert source.columns == ("id", "unit", "note")
+    assert list(source.state.parts) == [""]
