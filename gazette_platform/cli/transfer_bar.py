@@ -1,5 +1,7 @@
 """The bar that shows how far a transfer is, on a terminal. Apart, because rich is slow to import."""
 
+import sys
+
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -26,4 +28,6 @@ def transfer_bar(what: str, *, is_shown: bool) -> Progress:
         console=Console(stderr=True),
         disable=not is_shown,
         transient=True,
+        # What is printed beside it must reach a pipe or file as it is.
+        redirect_stdout=sys.stdout.isatty(),
     )
