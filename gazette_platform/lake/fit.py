@@ -14,6 +14,7 @@ from gazette_platform.lake.check import check_sample
 from gazette_platform.lake.content import FragmentContent, FragmentCount, local_path
 from gazette_platform.lake.findings import Finding
 from gazette_platform.lake.planning import directory_of
+from gazette_platform.lake.spec_rules import EXACT_SUFFIX
 from gazette_platform.lake.values_csv import CsvScanner
 from gazette_platform.lake.values_json import JsonScanner
 
@@ -98,7 +99,7 @@ def misfit(
     texts: list[str] = []
     # A line that is no record is a row of NULLs, or none; that is no more than worth a look.
     values = counted.values
-    is_error = values is not None and bool(values.columns or values.failing_unpartitioned)
+    is_error = values is not None and bool(values.columns or values.breaking_unpartitioned)
     try:
         check_sample(spec, counted.head, where)
     except SchemaMismatch as err:
@@ -123,9 +124,7 @@ def misfit(
 def _counts(spec: TableSpec, where: str, values: ValueReport, *, is_partitioned: bool) -> str:
     """What does not fit, in words."""
     types = {c.name: c.type for c in spec.columns}
-    scope = "this Hive partition" if is_partitioned else "the table"
-    hidden = values.breaking if is_partitioned else values.breaking_unpartitioned
-    failing = values.failing if is_partitioned else values.failing_unpartitioned
+    breaking = values.breaking if is_partitioned else values.breaking_unpartitioned
     most = sorted(values.columns.items(), key=lambda item: -item[1].count)
     found = [f"{name} ({types[name]}): {_times(unfit)}" for name, unfit in most[:_NAMES_SHOWN]]
     if len(most) > _NAMES_SHOWN:
@@ -134,36 +133,22 @@ def _counts(spec: TableSpec, where: str, values: ValueReport, *, is_partitioned:
     found += [f"{what}: {_times(unfit)}" for what, unfit in values.lines.items()]
     text = (
         f"{spec.name}: {where} holds {values.count} values or lines that do not fit, which Trino and "
-        f"Spark read differently, or as NULL: {'; '.join(found)}. {_advice(spec, values)}"
+        f"Spark read differently, or as NULL: {'; '.join(found)}. {_advice(values)}"
     )
-    if hidden:
+    if breaking:
         text += (
-            f". Trino would fail at a list or object in {_some(hidden)}, or at anything else where "
-            f"these are wanted, so it gives NULL for all of the column in {scope}; Spark does not"
-        )
-    if failing:
-        text += (
-            f". Trino's queries of {_some(failing)} in {scope} fail at a line that is a list: write "
-            "its records as lines, or make the columns `string`"
+            f". Trino's JSON reader fails at a value of another shape, so Trino shows {_some(breaking)} of "
+            f"{spec.name} as JSON text. {spec.name}{EXACT_SUFFIX} has the declared types, and NULL for these "
+            "values only, as Spark and `gazctl sql` have"
         )
     return text
 
 
-def _advice(spec: TableSpec, values: ValueReport) -> str:
-    """What to do, of each kind of column that has such values; of lines, where there are only those."""
-    types = {c.name: c.parsed.name for c in spec.columns}
-    are_texts = {types[name] == "string" for name in values.columns}
-    advice = []
-    if False in are_texts:
-        advice.append(
-            "Correct the types in the table spec (`string` takes any value), or how they are written"
-        )
-    if True in are_texts:
-        advice.append(
-            "A text column keeps any value, but not every one has the same text in both engines: "
-            "write objects and lists without blanks, or all of these as JSON texts, in quotes"
-        )
-    return ". ".join(advice) or "No type takes such lines: correct what writes them"
+def _advice(values: ValueReport) -> str:
+    """Say what to do about values that do not fit; about lines, if there are only those."""
+    if not values.columns:
+        return "No type takes such lines: correct what writes them"
+    return "Correct the types in the table spec (`string` takes any value), or how they are written"
 
 
 def _some(names: Iterable[str]) -> str:

@@ -51,12 +51,9 @@ class ValueReport:
     lines: dict[str, Unfit] = field(default_factory=dict)
     """Lines that do not fit, by what is wrong with them."""
     breaking: frozenset[str] = frozenset()
-    """Columns at whose values Trino fails, unless they are hidden from it."""
+    """Columns at whose values Trino fails, unless it reads them as text."""
     breaking_unpartitioned: frozenset[str] = frozenset()
     """The same where the table has no Hive partitions, whose columns could be read as text."""
-    failing: frozenset[str] = frozenset()
-    """Columns at which Trino fails in any case: elements of a line that is a list have no names."""
-    failing_unpartitioned: frozenset[str] = frozenset()
 
     @property
     def count(self) -> int:
@@ -75,8 +72,6 @@ class LineScanner(ABC):
         self.lines: dict[str, Unfit] = {}
         self.breaking: set[str] = set()
         self.breaking_unpartitioned: set[str] = set()
-        self.failing: set[str] = set()
-        self.failing_unpartitioned: set[str] = set()
         self._rest = bytearray()
         self._is_skipping = False
 
@@ -115,8 +110,6 @@ class LineScanner(ABC):
             self.lines,
             frozenset(self.breaking),
             frozenset(self.breaking_unpartitioned),
-            frozenset(self.failing),
-            frozenset(self.failing_unpartitioned),
         )
 
     def found_value(self, column: str, value: bytes) -> None:
