@@ -24,20 +24,18 @@ from gazette_platform.errors import (
     ObjectNotFound,
     ValidationError,
 )
-from gazette_platform.hive import HIDDEN
 from gazette_platform.lake.aside import aside_directory, home_directory, is_aside, note_path
 from gazette_platform.lake.content import FragmentContent
-from gazette_platform.lake.fit import value_scanner
 from gazette_platform.lake.layout import Layout, partition_columns, partition_key
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.planning import directory_of
 from gazette_platform.lake.source import all_fragments
 from gazette_platform.lake.storage import Storage
-from gazette_platform.lake.tables import LAYOUT, hidden_parameters
+from gazette_platform.lake.tables import LAYOUT
 from gazette_platform.protocol import parse_fragment_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from gazette_platform.hive import HeldLock, HivePartition, HiveTable, MetastoreSession
     from gazette_platform.lake.layout import StoreRoots
@@ -200,7 +198,7 @@ class Quarantine:
         aside = aside_directory(fragment.journal, directory_of(fragment))
         target = f"{aside}/{fragment.content_name}"
         try:
-            rows, _ = self._counted(spec, fragment)
+            rows = self._counted(fragment)
         except DataError:
             rows = None  # damaged, which may be why
         done = AsideFile(
@@ -215,19 +213,19 @@ class Quarantine:
         for _ in range(_TRIES):
             # Counting may take long, and is done before the lock is taken.
             seen = _Accounts.read(session, spec, values)
-            change = self._without(seen, spec, fragment, rows, size)
+            state = self._without(seen.state, fragment, rows, size)
             with session.accounts_lock(table.database, table.name) as lock:
                 now = _Accounts.read(session, spec, values)
-                if (now.state, now.hidden) != (seen.state, seen.hidden):
+                if now.state != seen.state:
                     continue
-                now.write(change, lock)
+                now.write(state, lock)
                 try:
                     files.write(note_path(target), _note(done))
                     files.move(fragment.content_path, target)
                 except BaseException:
                     # If this fails, too, the file is in no account: to set it aside once more mends that.
                     with suppress(GazetteError):
-                        now.write(_Change(seen.state, seen.hidden), lock)
+                        now.write(seen.state, lock)
                     raise
             return done
         raise LakeError(
@@ -256,7 +254,7 @@ class Quarantine:
             accounts = _Accounts.read(session, spec, values)
             state = accounts.state.without_aside(fragment.begin, fragment.end)
             if state != accounts.state:
-                accounts.write(_Change(state, accounts.hidden), lock)
+                accounts.write(state, lock)
             files.move(fragment.content_path, home)
         with suppress(GazetteError):
             files.remove(note_path(fragment.content_path))
@@ -285,49 +283,38 @@ class Quarantine:
 
     # ------------------------------------------------------------------- accounts
 
-    def _counted(self, spec: TableSpec, fragment: Fragment) -> tuple[int | None, frozenset[str]]:
-        """Rows of a fragment, and the columns at whose values Trino would fail."""
+    def _counted(self, fragment: Fragment) -> int | None:
+        """Rows of a fragment."""
         location = self._roots.location(fragment.backing_store, directory_of(fragment))
-        counted = self._content.count(fragment, location, scanner=value_scanner(spec))
-        breaking = counted.values.breaking if counted.values is not None else frozenset[str]()
-        return counted.rows, breaking
+        return self._content.count(fragment, location).rows
 
     def _without(
-        self,
-        accounts: _Accounts,
-        spec: TableSpec,
-        fragment: Fragment,
-        rows: int | None,
-        stored_bytes: int,
-    ) -> _Change:
+        self, held: PartitionState, fragment: Fragment, rows: int | None, stored_bytes: int
+    ) -> PartitionState:
         """Accounts without a fragment: as they are less its rows, or counted anew where that would not do."""
         begin, end = fragment.begin, fragment.end
-        state = accounts.state.with_aside(begin, end)
-        if not accounts.state.covers(begin, end):
-            return _Change(state, accounts.hidden)
-        left = self._beside(accounts.state, fragment)
-        # What was unknown or unreadable because of this file may be known without it.
-        is_anew = rows is None or state.rows is None or accounts.hidden
-        if not is_anew:
+        state = held.with_aside(begin, end)
+        if not held.covers(begin, end):
+            return state
+        left = self._beside(held, fragment)
+        # What was unknown because of this file may be known without it.
+        if rows is not None and state.rows is not None:
             spans = [(f.begin, f.end) for f in left]
-            without = state.without(begin, end, rows=rows, stored_bytes=stored_bytes, left=spans)
-            return _Change(without, accounts.hidden)
+            return state.without(begin, end, rows=rows, stored_bytes=stored_bytes, left=spans)
         # What a repair is at, or was killed at, is still to be found by audits.
         counted = PartitionState(journal=state.journal, moving=state.moving, aside=state.aside)
-        hidden: frozenset[str] = frozenset()
         for each in left:
             if counted.covers(each.begin, each.end):
                 continue
             try:
-                its_rows, breaking = self._counted(spec, each)
-                hidden |= breaking
+                its_rows = self._counted(each)
             except DataError:
                 its_rows = None
             size = self._storage.files(each.backing_store).size(each.content_path)
             counted = counted.adding(
                 each.journal, each.begin, each.end, rows=its_rows, stored_bytes=size
             )
-        return _Change(counted, hidden)
+        return counted
 
     def _beside(self, state: PartitionState, fragment: Fragment) -> list[Fragment]:
         """What else brokers list in the directory of a fragment, and accounts hold."""
@@ -377,15 +364,6 @@ def _note(file: AsideFile) -> bytes:
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Change:
-    """New accounts, and the columns that are to be hidden from Trino with them."""
-
-    state: PartitionState
-    hidden: frozenset[str]
-
-
-@final
-@dataclass(frozen=True, slots=True)
 class _Accounts:
     """The accounts of one Hive partition, or of a table that has none, as they were read."""
 
@@ -413,23 +391,14 @@ class _Accounts:
         """What they say."""
         return PartitionState.from_parameters(self.parameters)
 
-    @property
-    def hidden(self) -> frozenset[str]:
-        """Columns hidden from Trino in the Hive partition; those of a whole table stay as they are."""
-        is_whole = not self.table.partition_columns
-        return frozenset(
-            () if is_whole else filter(None, self.parameters.get(HIDDEN, "").split(","))
-        )
-
-    def write(self, change: _Change, lock: HeldLock) -> None:
+    def write(self, state: PartitionState, lock: HeldLock) -> None:
         """Keep new accounts. Without a Hive partition there is nothing to keep."""
         lock.require()
         if not self.table.partition_columns:
-            parameters = change.state.within(self.table.parameters)
+            parameters = state.within(self.table.parameters)
             self.session.alter_table(replace(self.table, parameters=parameters))
         elif self.partition is not None:
-            parameters = change.state.within(self.partition.parameters)
-            parameters.pop(HIDDEN, None)
-            parameters |= hidden_parameters(self.table, parameters, sorted(change.hidden))
-            changed: Sequence[HivePartition] = [replace(self.partition, parameters=parameters)]
-            self.session.alter_partitions(self.table, changed)
+            parameters = state.within(self.partition.parameters)
+            self.session.alter_partitions(
+                self.table, [replace(self.partition, parameters=parameters)]
+            )
