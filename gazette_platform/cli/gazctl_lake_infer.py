@@ -111,7 +111,7 @@ def report(found: Inference, samples: Sequence[Sample], journals: int, *, called
     for column in found.columns:
         for remark in column.remarks:
             note(f"  {column.name}: {remark}")
-    for remark in filter(None, (*found.remarks, found.of_engines)):
+    for remark in found.remarks:
         note(f"  note: {remark}")
     if read < total or len(looked_into) < journals:
         note(

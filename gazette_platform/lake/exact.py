@@ -3,8 +3,9 @@
 One object of the metastore serves both engines: Trino reads the definition that it keeps, encoded, in
 the view's original text, and Spark the SQL of the expanded text. As long as nothing overlaps, the
 view is the table itself. It names the files to leave out by Hive partition and file name, so a
-query prunes as on the table. A table of CSV with headers is stored under another name, and is itself a view that
-leaves these out, as no engine does in the middle of a file.
+query prunes as on the table. Where Trino reads a column as text, the view gives it its declared type. A table of
+CSV with headers is stored under another name, and is itself a view that leaves these out, as no engine does in the
+middle of a file.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from gazette_platform.lake.catalogs import HIVE
 from gazette_platform.lake.csv_header import header_condition
 from gazette_platform.lake.schema import parse_type
 from gazette_platform.lake.spec_rules import EXACT_SUFFIX
-from gazette_platform.lake.tables import spark_schema
+from gazette_platform.lake.tables import spark_schema, text_columns
+from gazette_platform.lake.trino_json import type_sql, typed_sql
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from gazette_platform.hive import HiveColumn, MetastoreSession
     from gazette_platform.lake.findings import Finding
-    from gazette_platform.lake.schema import ColumnType
     from gazette_platform.lake.table_spec import TableSpec
 
 __all__ = [
@@ -130,6 +131,7 @@ def _view(  # noqa: PLR0917
     catalog: str,
 ) -> HiveTable:
     names = [c.name for c in spec.columns] + [c.name for c in table.partition_columns]
+    columns = (*_declared(spec, table), *table.partition_columns)
     parameters = {
         VIEW_OF: table.full_name,
         "presto_view": "true",
@@ -148,13 +150,21 @@ def _view(  # noqa: PLR0917
         database=table.database,
         name=name,
         location="",
-        columns=(*table.columns, *table.partition_columns),
+        columns=columns,
         partition_columns=(),
         storage=_STORAGE,
         parameters=parameters,
-        view_original=_trino_definition(table, comment, _trino_sql(spec, table, excluded), catalog),
+        view_original=_trino_definition(
+            table, columns, comment, _trino_sql(spec, table, excluded), catalog
+        ),
         view_expanded=_spark_sql(spec, table, excluded),
     )
+
+
+def _declared(spec: TableSpec, table: HiveTable) -> tuple[HiveColumn, ...]:
+    """Columns of the table with the types of the spec, also where Trino reads text."""
+    types = {c.name.lower(): c.parsed.hive for c in spec.columns}
+    return tuple(replace(c, type=types.get(c.name, c.type)) for c in table.columns)
 
 
 def _view_schema(spec: TableSpec, table: HiveTable) -> dict[str, str]:
@@ -215,15 +225,14 @@ def _ensure(session: MetastoreSession, wanted: HiveTable, table: HiveTable) -> b
     return True
 
 
-def _trino_definition(table: HiveTable, comment: str, sql: str, catalog: str) -> str:
+def _trino_definition(
+    table: HiveTable, columns: Sequence[HiveColumn], comment: str, sql: str, catalog: str
+) -> str:
     definition = {
         "originalSql": sql,
         "catalog": catalog,
         "schema": table.database,
-        "columns": [
-            {"name": c.name, "type": _trino_type(c)}
-            for c in (*table.columns, *table.partition_columns)
-        ],
+        "columns": [{"name": c.name, "type": type_sql(parse_type(c.type))} for c in columns],
         "comment": comment,
         "runAsInvoker": True,
         "path": [],
@@ -232,26 +241,12 @@ def _trino_definition(table: HiveTable, comment: str, sql: str, catalog: str) ->
     return f"/* Presto View: {base64.b64encode(text).decode()} */"
 
 
-def _trino_type(column: HiveColumn) -> str:
-    return _type_id(parse_type(column.type))
-
-
-def _type_id(kind: ColumnType) -> str:
-    match kind.name:
-        case "array" | "map":
-            return f"{kind.name}({','.join(_type_id(a) for a in kind.arguments)})"
-        case "struct":
-            fields = zip(kind.field_names, kind.arguments, strict=True)
-            typed = ",".join(f'"{name.lower()}" {_type_id(t)}' for name, t in fields)
-            return f"row({typed})"
-        case _:
-            return kind.trino
-
-
 def _trino_sql(
     spec: TableSpec, table: HiveTable, excluded: Mapping[tuple[str, ...], Collection[str]]
 ) -> str:
-    columns = ", ".join(f'"{c.name}"' for c in (*table.columns, *table.partition_columns))
+    columns = ", ".join(
+        [*_trino_columns(spec, table), *(f'"{c.name}"' for c in table.partition_columns)]
+    )
     sql = f'SELECT {columns} FROM "{table.database}"."{table.name}"'  # noqa: S608 (valid names)
     conditions = _without_headers(spec, lambda name: f'"{name.lower()}"', _trino_text)
     for values, names in excluded.items():
@@ -263,6 +258,17 @@ def _trino_sql(
         keys.append(f"""regexp_extract("$path", '[^/]+$') IN ({listed})""")
         conditions.append(f"NOT ({' AND '.join(keys)})")
     return f"{sql} WHERE {' AND '.join(conditions)}" if conditions else sql
+
+
+def _trino_columns(spec: TableSpec, table: HiveTable) -> Iterator[str]:
+    """Expressions of the data columns, each of its declared type."""
+    # The mark may be newer than the columns.
+    as_text = {c.name for c in table.columns if c.type == "string"} & text_columns(spec, table)
+    kinds = {c.name.lower(): c.parsed for c in spec.columns}
+    for column in table.columns:
+        name = f'"{column.name}"'
+        is_text = column.name in as_text
+        yield f"{typed_sql(name, kinds[column.name])} AS {name}" if is_text else name
 
 
 def _spark_sql(

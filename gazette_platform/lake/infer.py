@@ -37,7 +37,6 @@ from gazette_platform.lake.table_spec import (
     parse_table_spec,
 )
 from gazette_platform.lake.typed_spec.spec import SCHEMA as TYPED_SCHEMA
-from gazette_platform.lake.values_json import JsonScanner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -87,8 +86,6 @@ class Inference:
     """Lines that are no record."""
     remarks: list[str] = field(default_factory=list)
     """On the data."""
-    of_engines: str = ""
-    """A remark on how Trino and Spark read it."""
 
     def named(self, name: str) -> str:
         """Return the YAML of the same spec under another name."""
@@ -179,7 +176,6 @@ def infer_spec(
             "counts it: leave it out when you append",
         )
     found.remarks += _of_encoding(found_format)
-    found.of_engines = _unlike_texts(found.spec, lines)
     if is_typed:
         _add_typed(found, profiler.records, lines)
     found.unread = others
@@ -244,24 +240,6 @@ def _section(spec: TableSpec, proposal: Proposal) -> str:
     if proposal.time:
         lines.append(f"  # If it is large, and asked by time: partitions: [day({proposal.time})]")
     return "\n".join(lines) + "\n"
-
-
-def _unlike_texts(spec: TableSpec, lines: Sequence[bytes]) -> str:
-    """What the table's check will count of these very lines, although each column's type takes its values."""
-    scanner = JsonScanner(spec)
-    scanner.feed(b"".join(line + b"\n" for line in lines))
-    columns = scanner.report().columns
-    if not columns:
-        return ""
-    shown = list(columns.items())[:_LEFT_OUT_SHOWN]
-    told = ", ".join(f"{unfit.count} of {name} (such as {unfit.shown})" for name, unfit in shown)
-    more = (
-        f", and of {len(columns) - len(shown)} other columns" if len(columns) > len(shown) else ""
-    )
-    return (
-        f"the check `fits_spec` will be red, because both engines do not write these values alike as texts: "
-        f"{told}{more}; write objects and lists without blanks, or as JSON texts, in quotes"
-    )
 
 
 def _infer_json(target: _Target, profiler: Profiler, partitions: _Partitions) -> Inference:

@@ -39,7 +39,7 @@ from gazette_platform.lake.planning import Limits, directory_of, make_plan, requ
 from gazette_platform.lake.progress import JournalCursor, advance
 from gazette_platform.lake.retention import Break, is_broken
 from gazette_platform.lake.storage import Storage
-from gazette_platform.lake.tables import DIGEST, LAYOUT, table_definition
+from gazette_platform.lake.tables import LAYOUT, is_current, table_definition, text_columns
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, is_another, learned
@@ -226,15 +226,14 @@ class Registrar:
                 if not listing.is_refused and created.get(journal):
                     now = learned(listing.cursor.created, created[journal])
                     listing.cursor = replace(listing.cursor, created=now)
-            is_current = table is not None and table.parameters.get(DIGEST) == spec.digest
-            if table is None or not is_current:
+            if table is None or not is_current(spec, table):
                 table = self._make_table(session, spec, journals, listed, table, is_over)
                 if table is None:
                     # Nothing is stored yet. What is wrong all the same is to be known before it is.
                     report.errors += self._problems(spec, journals)
                     report.journals = _progress(report, listed, journals)
                     return report
-                if table.parameters.get(DIGEST) == spec.digest:
+                if is_current(spec, table):
                     report.warnings += _codec_warnings(spec, journals)
                     report.is_changed = True
                 else:
@@ -387,8 +386,12 @@ class Registrar:
             directory = directory_of(first)
             layout = Layout.of_directory(directory)
             location = self._roots.location(first.backing_store, layout.base)
-        wanted = table_definition(spec, layout, location)
-        if existing is None or existing.columns != wanted.columns:
+        as_text = text_columns(spec, existing) if existing is not None else ()
+        wanted = table_definition(spec, layout, location, as_text)
+        # That Trino reads a column as text is no change of the spec.
+        if existing is None or any(
+            c not in existing.columns for c in wanted.columns if c.name not in as_text
+        ):
             self._require_fit(spec, [*firsts, *_lasts(wanted_fragments)], is_over)
         return ensure_table(session, wanted, is_over=is_over)
 

@@ -10,7 +10,7 @@ from gazette_platform.lake.applying import problems_with_journals
 from gazette_platform.lake.layout import Layout, partition_columns, partition_key
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.progress import JournalCursor, bounded, subtract
-from gazette_platform.lake.tables import DIGEST, LAYOUT
+from gazette_platform.lake.tables import LAYOUT, is_current
 from gazette_platform.lake.unfit_finding import partition_fit, table_finding
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def table_standing(
 def _look_at(standing: TableStanding, session: MetastoreSession, table: HiveTable) -> None:
     """Take Hive partitions, and what is wrong with the table itself."""
     spec = standing.spec
-    if table.parameters.get(DIGEST) != spec.digest:
+    if not is_current(spec, table):
         standing.problems.append(
             "the table is not as its spec says yet: see the ticks of the sensor `fragments`"
         )

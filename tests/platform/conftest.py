@@ -41,6 +41,7 @@ ORDER = (
     "consumers",
     "wrong_input",
     "raw_tables",
+    "realistic_sets",
     "typed_tables",
     "rollups",
     "unfit_records",

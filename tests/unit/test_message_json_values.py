@@ -54,6 +54,13 @@ def test_elements_of_an_array_are_lines(values, layout, size):
     assert parsed(cut(json.dumps(values, **layout).encode(), size)) == values
 
 
+@pytest.mark.parametrize("content", [b"-0.0", b"1e5", b"-2.5E-3", b"12 0.5"])
+def test_number_that_is_cut_anywhere_is_one_number(content):
+    expected = [float(each) for each in content.split()]
+    for size in range(1, len(content)):
+        assert parsed(cut(content, size)) == expected, size
+
+
 @settings(max_examples=150)
 @given(
     st.lists(TOP, max_size=6), LAYOUTS, st.sampled_from(["\n", " ", "\r\n\r\n"]), st.integers(1, 40)
