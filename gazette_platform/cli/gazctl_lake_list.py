@@ -157,11 +157,12 @@ def _standings(ctx: typer.Context, names: list[str], tables: Path | None) -> _Fo
     if raw or not names:
         specs, refused = specs_named(folder, raw, refused_too=True)
         found = _Found(specs=refused, refused_rollups=refused_rollups(settings, folder, names))
-    if specs and not settings.metastore:
+    typed_in_hive = typed and settings.iceberg_catalog.kind == "hive"
+    if (specs or rollups or typed_in_hive) and not settings.metastore:
         # One that does not answer is told of by `metastore`.
         note(
-            f"note: no metastore is configured, so Hive partitions, rows and lag are not known, {NONE}: "
-            "set GAZETTE_METASTORE_URI, or GAZETTE_ENDPOINTS to the endpoints.json that `gazette up` wrote"
+            f"note: no metastore is configured, so Hive partitions, rows and lag are not known, {NONE}: add one to the "
+            "platform with `gazette up`, or set GAZETTE_METASTORE_URI"
         )
     with brokers(ctx, settings) as client, metastore(settings) as session:
         found.typed = typed_standings(settings, client, typed)

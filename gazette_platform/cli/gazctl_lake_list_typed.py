@@ -26,6 +26,10 @@ def typed_standings(
     """
     if not tables:
         return []
+    if settings.iceberg_catalog.kind == "hive" and not settings.metastore:
+        return [
+            TypedStanding(spec=table.typed) for table in tables
+        ]  # the list says that there is none
     try:
         catalog = typed_catalog(settings)
     except GazetteError as err:

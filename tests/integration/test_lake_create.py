@@ -41,13 +41,18 @@ def append(shared, names):
 
 
 @pytest.fixture
-def create(shared, monkeypatch, tmp_path, capfdbinary):
-    """Run the command with a folder of specs of this test's own."""
+def lake(shared, monkeypatch, tmp_path, capfdbinary):
+    """Run a command of `gazctl lake` with a folder of specs of this test's own."""
     for name in ("GAZETTE_ENDPOINTS", "GAZETTE_METASTORE_URI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GAZETTE_TABLES", str(tmp_path / "tables"))
     run = gazctl_runner(shared.address, monkeypatch, tmp_path, capfdbinary)
-    return lambda *args: run("create", *args, group="lake")
+    return lambda *args: run(*args, group="lake")
+
+
+@pytest.fixture
+def create(lake):
+    return lambda *args: lake("create", *args)
 
 
 @pytest.fixture
@@ -79,6 +84,18 @@ def test_json_journal_becomes_a_raw_and_a_typed_table(create, append, spec, gazc
     assert types["at"] == "timestamptz"
     found = gazctl_sql("SELECT count(*), sum(ms) FROM shop.clicks")
     assert found.out.splitlines()[1] == b"8,28"
+
+
+def test_created_tables_are_listed_without_a_metastore(create, lake, append):
+    assert create("shop.clicks", append("clicks", lines(*CLICKS)), "--yes").code == 0
+    listed = lake("list")
+    assert listed.code == 0, listed.err
+    rows = [line.split()[:2] for line in listed.out.decode().splitlines()[1:]]
+    assert rows == [["shop.clicks", "json"], ["typed.clicks", "typed"]]
+    assert "add one to the platform with `gazette up`" in listed.err
+    dropped = lake("drop", "shop.clicks")
+    assert (dropped.code, dropped.out[:18]) == (0, b"name: shop.clicks\n")
+    assert lake("list").out.decode().count("clicks") == 0
 
 
 def test_same_again_changes_nothing_and_another_spec_is_refused(create, append, spec):
