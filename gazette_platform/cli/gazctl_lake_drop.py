@@ -16,7 +16,7 @@ from gazette_platform.lake.rollups.folder import read_rollup_folder
 from gazette_platform.lake.spec_rules import EXACT_SUFFIX, QUARANTINE_SUFFIX
 from gazette_platform.lake.tables import LAYOUT
 
-__all__ = ["drop", "without_typed"]
+__all__ = ["drop", "drop_raw", "without_typed"]
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ def drop(name: str, tables: Path | None, *, yes: bool) -> None:
         _drop_typed(settings, each)
     if table.raw and settings.metastore:
         with MetastoreClient(settings.metastore).connect() as session:
-            _drop_raw(session, table.raw)
+            drop_raw(session, table.raw)
     for each in table.names:
         note(f"{each}: dropped; its journals and files stay")
 
@@ -189,7 +189,7 @@ def _drop_typed(settings: LakeSettings, name: str) -> None:
     typed_catalog(settings).door(name).drop()
 
 
-def _drop_raw(session: MetastoreSession, name: str) -> None:
+def drop_raw(session: MetastoreSession, name: str) -> None:
     """Drop a raw table, and its view, while no sensor changes it.
 
     Raises: LakeError: the metastore cannot be reached, or has another table of that name.

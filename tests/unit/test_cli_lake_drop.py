@@ -1,14 +1,19 @@
 """`gazctl lake drop` as far as the folder of specs goes: what leaves it, and what is refused."""
 
 import doctest
+from dataclasses import replace
 
 import pytest
+from lake_bench import MemoryMetastore
 
 from gazette_platform.cli import gazctl_lake_drop
 from gazette_platform.cli.gazctl import main
-from gazette_platform.cli.gazctl_lake_drop import without_typed
-from gazette_platform.errors import ValidationError
+from gazette_platform.cli.gazctl_lake_drop import drop_raw, without_typed
+from gazette_platform.errors import LakeError, ValidationError
+from gazette_platform.lake.exact import exact_view
+from gazette_platform.lake.layout import Layout
 from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.tables import table_definition
 
 RAW = "name: shop.orders\nselector: name:prefix=orders/\nformat: json\ncolumns:\n  - {name: id, type: bigint}\n"
 TYPED = "# of typed tables\ntyped:\n  # none has one\n  uuid: none\n  columns:\n    - {name: id, type: int}\n"
@@ -113,6 +118,29 @@ def test_section_goes_and_all_else_stays(section, is_last):
 def test_section_within_braces_is_left_to_the_editor():
     with pytest.raises(ValidationError, match="remove it in an editor"):
         without_typed(b"{name: a.b, typed: {uuid: none}}\n")
+
+
+def test_raw_table_leaves_the_metastore_with_its_view():
+    spec = parse_table_spec(RAW)
+    table = table_definition(spec, Layout.parse("orders/{region}"), "file:///f/orders")
+    other = replace(table, name="others")
+    with MemoryMetastore().connect() as session:
+        session.ensure_database("shop")
+        for each in (table, exact_view(spec, table, {}), other):
+            session.create_table(each)
+        drop_raw(session, "shop.orders")
+        assert [*session.tables("shop")] == ["others"]
+        drop_raw(session, "shop.orders")  # gone already
+
+
+def test_table_of_others_stays_in_the_metastore():
+    table = table_definition(parse_table_spec(RAW), Layout.parse("orders"), "file:///f/orders")
+    with MemoryMetastore().connect() as session:
+        session.ensure_database("shop")
+        session.create_table(replace(table, parameters={}))
+        with pytest.raises(LakeError, match="exists and is not a raw table, so it was not dropped"):
+            drop_raw(session, "shop.orders")
+        assert [*session.tables("shop")] == ["orders"]
 
 
 def test_examples():
