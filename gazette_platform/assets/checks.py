@@ -104,7 +104,7 @@ def keeps_up_evaluation(
         journals: that it has; None: they are not known.
     """
     of_them = counted(journals, "journal") if journals is not None else "its journals"
-    good = f"The spec is good, and what {of_them} have stored is registered."
+    good = f"The spec is good, and all stored content of {of_them} is registered."
     metadata: dict[str, int | TextMetadataValue] = {"problems": len(problems)}
     if file:
         metadata["spec_file"] = MetadataValue.text(file)

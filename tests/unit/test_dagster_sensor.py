@@ -445,7 +445,7 @@ def test_green_checks_say_how_much_was_checked(platform):
     }
     assert {e.metadata["records"].value for e in platform.checks} == {1200}
     assert platform.kept_up["a"].description == (
-        "The spec is good, and what 2 journals have stored is registered."
+        "The spec is good, and all stored content of 2 journals is registered."
     )
     # Events are kept for ever: what is less than 1 % more is told after ten minutes.
     platform.files.append("a/part=0", line(1), postfix="hour=06")
