@@ -151,7 +151,7 @@ def test_csv_and_plain_files_are_tables_too(visible, sales, trino, spark, duckdb
 def test_header_rows_are_no_rows_in_any_engine(
     own, flushed, client, gazctl, trino, spark, tmp_path
 ):
-    journal = own.journal("region=eu", "region=us")
+    journal = own.journal("region=eu")
     header = 'id;Größe;"it\'s"\r\n'.encode()
     # A fragment that begins with a header, has one in the middle, and one as its last line; and one without any.
     client.append(journal, b"\xef\xbb\xbf" + header + b"1;x;a\r\n")

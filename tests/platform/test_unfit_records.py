@@ -159,5 +159,6 @@ def test_two_percent_bad_records_stop_rollups_and_say_so(
     check("WARN")
     after = [(VISITS + 1 + MANY, VISITS, 2 * VISITS)]
     wait_until(lambda: rows() == after, timeout_s=MADE_S, poll_s=1.0)
-    assert unfit_records(ROLLUP) == 1 + MANY
+    # Dagster is told of a run once its rows are there.
+    wait_until(lambda: unfit_records(ROLLUP) == 1 + MANY, timeout_s=TOLD_S, poll_s=1.0)
     assert listed()["problems"] == []
