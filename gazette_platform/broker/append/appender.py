@@ -107,7 +107,7 @@ class Appender:
         self._queue.append(pending)
         if not self._running:
             self._running = True
-            pending.done.get_loop().call_soon(self._start)
+            asyncio.get_running_loop().call_soon(self._start)
 
     async def close(self) -> RecoveredTenure | None:
         """Close the open fragment and hand it to the persister, after the appends in the queue.

@@ -68,12 +68,14 @@ class Carrier(Sending, Machine):
 
     Attributes:
         tasks: of all handlers of the server that run.
+        unstarted: tasks of calls that have not taken their first step.
         peer: address of the client, as gRPC writes it.
         report_below: the unread bytes are reported once they are fewer.
     """
 
     deadlines: Deadlines
     tasks: set[asyncio.Task[None]]
+    unstarted: int
     peer: str
     report_below: int
 
