@@ -97,6 +97,10 @@ class GrpcCall:
         """As `OutgoingCall` has it."""
         return False
 
+    def end_now(self) -> bool:
+        """As `OutgoingCall` has it."""
+        return False
+
     def listen(self, take: Callable[[bytes], None]) -> None:
         """As `OutgoingCall` has it."""
 

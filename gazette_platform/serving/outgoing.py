@@ -61,6 +61,10 @@ class OutgoingCall(Protocol):
         """Tell the other side that nothing more comes."""
         ...
 
+    def end_now(self) -> bool:
+        """As `done_sending`, without a wait. Returns: whether it was done; if not, call that."""
+        ...
+
     async def next(self) -> bytes | None:
         """The next message; None at the end of a call that succeeded."""
         ...

@@ -105,6 +105,14 @@ class ClientCall(TwoWay[ClientCarrier]):
         self.can_repeat = False
         self._end_sending()
 
+    def end_now(self) -> bool:
+        """As `OutgoingCall` has it."""
+        if not self.id or self.is_closed:
+            return False
+        self.can_repeat = False
+        self._end_sending()
+        return True
+
     async def next(self) -> bytes | None:
         """As `OutgoingCall` has it."""
         while not self.messages:
