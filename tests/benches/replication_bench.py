@@ -257,7 +257,11 @@ class Held:
 
     def __init__(self, monkeypatch, node):
         self.gate = asyncio.Event()
-        write = Draft.write
+        write, write_at_once = Draft.write, Draft.write_at_once
+
+        def not_at_once(draft, chunks, length):
+            is_held = draft.digester is node.spool.digester and not self.gate.is_set()
+            return not is_held and write_at_once(draft, chunks, length)
 
         async def held(draft, chunks, length):
             if draft.digester is node.spool.digester:
@@ -265,6 +269,7 @@ class Held:
             await write(draft, chunks, length)
 
         monkeypatch.setattr(Draft, "write", held)
+        monkeypatch.setattr(Draft, "write_at_once", not_at_once)
 
 
 async def settle(rounds=30):

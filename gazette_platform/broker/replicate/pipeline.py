@@ -126,6 +126,11 @@ class Pipeline:
         self.send(raw)
         return number
 
+    @property
+    def has_room(self) -> bool:
+        """Whether it is usable, and not too much content waits for one of the peers."""
+        return self.is_usable and not any(link.is_full for link in self._links)
+
     async def room(self) -> None:
         """Wait while too much content waits for one of the peers.
 
