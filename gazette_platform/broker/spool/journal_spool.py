@@ -58,6 +58,9 @@ _log = logging.getLogger(__name__)
 # Up to this size content is written and hashed on the event loop: a hop to a thread would cost more.
 _INLINE_BYTES_MAX = 64 << 10
 
+# Chunks of less than this, in the mean, are written together.
+_TINY_BYTES = 4 << 10
+
 
 @final
 class Draft:
@@ -151,6 +154,9 @@ class Draft:
     def _write(self, chunks: list[bytes | memoryview], length: int) -> None:
         owner = self._owner
         began = owner.clock.monotonic()
+        if len(chunks) > 1 and length < _TINY_BYTES * len(chunks):
+            # To copy them costs less than a system call for each.
+            chunks = [b"".join(chunks)]
         self.digester.spool.write(chunks, self.at)
         if length <= _INLINE_BYTES_MAX:
             owner.time(began)
