@@ -69,7 +69,7 @@ _SMALL_BYTES_MAX = 64 << 10
 _KNOWN_BYTES_MAX = 512
 
 # Hashed on the event loop up to this size: a hop to a thread costs more.
-_INLINE_BYTES_MAX = 64 << 10
+_INLINE_BYTES_MAX = 128 << 10
 
 # Seconds after which a primary that could not be connected to is tried again.
 _RECONNECT_S = 0.2

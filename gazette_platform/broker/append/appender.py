@@ -302,7 +302,7 @@ class Appender:
                 chunks += pending.chunks
         spool, replicator = self._spool, self._replicator
         has_peers = replicator.has_peers
-        if spool.is_durable or not spool.takes_at_once(length):
+        if spool.is_durable or not spool.takes_at_once(length, with_digest=has_peers):
             return False
         if has_peers and self._refusal() is not None:
             return False
