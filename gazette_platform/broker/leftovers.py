@@ -628,7 +628,10 @@ def _why_not_whole(found: RecoveredTenure) -> str:
     if found.is_whole:
         return "there is a copy of it, and nothing proves how far that went"
     if not found.is_end_known:
-        return "the machine has restarted since, and nothing proves that all of it was on disk"
+        return (
+            "nothing proves that all of it is on disk: the machine has restarted since, or records of "
+            "its end are damaged"
+        )
     return "its registers cannot be read"
 
 

@@ -205,6 +205,10 @@ def _recover(
             # which somebody was told.
             _log.error("%s: a record of its end is torn, maybe the last one", header.journal)
             found.is_whole = found.is_end_known = False
+    elif states:
+        # It went this far at least. Content behind `end` would stay in the spool for ever.
+        furthest = max(states.values(), key=lambda state: state.end)
+        found.end, found.registers, found.knows_registers = furthest.end, furthest.registers, True
     # A file whose record is empty is a draft that was never committed. After a power failure it may also
     # be a file whose record is lost, unless each record was on disk before the next.
     is_recorded = latest is not None and _is_of_boot(latest.state, boot) and not is_torn

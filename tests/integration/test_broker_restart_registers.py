@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from journal_calls import JOURNAL, client_of, spec
+from journal_calls import JOURNAL, client_of, read_all, spec
 
 from gazette_platform.client import Change
 from gazette_platform.errors import EtcdError, GazetteError, RegisterMismatch, Suspended
+from gazette_platform.fragment.head_records import BLOCK_BYTES, SLOT_BYTES, slot_at
 from gazette_platform.keyspace import item_key
 from gazette_platform.protocol import AppendSuspend, LabelSelector, LabelSet
 from gazette_platform.testing.waiting import eventually
@@ -172,3 +173,33 @@ async def test_registers_survive_reset_of_harmed_spool(cluster, tmp_path):
     async with client_of(broker) as client:
         assert await client.reset_head(JOURNAL, give_up=True) == 0
         await check_fence(client, begin=0)
+
+
+def harm_records(folder):
+    """Write over both records of each head, so that neither can be read."""
+    (heads,) = folder.rglob("heads")
+    raw = bytearray(heads.read_bytes())
+    for block in range(0, len(raw), BLOCK_BYTES):
+        for number in (0, 1):
+            at = block + slot_at(number)
+            if any(raw[at : at + SLOT_BYTES]):
+                raw[at + 8 : at + 40] = b"\xff" * 32
+    heads.write_bytes(raw)
+
+
+async def test_closed_content_without_record_of_the_head_is_stored_by_a_reset(cluster, tmp_path):
+    settings = {"id": "broker-za", "spool_dir": tmp_path / "spools of za", "append_wait_s": 0.5}
+    settings["spool_dir"].mkdir()
+    broker = await cluster.start(**settings)
+    async with client_of(broker) as client:
+        await client.apply([Change(spec())])
+        await client.append(JOURNAL, b"content", union_registers=HELD)
+    await crash(broker)
+    harm_records(settings["spool_dir"])
+    broker = await cluster.start(**settings)
+    async with client_of(broker) as client:
+        with pytest.raises(GazetteError):
+            await client.append(JOURNAL, b"x")
+        assert await client.reset_head(JOURNAL, give_up=True) == 7
+        await check_fence(client)
+        assert await read_all(client) == b"content!"

@@ -283,6 +283,17 @@ def test_without_any_record_nothing_is_believed_and_nothing_lost(disk):
     assert torn.path.read_bytes() == b"content"
 
 
+def test_without_record_of_the_head_closed_fragments_say_how_far_it_went(disk):
+    tenure = disk.begin()
+    put(tenure, b"one", registers=SHORT)
+    put(tenure, b"three", 3)
+    for number in (1, 2):
+        damage_record(disk, tenure, number)
+    found = disk.recover_one()
+    assert (found.end, found.registers, found.is_whole) == (3, SHORT, False)
+    assert contents(found) == [(0, b"one")]
+
+
 def cut(path):
     os.truncate(path, 3)
 
