@@ -97,6 +97,14 @@ async def test_calls_without_a_token_are_refused(client, stub):
     assert await failure(appending.commit()) == expected
 
 
+@pytest.mark.parametrize("value", ["Bearer ", " ", " Bearer x"])
+async def test_authorization_with_blanks_around_is_refused_in_words(client, stub, value):
+    """HTTP/2 forbids such blanks. All gRPC servers take them, and clients send them with an empty token."""
+    code, text = await failure(stub.List(pb.ListRequest(), metadata=(("authorization", value),)))
+    assert code is UNAUTHENTICATED
+    assert "Authorization" in text
+
+
 async def test_u1_a_token_of_a_key_that_is_not_ours_is_refused(client, stub):
     metadata = bearer(Capability.LIST, keys=base64.b64encode(b"another").decode())
     assert await failure(stub.List(pb.ListRequest(), metadata=metadata)) == (
