@@ -37,7 +37,7 @@ from gazette_platform.lake import (
 from gazette_platform.lake.accounting import partition_accounts
 from gazette_platform.resources import LakeResource
 from gazette_platform.sensors.audits import AuditState, _is_outgrown
-from gazette_platform.sensors.cursor import SensorCursor, problem_digest
+from gazette_platform.sensors.cursor import SensorCursor, problem_digest, unpacked
 from gazette_platform.sensors.told import InstanceTold
 
 pytestmark = pytest.mark.long
@@ -125,7 +125,14 @@ def test_replay_after_a_lost_cursor_tells_nothing_twice(platform):
     platform.cursor = None
     again = platform.tick()
     assert again.asset_events == []
-    assert again.cursor == cursor
+
+    def without_times(text):
+        raw = unpacked(text)
+        for audits in raw["audits"].values():
+            audits.pop("told_at")
+        return raw
+
+    assert without_times(again.cursor) == without_times(cursor)
 
 
 def test_events_of_a_killed_tick_are_told_by_the_next_one(platform):
