@@ -12,7 +12,7 @@ materialization for one that says nothing, while the sensor tells of a check whe
 One sensor asks for all rollups, and one for all typed tables. Each table gets a run of its own, so that one that is
 slow, or takes its process with it, holds up no other. One look costs 25 to 50 ms of CPU beside a hundred tables.
 
-A condition that is not met says why in Dagster's evaluation of it, in place of its label.
+Dagster's evaluation of a condition says why it is met, or not, in place of its name.
 """
 
 import hashlib
@@ -93,9 +93,8 @@ class _Reasoned(AutomationResult[AssetKey]):
     @override
     def serializable_evaluation(self) -> Any:
         made = super().serializable_evaluation
-        return replace(
-            made, condition_snapshot=made.condition_snapshot._replace(label=self._reason)
-        )
+        # As its name: Dagster's UI cuts labels after some forty characters.
+        return replace(made, condition_snapshot=made.condition_snapshot._replace(name=self._reason))
 
 
 class _Condition(AutomationCondition[AssetKey]):

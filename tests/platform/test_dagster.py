@@ -41,7 +41,7 @@ NEWEST_COLUMNS = """query($path: [String!]!) { assetOrError(assetKey: {path: $pa
     ... on TableSchemaMetadataEntry { schema { columns { name constraints { other } } } } } } } } }"""
 EVALUATIONS = """query($path: [String!]!) { assetConditionEvaluationRecordsOrError(
   assetKey: {path: $path}, limit: 5) { ... on AssetConditionEvaluationRecords { records {
-    numRequested evaluationNodes { userLabel numTrue } } } } }"""
+    numRequested evaluationNodes { expandedLabel numTrue } } } } }"""
 CURSOR = """mutation($cursor: String) { setSensorCursor(cursor: $cursor, sensorSelector: {
   sensorName: "fragments", repositoryName: "__repository__",
   repositoryLocationName: "gazette_platform.definitions"}) {
@@ -207,7 +207,7 @@ def test_evaluation_says_why_a_rollup_is_not_asked_for(ask):
         found = ask(EVALUATIONS, path=["rollups", "sales_by_customer"])
         records = found["assetConditionEvaluationRecordsOrError"].get("records", [])
         return [
-            node["userLabel"]
+            " ".join(node["expandedLabel"])
             for record in records
             if not record["numRequested"]
             for node in record["evaluationNodes"]
@@ -245,7 +245,7 @@ def test_wrong_query_is_red_before_its_first_run(ask, evaluation, platform, gazc
         # No run of it is asked for, which could only fail.
         wait_until(
             lambda: any(
-                (node["userLabel"] or "").startswith(
+                node["expandedLabel"][0].startswith(
                     "the query is wrong: rollups.wrong_names query_fits: no source"
                 )
                 for record in ask(EVALUATIONS, path=path)[

@@ -329,7 +329,10 @@ def reasons(daemon, spec=FIRST, **options):
     )
     daemon.cursor = result.cursor
     (root,) = [r.serializable_evaluation for r in result.results]
-    return [(e.true_subset.size > 0, e.condition_snapshot.label) for e in root.child_evaluations]
+    return [
+        (e.true_subset.size > 0, e.condition_snapshot.label or e.condition_snapshot.name)
+        for e in root.child_evaluations
+    ]
 
 
 def test_evaluation_says_why_a_rollup_is_not_asked_for(daemon):
