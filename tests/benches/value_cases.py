@@ -26,6 +26,7 @@ __all__ = [
     "LineCase",
     "Shape",
     "ValueCase",
+    "are_alike",
     "canonical",
     "line_table",
     "shape_table",
@@ -235,7 +236,7 @@ def shown(value: Any, kind: str = "") -> str:
         case date() | Decimal():
             return str(value)
         case dict():
-            return "{" + ", ".join(f"{k}: {shown(v)}" for k, v in value.items()) + "}"
+            return "{" + ", ".join(f"{k}: {shown(v)}" for k, v in sorted(value.items())) + "}"
         case tuple():
             return "(" + ", ".join(map(shown, value)) + ")"
         case list():
@@ -268,8 +269,21 @@ def canonical(text: str) -> object:
     """The JSON value that a shown text holds, if it does; its numbers are exact."""
     try:
         return json.loads(json.loads(text), parse_int=Decimal, parse_float=Decimal)
-    except ValueError:
+    except (TypeError, ValueError):
         return text
+
+
+def are_alike(one: Any, other: Any) -> bool:
+    """Whether two values of engines are the same, where texts need only be the same JSON."""
+    match one, other:
+        case (str(), str()):
+            return canonical(json.dumps(one)) == canonical(json.dumps(other))
+        case (dict(), dict()):
+            return one.keys() == other.keys() and all(are_alike(one[k], other[k]) for k in one)
+        case (list() | tuple(), list() | tuple()):
+            return len(one) == len(other) and all(map(are_alike, one, other))
+        case _:
+            return bool(one == other)
 
 
 @final
@@ -278,9 +292,9 @@ class Shape:
     """What engines read of a value in a column that Trino reads as text."""
 
     case: ValueCase
-    trino: str
-    view: str
-    spark: str
+    trino: Any
+    view: Any
+    spark: Any
 
 
 def shape_table(found: Sequence[Shape]) -> str:
@@ -290,7 +304,8 @@ def shape_table(found: Sequence[Shape]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for one in found:
-        cells = [one.case.type, one.case.raw, one.trino, one.view, one.spark]
+        read = (shown(value, one.case.type) for value in (one.trino, one.view, one.spark))
+        cells = [one.case.type, one.case.raw, *read]
         lines.append(f"| {' | '.join(map(_code, cells))} | {'' if one.case.is_fit else 'unfit'} |")
     return "\n".join(lines)
 
