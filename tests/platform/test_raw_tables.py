@@ -11,7 +11,13 @@ import pytest
 from sales import FRESH, NOTES, ORDERS, json_lines
 
 from gazette_platform import Change, Flags, build_uuid, clock_of, read_committed
-from gazette_platform.lake import BrokerSource, Registrar, StoreRoots, parse_table_spec
+from gazette_platform.lake import (
+    BrokerSource,
+    Registrar,
+    StoreRoots,
+    ensure_views,
+    parse_table_spec,
+)
 from gazette_platform.protocol import CompressionCodec
 from gazette_platform.testing.waiting import wait_until
 
@@ -149,7 +155,7 @@ def test_csv_and_plain_files_are_tables_too(visible, sales, trino, spark, duckdb
 
 
 def test_header_rows_are_no_rows_in_any_engine(
-    own, flushed, client, gazctl, trino, spark, tmp_path
+    own, flushed, client, gazctl, metastore, trino, spark
 ):
     journal = own.journal("region=eu")
     header = 'id;Größe;"it\'s"\r\n'.encode()
@@ -166,6 +172,9 @@ def test_header_rows_are_no_rows_in_any_engine(
         more="delimiter: ';'\nheader: true\n",
     )
     assert "5 row(s) more" in flushed(table)
+    with metastore.connect() as session:
+        spec = parse_table_spec((own.tables / "sizes.yaml").read_text())
+        ensure_views(session, spec, session.table(own.schema, spec.stored_table), {})
     rows = [("1", "x", "a"), ("2", "y;z", ""), ("3", "id", "b"), ("4", "w", "c"), ("id", "y", None)]
     query = "SELECT id, size, note FROM {} ORDER BY id"
     for each in (table, f"{table}_exact"):
