@@ -20,7 +20,7 @@ CASE ?=
 OUTAGE_S ?= 600
 PROCESSES ?= 1,2
 
-.PHONY: help install dev demo fmt lint types test test-fast test-all proof test-pythons mutants coverage bench bench-wire bench-cluster bench-scale bench-failover bench-allocator bench-consume bench-consumers bench-lake chaos test-outage fuzz lake-crash typed-crash soak screenshots gen gen-check docs clean
+.PHONY: help install dev demo fmt lint types test test-fast test-all proof test-pythons mutants coverage bench bench-wire bench-cluster bench-scale bench-failover bench-allocator bench-consume bench-consumers bench-lake chaos test-outage fuzz lake-crash typed-crash soak screenshots gen gen-check docs docs-site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -142,6 +142,9 @@ gen-check: $(STAMP) ## Fail when generated files differ from what `make gen` wou
 
 docs: $(STAMP) ## Run the snippets of docs/ against a live platform
 	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest tests/e2e/test_docs.py $(ARGS)
+
+docs-site: $(STAMP) ## Build the site of the documentation into build/docs-site/html; broken links fail
+	tools/docs_site
 
 clean: ## Remove caches and build output (not .venv, not the downloads)
 	rm -rf build dist .coverage .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

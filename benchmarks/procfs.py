@@ -21,6 +21,7 @@ __all__ = [
     "peak_rss_mb",
     "rss_mb",
     "session_cpu_s",
+    "threads_cpu_s",
 ]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -33,6 +34,16 @@ _IDLE_CPU_S = 0.02
 def cpu_s(pid: int) -> float:
     """User and system time of a process and its threads since its start, seconds."""
     return _cpu_s(_read(Path(f"/proc/{pid}/stat")))
+
+
+def threads_cpu_s(pid: int) -> float:
+    """The same of the threads that live, to the nanosecond: ticks of 10 ms say little of a process at rest."""
+    _read(Path(f"/proc/{pid}/stat"))
+    used_ns = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(OSError):  # it has ended
+            used_ns += int(path.read_text().split()[0])
+    return used_ns / 1e9
 
 
 def session_cpu_s(pid: int) -> float:

@@ -50,7 +50,7 @@ _CASES = (
 )
 _REPLICATED = AppendCase("raw", "100b", 16)
 _TAIL_SHARE = 0.5  # of the seconds of the other benchmark of tails, since there are four sides
-_IDLE_S = 30.0  # the kernel counts CPU in hundredths of a second, and a broker at rest uses few
+_IDLE_S = 30.0
 # A broker at rest looks every five seconds whether it has memory to give back.
 _GIVE_BACK_S = 12.0
 _LEASE_S = 20  # brokers that rest while others are loaded must not lose theirs
@@ -201,9 +201,12 @@ async def _measure_idle(benches: Mapping[str, Bench]) -> Figures:
     """CPU of all brokers over the same seconds, in which nothing happens."""
     for bench in benches.values():
         await bench.settle()
-    before = {wire: procfs.cpu_s(bench.broker.pid) for wire, bench in benches.items()}
+    before = {wire: procfs.threads_cpu_s(bench.broker.pid) for wire, bench in benches.items()}
     await asyncio.sleep(_IDLE_S)
-    used = {wire: procfs.cpu_s(bench.broker.pid) - before[wire] for wire, bench in benches.items()}
+    used = {
+        wire: procfs.threads_cpu_s(bench.broker.pid) - before[wire]
+        for wire, bench in benches.items()
+    }
     return {
         f"wire_{wire}_broker_idle_cpu_percent": used_s / _IDLE_S * 100
         for wire, used_s in used.items()

@@ -83,7 +83,11 @@ def lake_definitions(
                 *refused_checks(refused),
                 *([rollups_check()] if settings.rollups else []),
             ],
-            sensors=[*fragments_sensors(settings.sensor_shards), typed_sensor, catalog_sensor],
+            sensors=[
+                *fragments_sensors(settings.sensor_shards, folder),
+                typed_sensor(typed_pairs(specs)),
+                catalog_sensor,
+            ],
             resources={key: value for key, value in resources.items() if key not in own},
         ),
         rollup_definitions(

@@ -515,7 +515,7 @@ class TypedProgressGone(LakeError):
 
 
 class TypedRefused(LakeError):
-    """A typed table holds what rows cannot be made anew beside, until a person has done something about it."""
+    """A typed table is such that nothing can be published to it, which asking again does not change."""
 
 
 class SetupError(GazetteError):

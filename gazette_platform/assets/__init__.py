@@ -6,7 +6,7 @@ A *rollup* is materialised by runs that make those of its slices anew whose sour
 that running one twice changes nothing; automation asks for those whose sources have changed.
 """
 
-from gazette_platform.assets.automation import DepsRed
+from gazette_platform.assets.automation import DepsGood
 from gazette_platform.assets.checks import raw_checks, refused_checks, specs_check
 from gazette_platform.assets.freshness import SOURCES_KEY
 from gazette_platform.assets.raw import (
@@ -28,7 +28,7 @@ from gazette_platform.assets.typed_jobs import typed_definitions
 __all__ = [
     "SOURCES_KEY",
     "SPECS_KEY",
-    "DepsRed",
+    "DepsGood",
     "RollupConfig",
     "TypedConfig",
     "job_name",

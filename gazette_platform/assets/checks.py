@@ -19,6 +19,7 @@ from dagster import (
     asset_check,
 )
 
+from gazette_platform.assets.checked import Checked, rows_told, with_counts
 from gazette_platform.assets.raw import SPECS_KEY, table_key
 from gazette_platform.errors import LakeError
 from gazette_platform.lake import Finding, FindingKind, RefusedSpec, SpecFolder, TableSpec
@@ -27,6 +28,7 @@ from gazette_platform.lake.full_audit import audit_content, audit_index
 from gazette_platform.lake.overdue import overdue
 from gazette_platform.lake.standing import table_standing
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.counted import counted
 from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
 
 __all__ = [
@@ -91,9 +93,18 @@ def check_evaluations(table: str, findings: Sequence[Finding]) -> list[AssetChec
 
 
 def keeps_up_evaluation(
-    table: str, problems: Sequence[str], file: str = ""
+    table: str, problems: Sequence[str], file: str = "", journals: int | None = None
 ) -> AssetCheckEvaluation:
-    """Red, with what keeps a table from following its spec and its journals; green if nothing does."""
+    """Red, with what keeps a table from following its spec and its journals; green if nothing does.
+
+    Args:
+        table: its name.
+        problems: what is wrong.
+        file: of its spec.
+        journals: that it has; None: they are not known.
+    """
+    of_them = counted(journals, "journal") if journals is not None else "its journals"
+    good = f"The spec is good, and all stored content of {of_them} is registered."
     metadata: dict[str, int | TextMetadataValue] = {"problems": len(problems)}
     if file:
         metadata["spec_file"] = MetadataValue.text(file)
@@ -102,7 +113,7 @@ def keeps_up_evaluation(
         check_name=KEEPS_UP_CHECK,
         passed=not problems,
         severity=AssetCheckSeverity.ERROR,
-        description=in_lines(problems) or "As it should be.",
+        description=in_lines(problems) or good,
         metadata=metadata,
         blocking=False,
     )
@@ -116,7 +127,8 @@ def specs_evaluation(folder: SpecFolder) -> AssetCheckEvaluation:
         check_name=SPECS_CHECK,
         passed=not texts,
         severity=AssetCheckSeverity.ERROR,
-        description=in_lines(texts) or "As it should be.",
+        description=in_lines(texts)
+        or f"{counted(len(folder.specs), 'table spec')}, 0 files refused.",
         metadata={"tables": len(folder.specs), "refused": len(folder.refused)},
         blocking=False,
     )
@@ -175,7 +187,8 @@ def _keeps_up(table: str) -> AssetChecksDefinition:
             problems = [str(e) for e in problems_with_journals(spec, journals, clock.now())]
             standing = table_standing(spec, journals, {}, session, clock.now())
             problems += overdue(source, standing, clock.unix_s(), from_begin=True)
-        return result_of(keeps_up_evaluation(table, problems, folder.files[table]))
+        found = keeps_up_evaluation(table, problems, folder.files[table], len(journals))
+        return result_of(found)
 
     return look
 
@@ -196,7 +209,11 @@ def _audit(spec: TableSpec, kind: FindingKind) -> AssetChecksDefinition:
         # Its threshold may have changed since definitions were loaded.
         now = lake.folder().specs.get(spec.name, spec)
         with broker.source() as source, metastore.client().connect() as session:
-            table = session.table(spec.schema, spec.table)
+            table = session.table(spec.schema, spec.stored_table)
+            checked = Checked(
+                journals=len(source.journals(spec.label_selector)),
+                records=rows_told(context.instance, table_key(spec.name)),
+            )
             if table is None:
                 raise LakeError(f"table {spec.name} is not made yet: its journals hold no fragment")
             if kind == "fit":
@@ -205,7 +222,7 @@ def _audit(spec: TableSpec, kind: FindingKind) -> AssetChecksDefinition:
                 found = list(audit_index(session, now, table, source, roots))
         context.log.info("%s: %d findings of all kinds", spec.name, len(found))
         (evaluation,) = (e for e in check_evaluations(spec.name, found) if e.check_name == name)
-        return result_of(evaluation)
+        return result_of(with_counts(evaluation, checked))
 
     return audit
 
@@ -229,7 +246,7 @@ def _severity(findings: Sequence[Finding]) -> AssetCheckSeverity:
 
 def _description(findings: Sequence[Finding]) -> str:
     if not findings:
-        return "As it should be."
+        return "Nothing is wrong."
     return in_lines(list(dict.fromkeys(f.text or f.path for f in _wrong_first(findings))))
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "newest_evaluations",
     "noted_mark",
     "sources_mark",
+    "sources_missing",
 ]
 
 # Metadata key under which a rollup notes its mark.
@@ -83,6 +84,12 @@ def sources_mark(instance: DagsterInstance, spec: Sourced) -> str:
             return ""
         marks += [mark, _overlaps(instance, key)]
     return hashlib.sha256(repr(marks).encode()).hexdigest()[:16]
+
+
+def sources_missing(instance: DagsterInstance, spec: Sourced) -> list[str]:
+    """Return the sources that were never materialized."""
+    names = sorted(spec.sources.values())
+    return [name for name in names if not _source_mark(instance, AssetKey(name.split(".")))]
 
 
 def noted_mark(instance: DagsterInstance, rollup: AssetKey) -> str:

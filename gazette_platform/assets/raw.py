@@ -12,6 +12,7 @@ from dagster import (
     FreshnessPolicy,
     MetadataValue,
     TableColumn,
+    TableColumnConstraints,
     TableSchema,
 )
 
@@ -20,13 +21,16 @@ from gazette_platform.lake.catalogs import HIVE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gazette_platform.hive import HiveColumn
     from gazette_platform.lake import RefusedSpec, TableSpec
 
 __all__ = [
     "SPECS_KEY",
     "column_schema",
+    "describes_partitions",
     "journals_key",
     "journals_partitions",
+    "partition_column",
     "raw_asset_specs",
     "refused_asset_specs",
     "specs_asset_spec",
@@ -34,13 +38,12 @@ __all__ = [
     "table_partitions",
 ]
 
-# What the page of an asset says of it. Dagster says beside it that it found no automations for the asset: sensors
-# that tell of assets without a run are none to it.
+# What the page of an asset says of it. Under Automation the page names the sensor that fills it.
 _TABLE_TEXT = """\
 {comment}
 
-Raw table of the journals `{selector}`. Nothing is to be run: a sensor registers what brokers have stored, and \
-tells of it here."""
+Raw table of the journals `{selector}`. You do not run it: a sensor registers the files that brokers store, and \
+reports them here."""
 _JOURNALS_TEXT = """\
 The journals `{selector}`, which table `{table}` is made of: how far each was appended (`write_head`), and how far \
 it is in the table (`registered`); between the two are `lag_bytes`. Offsets are bytes from a journal's begin."""
@@ -83,16 +86,42 @@ def refused_asset_specs(refused: Iterable[RefusedSpec]) -> list[AssetSpec]:
     ]
 
 
-def column_schema(spec: TableSpec) -> TableSchema:
-    """The columns of a table that its spec names, for Dagster's catalog, those of its path last."""
-    data = [(c.name, c.parsed.hive, c.comment) for c in spec.columns]
-    path = [(p.column, p.type, p.comment or "Of the path.") for p in spec.partitions]
+def column_schema(spec: TableSpec, partitions: Iterable[HiveColumn] | None = None) -> TableSchema:
+    """Return the columns of a table for Dagster's catalog, partition columns last.
+
+    Args:
+        spec: of the table.
+        partitions: its partition columns; None: those that the spec describes.
+    """
+    described = {p.column: p for p in spec.partitions}
+    path = (
+        [(c.name, c.type) for c in partitions]
+        if partitions is not None
+        else [(p.column, p.type) for p in spec.partitions]
+    )
+    data = [TableColumn(c.name, c.parsed.hive, c.comment or None) for c in spec.columns]
     return TableSchema(
-        columns=[
-            TableColumn(name=name, type=kind, description=text or None)
-            for name, kind, text in (*data, *path)
+        columns=data
+        + [
+            partition_column(name, kind, described[name].comment if name in described else "")
+            for name, kind in path
         ]
     )
+
+
+def partition_column(name: str, kind: str, text: str = "") -> TableColumn:
+    """Return a column by which a table is partitioned."""
+    return TableColumn(
+        name,
+        kind,
+        text or "From the path of the files.",
+        constraints=TableColumnConstraints(other=["partition column"]),
+    )
+
+
+def describes_partitions(spec: TableSpec, partitions: Iterable[HiveColumn]) -> bool:
+    """Return whether a spec describes all partition columns of its table."""
+    return {c.name for c in partitions} <= {p.column for p in spec.partitions}
 
 
 def specs_asset_spec() -> AssetSpec:

@@ -60,7 +60,7 @@ def rollups_evaluation(folder: RollupFolder) -> AssetCheckEvaluation:
         check_name=SPECS_CHECK,
         passed=not texts,
         severity=AssetCheckSeverity.ERROR,
-        description=in_lines(texts) or "As it should be.",
+        description=in_lines(texts) or f"{counted(len(folder.specs), 'rollup')}, 0 files refused.",
         metadata={"rollups": len(folder.specs), "refused": len(texts)},
         blocking=False,
     )

@@ -1,10 +1,10 @@
-"""Rollups with all that makes and keeps them: assets, jobs, automation sensors and maintenance."""
+"""Rollups with all that makes and keeps them: assets, jobs, their automation sensor and maintenance."""
 
 from collections.abc import Iterable, Mapping
 
 from dagster import Definitions, define_asset_job
 
-from gazette_platform.assets.automation import automation_sensor
+from gazette_platform.assets.automation import automation_sensors
 from gazette_platform.assets.maintenance import maintenance_job, maintenance_schedule
 from gazette_platform.assets.rollups import ENGINE_RESOURCES, rollup_asset
 from gazette_platform.lake.catalogs import ICEBERG
@@ -19,7 +19,7 @@ def rollup_definitions(
     catalog: str = ICEBERG,
     engines: Mapping[str, str] = ENGINE_RESOURCES,
 ) -> Definitions:
-    """Assets and jobs of rollups, the running sensors that ask for them, and their maintenance; without resources.
+    """Assets and jobs of rollups, the running sensor that asks for them, and their maintenance; without resources.
 
     Merge them, once, with definitions that have those of `platform_resources`.
 
@@ -38,7 +38,7 @@ def rollup_definitions(
     return Definitions(
         assets=assets,
         jobs=[*jobs, *([maintenance_job(specs, engines)] if specs else [])],
-        sensors=[automation_sensor(spec) for spec in specs],
+        sensors=automation_sensors("rollup_automation", "rollups", [spec.name for spec in specs]),
         schedules=[maintenance_schedule()] if specs else [],
     )
 

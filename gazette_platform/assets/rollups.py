@@ -6,6 +6,7 @@ data version is the digest of what it covers, so a run that changes nothing sets
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster import (
@@ -23,6 +24,7 @@ from dagster import (
     MetadataValue,
     RetryPolicy,
     TableColumn,
+    TableColumnConstraints,
     TableColumnDep,
     TableColumnLineage,
     TableSchema,
@@ -30,12 +32,21 @@ from dagster import (
 )
 from pydantic import Field
 
-from gazette_platform.assets.automation import rollup_condition
+from gazette_platform.assets.automation import EACH_MINUTE, rollup_condition
+from gazette_platform.assets.checks import result_of
 from gazette_platform.assets.freshness import SOURCES_KEY, sources_mark
+from gazette_platform.assets.query_checks import QUERY_CHECK, QUERY_TEXT, query_evaluation
 from gazette_platform.errors import RollupFenced
 from gazette_platform.lake.catalogs import ICEBERG
 from gazette_platform.lake.rollups import PythonRollup, RollupSpec
+from gazette_platform.lake.rollups.query_check import (
+    QueryCheck,
+    check_queries,
+    made_by,
+    source_columns,
+)
 from gazette_platform.lake.spark import prepare_environment
+from gazette_platform.ops.counted import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +72,7 @@ __all__ = [
 # Keys of the resources of `platform_resources` by engine.
 ENGINE_RESOURCES = {"trino": "trino", "spark": "spark", "python": "spark"}
 COMPLETE_CHECK = "slices_complete"
+_ENGINE_NAMES = {"trino": "Trino", "spark": "Spark", "python": "A function in Spark"}
 _KINDS = {"trino": "trino", "spark": "pyspark", "python": "pyspark"}
 _SHOWN = 50
 # Iceberg's names of types where SQL, and raw tables, have another.
@@ -106,7 +118,7 @@ def rollup_asset(
             AssetSpec(
                 key,
                 deps=[rollup_key(source) for source in sorted(set(spec.sources.values()))],
-                description=spec.comment or None,
+                description=_described(spec),
                 group_name="rollups",
                 kinds={_KINDS[spec.engine], "iceberg"},
                 owners=list(spec.owners),
@@ -130,7 +142,12 @@ def rollup_asset(
                 COMPLETE_CHECK,
                 asset=key,
                 description="No slice lacks content that came after some of its own was pruned.",
-            )
+            ),
+            *(
+                [AssetCheckSpec(QUERY_CHECK, asset=key, description=QUERY_TEXT)]
+                if not function
+                else []
+            ),
         ],
         can_subset=True,
         retry_policy=RetryPolicy(max_retries=1, delay=5),
@@ -144,21 +161,48 @@ def rollup_asset(
             engine = engine_of(context.resources, resource, spec, function)
             yield _run(context, spec, engine, is_forced=config.force, catalog=catalog)
         else:
-            yield _look(context, spec)
+            yield from _look(context, spec)
 
     return make
 
 
-def _look(context: AssetExecutionContext, spec: RollupSpec) -> AssetCheckResult:
-    """What the check says of a rollup as it is, without a run of it."""
+def _described(spec: RollupSpec) -> str:
+    """Describe a rollup: by its header, by the comment that its query begins with, and by what it is made of.
+
+    Lists of assets show the first line.
+    """
+    sources = ", ".join(f"`{name}`" for name in sorted(set(spec.sources.values())))
+    engine = _ENGINE_NAMES[spec.engine]
+    slices = (
+        f" Each {' and '.join(f'`{c}`' for c in spec.slices)} is a slice." if spec.slices else ""
+    )
+    pace = (
+        "as soon as one changes" if spec.cron == EACH_MINUTE else f"at `{spec.cron}` if one changed"
+    )
+    made = f"{engine} makes it of {sources}, {pace}.{slices}"
+    return "\n\n".join(filter(None, [spec.comment, spec.query_comment, made]))
+
+
+def _look(context: AssetExecutionContext, spec: RollupSpec) -> Iterator[AssetCheckResult]:
+    """Evaluate the checks of a rollup as it is, without a run of it."""
     from gazette_platform.lake.rollups.running import slices_behind  # noqa: PLC0415  as below
 
-    metastore = context.resources.metastore.client()
-    tables = context.resources.lake.iceberg_tables(metastore)
-    return _complete(spec, slices_behind(metastore, tables, spec))
+    lake, metastore = context.resources.lake, context.resources.metastore.client()
+    tables = lake.iceberg_tables(metastore)
+    wanted = {check.name for check in context.selected_asset_check_keys}
+    if QUERY_CHECK in wanted:
+        rollups = {**lake.rollup_folder().specs, spec.name: spec}
+        with metastore.connect() as session:
+            columns = source_columns(rollups.values(), lake.folder(), session)
+        found = check_queries(rollups, columns, partial(made_by, lambda: tables))
+        yield result_of(query_evaluation(found[spec.name]))
+    if COMPLETE_CHECK in wanted:
+        yield _complete(spec, slices_behind(metastore, tables, spec))
 
 
-def _complete(spec: RollupSpec, sealed: "Iterable[Sealed]") -> AssetCheckResult:
+def _complete(
+    spec: RollupSpec, sealed: "Iterable[Sealed]", total: int | None = None
+) -> AssetCheckResult:
     behind = [
         ", ".join(f"{c}={v}" for c, v in zip(spec.slices, s.values, strict=True)) or "all"
         for s in sealed
@@ -168,7 +212,7 @@ def _complete(spec: RollupSpec, sealed: "Iterable[Sealed]") -> AssetCheckResult:
         passed=not behind,
         check_name=COMPLETE_CHECK,
         severity=AssetCheckSeverity.WARN,
-        description=_behind_text(spec, behind),
+        description=_behind_text(spec, behind, total),
         metadata={"slices_behind": len(behind)},
     )
 
@@ -210,14 +254,26 @@ def _run(
     }
     # The run is committed: what is told of it asks no metastore, which may be away by now.
     if report.now is not None and report.now.snapshot is not None:
-        metadata |= _table_metadata(report.now, report.now.snapshot)
+        metadata |= _table_metadata(spec, report.now, report.now.snapshot)
         metadata |= _lineage_metadata(context, spec, report, report.now)
     return MaterializeResult(
         asset_key=rollup_key(spec.name),
         metadata=metadata,
         data_version=DataVersion(report.covers.digest),
-        check_results=[_complete(spec, report.behind)] if context.selected_asset_check_keys else [],
+        check_results=list(_results(context, spec, report)),
     )
+
+
+def _results(
+    context: AssetExecutionContext, spec: RollupSpec, report: "RollupReport"
+) -> Iterator[AssetCheckResult]:
+    """Evaluate those checks that a run is to evaluate. It proves the query."""
+    wanted = {check.name for check in context.selected_asset_check_keys}
+    if COMPLETE_CHECK in wanted:
+        yield _complete(spec, report.behind, len(report.covers.slices))
+    if QUERY_CHECK in wanted:
+        known = {spec.sources[alias]: len(names) for alias, names in report.source_columns.items()}
+        yield result_of(query_evaluation(QueryCheck(rollup=spec.name, known=known)))
 
 
 def engine_of(
@@ -244,14 +300,23 @@ def engine_of(
     return SparkEngine(resource.spark_session, function)
 
 
-def _table_metadata(table: "IcebergTable", snapshot: "Snapshot") -> "dict[str, RawMetadataValue]":
+def _table_metadata(
+    spec: RollupSpec, table: "IcebergTable", snapshot: "Snapshot"
+) -> "dict[str, RawMetadataValue]":
     summary = snapshot.summary
     fields = table.metadata.schema().fields
     return {
         "dagster/row_count": int(summary["total-records"] or 0) if summary else 0,
         "dagster/column_schema": TableSchema(
             columns=[
-                TableColumn(f.name, _IN_SQL.get(str(f.field_type), str(f.field_type)), f.doc)
+                TableColumn(
+                    f.name,
+                    _IN_SQL.get(str(f.field_type), str(f.field_type)),
+                    f.doc,
+                    constraints=TableColumnConstraints(
+                        other=["partition column"] if f.name.lower() in spec.slices else None
+                    ),
+                )
                 for f in fields
             ]
         ),
@@ -267,7 +332,7 @@ def _lineage_metadata(
         return {}
     try:
         # Slow to import, as below.
-        from gazette_platform.lake.rollups.lineage_process import column_lineage_apart  # noqa: PLC0415
+        from gazette_platform.lake.rollups.query_process import column_lineage_apart  # noqa: PLC0415
 
         origins = column_lineage_apart(spec.sql, spec.engine, report.source_columns)
         return {"dagster/column_lineage": _lineage(spec, table, origins)}
@@ -306,10 +371,12 @@ def _covers_shown(offsets: dict[str, list[tuple[int, int]]]) -> dict[str, str]:
     return shown
 
 
-def _behind_text(spec: RollupSpec, behind: Iterable[str]) -> str:
+def _behind_text(spec: RollupSpec, behind: Iterable[str], total: int | None) -> str:
     slices = list(behind)
     if not slices:
-        return "As it should be."
+        return (
+            f"{counted(total, 'slice')}, 0 behind." if total is not None else "No slice is behind."
+        )
     more = f" and {len(slices) - _SHOWN} more" if len(slices) > _SHOWN else ""
     return (
         f"Raw content of {'; '.join(slices[:_SHOWN])}{more} was pruned, or its store is away, so these slices are "

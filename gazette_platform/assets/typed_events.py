@@ -62,7 +62,6 @@ QUARANTINE_CHECK: Final = "quarantine"
 FRESH_CHECK: Final = "fresh"
 
 _DATA_VERSION: Final = "dagster/data_version"
-_GREEN: Final = "As it should be."
 # Above that share of what was committed it is no matter of some bad records.
 _QUARANTINE_SHARE_MAX: Final = 0.01
 _JOURNALS_SHOWN: Final = 50
@@ -198,8 +197,15 @@ def complete_evaluation(
         metadata["rows"] = found.rows
     if found.notes:
         metadata["notes"] = MetadataValue.text(in_lines(found.notes))
+    counts = found.counts
     return _evaluation(
-        key or typed_key(spec), COMPLETE_CHECK, in_lines(texts), metadata, is_blocking=key is None
+        key or typed_key(spec),
+        COMPLETE_CHECK,
+        in_lines(texts),
+        metadata,
+        is_blocking=key is None,
+        good=f"{_number(counts.committed)} committed: {counts.typed:,} are rows, {counts.quarantined:,} in quarantine, "
+        "0 lost, 0 twice.",
     )
 
 
@@ -215,7 +221,7 @@ def quarantine_evaluation(spec: TypedSpec, counts: Counts) -> AssetCheckEvaluati
     count, share = counts.quarantined, counts.quarantined / max(1, counts.committed)
     text = (
         f"{counted(count, 'record is', 'records are')} no rows of {spec.name}: `gazctl lake quarantine {spec.name}` "
-        "shows why; correct the spec, or who writes them, and then reprocess them"
+        f"shows why. Correct the spec, or what writes them, then run `gazctl lake reprocess {spec.name}`"
         if count
         else ""
     )
@@ -223,8 +229,9 @@ def quarantine_evaluation(spec: TypedSpec, counts: Counts) -> AssetCheckEvaluati
         typed_key(spec),
         QUARANTINE_CHECK,
         text,
-        {"quarantined": count, "share": share},
+        {"committed": counts.committed, "quarantined": count, "share": share},
         is_warning=share <= _QUARANTINE_SHARE_MAX,
+        good=f"{_number(counts.committed)} committed, 0 in quarantine.",
     )
 
 
@@ -247,7 +254,9 @@ def fresh_evaluation(
                 f"a store has content of {counted(found.journals, 'journal')} since {since} UTC that is no row: "
                 f"{_who_runs(spec)}"
             )
-    return _evaluation(typed_key(spec), FRESH_CHECK, in_lines(texts), metadata)
+    left = f"{found.bytes:,} bytes of {counted(found.journals, 'journal')}"
+    good = f"{left} are not rows yet, which is in time." if found.bytes else "0 bytes behind."
+    return _evaluation(typed_key(spec), FRESH_CHECK, in_lines(texts), metadata, good=good)
 
 
 def _evaluation(
@@ -258,16 +267,21 @@ def _evaluation(
     *,
     is_blocking: bool = False,
     is_warning: bool = False,
+    good: str = "",
 ) -> AssetCheckEvaluation:
     return AssetCheckEvaluation(
         asset_key=key,
         check_name=check,
         passed=not text,
         severity=AssetCheckSeverity.WARN if is_warning else AssetCheckSeverity.ERROR,
-        description=text or _GREEN,
+        description=text or good,
         metadata=metadata,
         blocking=is_blocking,
     )
+
+
+def _number(messages: int) -> str:
+    return f"{messages:,} {'message' if messages == 1 else 'messages'}"
 
 
 def _who_runs(spec: TypedSpec) -> str:

@@ -1,14 +1,13 @@
-"""Typed tables with all that runs and keeps them: assets, jobs, automation sensors, backfills and maintenance."""
+"""Typed tables with all that runs and keeps them: assets, jobs, their automation sensor, backfills and maintenance."""
 
 from collections.abc import Iterable
 
 from dagster import Definitions, define_asset_job
 
-from gazette_platform.assets.automation import automation_sensor
+from gazette_platform.assets.automation import automation_sensors
 from gazette_platform.assets.rollup_jobs import job_name
 from gazette_platform.assets.typed import quarantine_asset_spec, typed_asset
 from gazette_platform.assets.typed_backfill import backfill_asset
-from gazette_platform.assets.typed_keys import TypedSources
 from gazette_platform.assets.typed_maintenance import (
     UpkeepEngine,
     maintenance_asset,
@@ -28,7 +27,7 @@ def typed_definitions(
     spark: str = "",
     upkeep: UpkeepEngine | None = None,
 ) -> Definitions:
-    """Assets and jobs of typed tables, the running sensors that ask for them, and their upkeep; without resources.
+    """Assets and jobs of typed tables, the running sensor that asks for them, and their upkeep; without resources.
 
     Merge them, once, with definitions that have those of `platform_resources`.
 
@@ -61,10 +60,8 @@ def typed_definitions(
             *kept_up,
         ],
         jobs=jobs,
-        sensors=[
-            automation_sensor(TypedSources.of(spec), heeds_checks=False)
-            for _, spec in given
-            if not spec.every_s
-        ],
+        sensors=automation_sensors(
+            "typed_automation", "typed tables", [spec.name for _, spec in given if not spec.every_s]
+        ),
         schedules=[typed_maintenance_schedule(kept_up)] if kept_up else [],
     )

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
-from dagster import AssetKey, TableColumn, TableColumnDep, TableColumnLineage, TableSchema
+from dagster import (
+    AssetKey,
+    TableColumn,
+    TableColumnConstraints,
+    TableColumnDep,
+    TableColumnLineage,
+    TableSchema,
+)
 
 from gazette_platform.assets.automation import EACH_MINUTE
 from gazette_platform.assets.raw import table_key
@@ -95,10 +102,19 @@ def fresh_within_s(raw: TableSpec, spec: TypedSpec) -> float:
 
 
 def column_schema(spec: TypedSpec) -> TableSchema:
-    """The columns, those of the system last."""
+    """The columns, those of the system last, with the partitions that are made of each."""
+    parts: dict[str, list[str]] = {}
+    for each in spec.partitions:
+        name = "partition column" if each.transform == "identity" else f"partition: {each.text}"
+        parts.setdefault(each.column, []).append(name)
     return TableSchema(
         columns=[
-            TableColumn(column.name, column.type, column.comment or None)
+            TableColumn(
+                column.name,
+                column.type,
+                column.comment or None,
+                constraints=TableColumnConstraints(other=parts.get(column.name)),
+            )
             for column in spec.all_columns
         ]
     )
@@ -112,13 +128,14 @@ def column_lineage(raw: TableSpec, spec: TypedSpec) -> TableColumnLineage:
     """
     by_key = {column.key: column.name for column in raw.columns}
     segments = {partition.name: partition.column for partition in raw.partitions}
+    envelope = by_key.get("after") or by_key.get("payload") if spec.change_data else None
     deps: dict[str, list[TableColumnDep]] = {}
     for column in spec.columns:
         # A segment that the raw spec does not describe has a column of the same name.
         name = (
             segments.get(column.segment, column.segment)
             if column.segment
-            else by_key.get(column.key)
+            else envelope or by_key.get(column.key)
         )
         if name:
             deps[column.name] = [TableColumnDep(table_key(raw.name), name)]

@@ -12,6 +12,7 @@ from pathlib import Path
 import typer
 
 from gazette_platform.cli import quick_values
+from gazette_platform.cli.advice import with_advice
 from gazette_platform.cli.output import printable
 from gazette_platform.errors import GazetteError, LakeError, SetupError, TransportError
 from gazette_platform.ops import platforms
@@ -83,7 +84,7 @@ def _fail_with(prog: str, error: BaseException) -> int:
     if isinstance(error, TransportError) and platforms.DEFAULT_BROKER in str(error):
         return _fail(prog, f"{one_line(str(error))}; {platforms.advice(os.environ)}")
     if isinstance(error, GazetteError):
-        return _fail(prog, one_line(str(error)))
+        return _fail(prog, with_advice(one_line(str(error))))
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
         return _fail(prog, one_line(f"{name}{error.strerror or error}"))

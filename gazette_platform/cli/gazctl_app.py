@@ -17,6 +17,7 @@ from gazette_platform.cli import (
     gazctl_journals_upkeep,
     gazctl_journals_verify,
     gazctl_lake,
+    gazctl_lake_tables,
     gazctl_lake_typed,
     gazctl_savepoints,
     gazctl_shards,
@@ -90,10 +91,12 @@ lake = typer.Typer(
     epilog=EPILOG,
 )
 lake.callback()(connect)
+lake.command("create")(gazctl_lake_tables.create)
 lake.command("apply")(gazctl_lake.apply)
 lake.command("list")(gazctl_lake.list_tables)
 lake.command("describe")(gazctl_lake.describe)
 lake.command("infer")(gazctl_lake.infer)
+lake.command("drop")(gazctl_lake_tables.drop)
 lake.command("ddl")(gazctl_lake.ddl)
 lake.command("check")(gazctl_lake.check)
 lake.command("run")(gazctl_lake_typed.run)

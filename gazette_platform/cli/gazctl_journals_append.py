@@ -4,14 +4,11 @@ import asyncio
 import base64
 import binascii
 import enum
-import os
 import random
-import stat
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Annotated, BinaryIO, Self, final
+from typing import TYPE_CHECKING, Annotated, final
 
 import typer
 
@@ -22,10 +19,12 @@ from gazette_platform.cli.selection import Selection, SelectorOrNames
 from gazette_platform.client import AppendWriter, AsyncClient
 from gazette_platform.errors import DataError, JournalNotFound, ValidationError
 
+if TYPE_CHECKING:
+    from gazette_platform.cli.append_input import AppendInput
+    from gazette_platform.client import JournalListing
+
 __all__ = ["append"]
 
-_BLOCK_BYTES = 1 << 20
-_STDIN = 0
 _KEY_BYTES_SHOWN = 80
 
 # Content-types of which records are lines.
@@ -38,6 +37,7 @@ class Framing(enum.StrEnum):
     NONE = "none"
     LINES = "lines"
     FIXED = "fixed"
+    JSON_ARRAY = "json-array"
 
 
 class Mapping(enum.StrEnum):
@@ -86,7 +86,8 @@ def append(
             "-f",
             "--framing",
             help="none: all input is one atomic append. lines: each line is one. "
-            "fixed: each frame of magic bytes, length and body is one.",
+            "fixed: each frame of magic bytes, length and body is one. json-array: each element of an array, or "
+            "each of several JSON values, also pretty-printed, becomes a line.",
         ),
     ] = Framing.NONE,
     mapping: Annotated[
@@ -101,18 +102,37 @@ def append(
     is_base64: Annotated[
         bool, typer.Option("--base64", help="Keys of framing 'lines' are base64.")
     ] = False,
+    decompress: Annotated[
+        bool,
+        typer.Option(
+            "--decompress",
+            help="Decompress gzip, zstd, bzip2, xz, or the one file of a zip archive.",
+        ),
+    ] = False,
+    encoding: Annotated[
+        str,
+        typer.Option(
+            "--encoding",
+            metavar="NAME",
+            show_default=False,
+            help="Encoding of the input, such as utf-16 or windows-1252, which becomes UTF-8.",
+        ),
+    ] = "",
 ) -> None:
     """Append files or stdin to a journal, or to one of several.
 
     Each file is one append: readers see all of it or nothing. Records of framing 'lines' and 'fixed' keep
     their delimiters, are never split, and reach each journal in the order of the input. With a selector, which
-    replaces NAME, all arguments are files.
+    replaces NAME, all arguments are files. Bytes stay as they are unless an option says otherwise; content that no
+    table can hold, such as gzip, gives a warning.
 
     **Examples**
 
     gazctl journals append events/clicks clicks.jsonl
 
     echo '{"user": 7}' | gazctl journals append events/clicks
+
+    gazctl journals append events/clicks export.json.gz --decompress --framing json-array
 
     gazctl journals append -l name:prefix=a/ --framing lines events.jsonl
 
@@ -124,14 +144,23 @@ def append(
     selection = Selection.of([name] if name is not None else None, selector)
     if files and input_file is not None:
         raise typer.BadParameter("give files or --input, and not both")
-    if framing is Framing.NONE and mapping is not Mapping.RANDOM:
+    if framing in {Framing.NONE, Framing.JSON_ARRAY} and mapping is not Mapping.RANDOM:
         raise ValidationError("needs --framing lines or fixed", path=f"--mapping {mapping}")
     if is_base64 and framing is not Framing.LINES:
         raise ValidationError("needs --framing lines", path="--base64")
 
+    from gazette_platform.cli.append_input import (  # noqa: PLC0415  slow to import
+        AppendInput,
+        CannotReadError,
+    )
+    from gazette_platform.cli.append_steps import require_encoding  # noqa: PLC0415
+
+    if encoding:
+        require_encoding(encoding)
+
     async def work(client: AsyncClient) -> None:
         for file in files or [input_file or "-"]:
-            with _Input(file) as source:
+            with AppendInput(file, is_decompressed=decompress, encoding=encoding) as source:
                 if framing is Framing.NONE:
                     await _append_whole(client, selection, source)
                 else:
@@ -141,7 +170,7 @@ def append(
 
     try:
         connected(ctx, work)
-    except (JournalNotFound, _CannotRead) as err:
+    except (JournalNotFound, CannotReadError) as err:
         if name is None or not Path(name).is_file():
             if name is None or isinstance(err, JournalNotFound):
                 raise
@@ -155,120 +184,58 @@ def append(
         ) from err
 
 
-class _CannotRead(ValidationError):
-    """A file cannot be read."""
-
-
-@final
-class _Input:
-    """The input in blocks, read by a thread, with a progress bar on a terminal."""
-
-    def __init__(self, name: str) -> None:
-        self._is_stdin = name == "-"
-        try:
-            self._fd = _STDIN if self._is_stdin else os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as err:
-            raise _CannotRead(f"cannot read {name}: {err.strerror}", path="FILE") from err
-        status = os.fstat(self._fd)
-        if stat.S_ISDIR(status.st_mode):
-            raise _CannotRead(f"is a directory ({name})", path="FILE")
-        if self._is_stdin and sys.stdin.isatty():
-            note("reading from the terminal; Ctrl-D ends it (or give a FILE)")
-        self._is_file = stat.S_ISREG(status.st_mode)
-        self._begin = os.lseek(self._fd, 0, os.SEEK_CUR) if self._is_file else 0
-        self._spool: BinaryIO | None = None
-        self.last_byte = b""
-        """Of what was read last; empty of no content."""
-        from gazette_platform.cli.transfer_bar import transfer_bar  # noqa: PLC0415  slow to import
-
-        is_shown = sys.stderr.isatty() and not (self._is_stdin and sys.stdin.isatty())
-        self._progress = transfer_bar("appending", is_shown=is_shown)
-        self._task = self._progress.add_task("", total=status.st_size if self._is_file else None)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-        if self._spool is not None:
-            self._spool.close()
-        if not self._is_stdin:
-            os.close(self._fd)
-
-    async def spool(self) -> None:
-        """Read a pipe or terminal to its end, into a temporary file.
-
-        Brokers roll an append back whose content comes slower than their minimum, and without
-        the file it could not be made again.
-        """
-        if self._is_file:
-            return
-        spool = tempfile.TemporaryFile(prefix="gazctl-append-")  # noqa: SIM115  by __exit__
-        async for block in self:
-            await asyncio.to_thread(spool.write, block)
-        self._spool = spool
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._blocks()
-
-    async def _blocks(self) -> AsyncIterator[bytes]:
-        """From the begin each time, if that can be."""
-        if self._spool is not None:
-            self._spool.seek(0)
-            while block := await asyncio.to_thread(self._spool.read, _BLOCK_BYTES):
-                self.last_byte = block[-1:]
-                yield block
-            return
-        if self._is_file:
-            os.lseek(self._fd, self._begin, os.SEEK_SET)
-            self._progress.reset(self._task)
-        while block := await self._read():
-            self.last_byte = block[-1:]
-            yield block
-            self._progress.advance(self._task, len(block))
-
-    async def _read(self) -> bytes:
-        """The next block; b"" at the end. Cancellation: safe, also while a terminal is silent."""
-        if not self._is_file:
-            loop = asyncio.get_running_loop()
-            is_ready = asyncio.Event()
-            try:
-                loop.add_reader(self._fd, is_ready.set)
-            except PermissionError:
-                pass  # a device that never blocks, such as /dev/null
-            else:
-                try:
-                    await is_ready.wait()
-                finally:
-                    loop.remove_reader(self._fd)
-        return await asyncio.to_thread(os.read, self._fd, _BLOCK_BYTES)
-
-
-async def _append_whole(client: AsyncClient, selection: Selection, source: _Input) -> None:
+async def _append_whole(client: AsyncClient, selection: Selection, source: "AppendInput") -> None:
     listing = random.choice(await matching(client, selection))  # noqa: S311  no secret
     journal = listing.name
     await source.spool()
     result = await client.append(journal, source)
     note(f"appended {result.end - result.begin} bytes to {journal} at offset {result.begin}")
-    has_lines = _LINES.intersection(listing.spec.labels.values_of("content-type"))
-    if has_lines and source.last_byte not in (b"", b"\n"):
+    _warn(listing, source, Framing.NONE)
+
+
+def _warn(listing: "JournalListing", source: "AppendInput", framing: Framing) -> None:
+    """Say what may not be meant of content that was appended as it is.
+
+    Args:
+        listing: a journal that got it.
+        source: of the content, read to its end.
+        framing: by which it was appended.
+    """
+    from gazette_platform.lake.formats import Kind, recognize, remedy, title  # noqa: PLC0415
+
+    kinds = listing.spec.labels.values_of("content-type")
+    has_lines = bool(_LINES.intersection(kinds))
+    found = recognize(source.head)
+    if found.kind is Kind.EMPTY:
+        blank = "has nothing but blanks" if source.head else "is empty"
+        note(f"warning: {source.title} {blank}")
+    # Frames are what they are, JSON values have become lines, and journals of another content-type are of no table.
+    elif framing in {Framing.FIXED, Framing.JSON_ARRAY} or found.kind is Kind.FIXED:
+        return
+    elif (what := remedy(found)) and (has_lines or not kinds):
         note(
-            f"warning: {journal} has lines, and the input does not end with a newline: the next append "
-            "goes on in its last line (append a newline; --framing lines adds one by itself)"
+            f"warning: {source.title} is {title(found)}, and was appended as it is; to read it in SQL, {what}"
+        )
+    elif what or framing is Framing.LINES or source.last_byte == b"\n":
+        return
+    elif has_lines or (not kinds and found.is_records):
+        note(
+            f"warning: {source.title} does not end with a newline: the next append to {listing.name} goes on in its "
+            "last line (append a newline; --framing lines adds one by itself)"
         )
 
 
 async def _append_records(
     client: AsyncClient,
     selection: Selection,
-    source: _Input,
+    source: "AppendInput",
     framing: Framing,
     mapping: Mapping,
     *,
     is_base64: bool,
 ) -> None:
-    journals = [journal.name for journal in await matching(client, selection)]
+    listings = await matching(client, selection)
+    journals = [journal.name for journal in listings]
     router = _Router(journals, mapping, framing, is_base64=is_base64)
     writers = [client.append_writer(journal) for journal in journals]
     try:
@@ -284,6 +251,7 @@ async def _append_records(
             used = sum(writer.committed_bytes > 0 for writer in writers)
             where = journals[0] if len(journals) == 1 else f"{used} of {len(journals)} journals"
             note(f"appended {count}, {appended} bytes, to {where}")
+    _warn(listings[0], source, framing)
 
 
 async def _close(writers: list[AppendWriter]) -> int:
@@ -296,10 +264,14 @@ async def _close(writers: list[AppendWriter]) -> int:
     return appended
 
 
-async def _records(source: _Input, framing: Framing) -> AsyncIterator[list[bytes]]:
+async def _records(source: "AppendInput", framing: Framing) -> AsyncIterator[list[bytes]]:
     """Batches of whole records, delimiters included."""
     from gazette_platform.message import split_fixed, split_lines  # noqa: PLC0415  slow to import
 
+    if framing is Framing.JSON_ARRAY:
+        async for values in _values(source):
+            yield values
+        return
     rest = b""
     async for block in source:
         if framing is Framing.LINES:
@@ -315,6 +287,25 @@ async def _records(source: _Input, framing: Framing) -> AsyncIterator[list[bytes
         raise DataError(f"unexpected EOF: the input ends within a frame ({len(rest)} bytes of it)")
     note("the last line has no newline: one was added")
     yield [rest + b"\n"]
+
+
+async def _values(source: "AppendInput") -> AsyncIterator[list[bytes]]:
+    """Batches of JSON values, each as a line."""
+    from gazette_platform.lake.formats import recognize, remedy, title  # noqa: PLC0415
+    from gazette_platform.message.json_values import JsonValues  # noqa: PLC0415
+
+    values = JsonValues()
+    try:
+        async for block in source:
+            if records := await asyncio.to_thread(values.feed, block):
+                yield records
+        if records := values.finish():
+            yield records
+    except DataError as err:
+        found = recognize(source.head)
+        what = f" ({source.title} is {title(found)}: {remedy(found)})" if remedy(found) else ""
+        is_json = found.kind.value.startswith("JSON") and found.encoding == "utf-8"
+        raise DataError(f"{source.title}: {err}{'' if is_json else what}") from err
 
 
 @final

@@ -22,6 +22,7 @@ from gazette_platform.cli.new_journals import (
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.client import AsyncClient, Change, ListSnapshot
 from gazette_platform.errors import GazetteError, ValidationError
+from gazette_platform.ops import platforms
 from gazette_platform.protocol import JournalSpec, LabelSelector, format_duration
 from gazette_platform.protocol.specs import REPLICATION_MAX
 
@@ -202,7 +203,9 @@ async def _cluster(client: AsyncClient, listed: ListSnapshot) -> tuple[set[str],
 
 def _platform_store(address: str) -> list[str]:
     """The store of the platform whose broker has the address; none if it is not one that is known."""
-    path = os.environ.get("GAZETTE_ENDPOINTS")
+    path = os.environ.get("GAZETTE_ENDPOINTS") or platforms.find(os.environ).variables.get(
+        "GAZETTE_ENDPOINTS"
+    )
     if not path:
         return []
     from pathlib import Path  # noqa: PLC0415  few need it

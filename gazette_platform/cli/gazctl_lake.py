@@ -13,9 +13,12 @@ from gazette_platform.cli.selection import Selector
 from gazette_platform.errors import SetupError, ValidationError
 
 __all__ = [
+    "DataFormat",
+    "JournalsMax",
     "ListFormat",
     "Output",
     "OutputFormat",
+    "SampleBytes",
     "Tables",
     "apply",
     "body",
@@ -73,7 +76,7 @@ Tables = Annotated[
         envvar="GAZETTE_TABLES",
         metavar="DIR",
         show_default=False,
-        help="Folder of table specs; else `tables` beside the endpoints file.",
+        help="Folder of table specs; else that of the platform that runs.",
     ),
 ]
 Names = Annotated[
@@ -83,6 +86,15 @@ Names = Annotated[
         show_default=False,
         autocompletion=complete_all_tables,
         help="Tables by name, as schema.table; none means all.",
+    ),
+]
+JournalsMax = Annotated[
+    int, typer.Option("--journals", min=1, help="Journals to look into at most.")
+]
+SampleBytes = Annotated[
+    int,
+    typer.Option(
+        "--bytes", min=1024, help="Bytes to read of each of the up to four places in a journal."
     ),
 ]
 _OF_RECORDS = "Records of typed tables"
@@ -118,6 +130,14 @@ def apply(
         bool,
         typer.Option("-f", "--force", help="Also specs whose selector matches no journal yet."),
     ] = False,
+    recreate: Annotated[
+        bool,
+        typer.Option(
+            "--recreate",
+            help="Make a raw table again that cannot become its spec. No file is deleted; a table with rows that no "
+            "journal has is left alone.",
+        ),
+    ] = False,
 ) -> None:
     """Check table specs, and put them into the folder that the platform reads.
 
@@ -132,7 +152,7 @@ def apply(
 
     gazctl lake infer -l name:prefix=orders/ --name shop.orders | gazctl lake apply -
     """
-    body("apply").apply(ctx, files, tables, dry_run=dry_run, force=force)
+    body("apply").apply(ctx, files, tables, dry_run=dry_run, force=force, recreate=recreate)
 
 
 def infer(
@@ -150,15 +170,8 @@ def infer(
         bool,
         typer.Option("--typed", help="Propose a typed table, too: UUIDs, and types of texts."),
     ] = False,
-    journals_max: Annotated[
-        int, typer.Option("--journals", min=1, help="Journals to look into at most.")
-    ] = 16,
-    sample_bytes: Annotated[
-        int,
-        typer.Option(
-            "--bytes", min=1024, help="Bytes to read of each of the up to four places in a journal."
-        ),
-    ] = 128 << 10,
+    journals_max: JournalsMax = 16,
+    sample_bytes: SampleBytes = 128 << 10,
 ) -> None:
     """Write a table spec for journals, out of samples of their records.
 
@@ -290,6 +303,8 @@ def check(
 
     Of typed tables, what is committed is to be a row or in quarantine, each once. Rows are counted; without --quick journals are read
     again, too, and offsets compared. A journal that stands still, because nobody holds what comes next, is red.
+
+    A rollup is red if its query cannot be parsed, or names a table or column that its sources lack.
 
     **Examples**
 

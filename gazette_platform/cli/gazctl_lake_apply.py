@@ -2,8 +2,10 @@
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import final
 
 import typer
 
@@ -15,8 +17,8 @@ from gazette_platform.cli.gazctl_lake_context import (
 )
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.client import Client
-from gazette_platform.errors import GazetteError, ValidationError
-from gazette_platform.hive import MetastoreSession
+from gazette_platform.errors import GazetteError, JournalNotFound, ValidationError
+from gazette_platform.hive import HiveTable, MetastoreSession
 from gazette_platform.lake import LakeSettings, StoreRoots, TableSpec
 from gazette_platform.lake.applying import (
     SpecFile,
@@ -28,10 +30,18 @@ from gazette_platform.lake.applying import (
     put_files,
 )
 from gazette_platform.lake.check import SAMPLE_BYTES
+from gazette_platform.lake.recreating import (
+    drop_entries,
+    entries_of,
+    held_states,
+    stored_entry,
+    why_missed,
+)
 from gazette_platform.lake.rollups import read_rollup_folder
 from gazette_platform.lake.sampling import BrokerContent, served, spread
 from gazette_platform.lake.spec_folder import in_file, problems_with_files, specs_by_file
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.counted import counted
 from gazette_platform.protocol import JournalSpec
 
 __all__ = ["apply", "apply_files"]
@@ -40,7 +50,13 @@ _JOURNALS_READ_MAX = 5
 
 
 def apply(
-    ctx: typer.Context, names: list[str], tables: Path | None, *, dry_run: bool, force: bool
+    ctx: typer.Context,
+    names: list[str],
+    tables: Path | None,
+    *,
+    dry_run: bool,
+    force: bool,
+    recreate: bool,
 ) -> None:
     """Check specs, and put them into the folder."""
     settings = settings_of()
@@ -53,6 +69,7 @@ def apply(
         lambda: brokers(ctx, settings),
         dry_run=dry_run,
         may_be_none=force,
+        recreate=recreate,
     )
 
 
@@ -64,6 +81,7 @@ def apply_files(
     *,
     dry_run: bool = False,
     may_be_none: bool = False,
+    recreate: bool = False,
 ) -> None:
     """Check specs, put them into the folder, and say what changed.
 
@@ -74,6 +92,7 @@ def apply_files(
         open_client: of brokers; is asked if there is a spec to check.
         dry_run: whether to show what would change only.
         may_be_none: whether a spec may select no journal.
+        recreate: whether to make raw tables again that cannot become their specs.
 
     Raises: ValidationError: something speaks against a spec; nothing was applied.
     """
@@ -84,10 +103,16 @@ def apply_files(
     texts = {file.name: file.text for file in put}
     problems += problems_with_files(folder, texts, but={file.name for file in files})
     specs = [(file.name, file.spec) for file in files if file.spec is not None]
+    again: list[_Again] = []
     if specs:
         with open_client() as client, metastore(settings) as session:
             for name, spec in specs:
-                found = _problems(client, session, settings, spec, may_be_none=may_be_none)
+                found = _problems(client, spec, may_be_none=may_be_none)
+                if not found and session is not None:
+                    found = _table_problems(client, session, settings, spec)
+                    if found and recreate:
+                        found, one = _recreated(client, session, spec)
+                        again += [one] if one else []
                 found += _typed_problems(settings, spec)
                 problems += [in_file(name, problem) for problem in found]
     for problem in problems:
@@ -100,12 +125,41 @@ def apply_files(
         print_text("".join(file.diff() for file in put), end="")
         changed = [file.name for file in files if file.is_changed]
         note(f"would apply {len(changed)} of {len(files)} spec(s) to {folder}")
+        for one in again:
+            note(f"would make {one.table} again: {one.rows}")
         return
     changed = put_files(put, folder)
     of_tables = {file.name: file.spec.name for file in files if file.spec is not None}
     for each in put:
         state = "unchanged" if each.name not in changed else "changed" if each.before else "new"
         note(f"{of_tables.get(each.name, each.name)}: {state} ({folder / each.name})")
+    _make_again(settings, again)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """A table that is to be made again."""
+
+    table: str
+    entries: list[HiveTable]
+    """Of the metastore."""
+    rows: str
+    """How many it has, in words."""
+
+
+def _make_again(settings: LakeSettings, tables: list[_Again]) -> None:
+    """Drop tables whose specs were applied: with the former specs, a sensor would make the former tables again."""
+    if not tables:
+        return
+    with metastore(settings) as session:
+        assert session is not None  # it was asked for them
+        for each in tables:
+            drop_entries(session, each.entries)
+            note(
+                f"{each.table}: dropped, and the sensor makes it again from the same files: {each.rows} (`gazctl lake "
+                f"flush {each.table}` does so at once)"
+            )
 
 
 def _read(name: str, folder: Path) -> SpecFile:
@@ -121,8 +175,6 @@ def _read(name: str, folder: Path) -> SpecFile:
 
 def _problems(
     client: Client,
-    session: MetastoreSession | None,
-    settings: LakeSettings,
     spec: TableSpec,
     *,
     may_be_none: bool,
@@ -133,13 +185,42 @@ def _problems(
         return []
     now = SystemClock().now()
     problems = problems_with_journals(spec, journals, now)
-    if problems:
-        return problems
-    if session is not None:
-        roots = StoreRoots(settings.store_roots)
-        existing = session.table(spec.schema, spec.table)
-        problems += problems_with_table(spec, journals, existing, roots=roots, at=now)
-    return problems + problems_with_data(spec, _samples(client, journals))
+    return problems or problems_with_data(spec, _samples(client, journals))
+
+
+def _table_problems(
+    client: Client, session: MetastoreSession, settings: LakeSettings, spec: TableSpec
+) -> list[ValidationError]:
+    """What keeps the table that exists from becoming its spec."""
+    journals = [listing.spec for listing in client.list(spec.label_selector)]
+    existing = stored_entry(entries_of(session, spec)) or session.table(
+        spec.schema, spec.stored_table
+    )
+    roots = StoreRoots(settings.store_roots)
+    return problems_with_table(spec, journals, existing, roots=roots, at=SystemClock().now())
+
+
+def _recreated(
+    client: Client, session: MetastoreSession, spec: TableSpec
+) -> tuple[list[ValidationError], _Again | None]:
+    """The table as one to make again, or why it is not."""
+    entries = entries_of(session, spec)
+    stored = stored_entry(entries)
+    if stored is None:
+        text = f"{spec.name} was not made from a table spec: drop or rename it, or rename the spec"
+        return [ValidationError(text, path="--recreate")], None
+    states = held_states(session, stored)
+    content = BrokerContent(client)
+    begins: dict[str, int] = {}
+    for journal in dict.fromkeys(state.journal for state in states if state.ranges):
+        with suppress(JournalNotFound):
+            begins[journal] = content.span(journal)[0]
+    if why := why_missed(states, begins):
+        text = f"{spec.name} cannot be made again without loss: {why}; give the spec another name"
+        return [ValidationError(text, path="--recreate")], None
+    counts = [state.rows for state in states]
+    rows = None if None in counts else sum(count or 0 for count in counts)
+    return [], _Again(spec.name, entries, "all rows" if rows is None else counted(rows, "row"))
 
 
 def _typed_problems(settings: LakeSettings, spec: TableSpec) -> list[ValidationError]:

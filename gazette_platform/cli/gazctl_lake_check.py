@@ -1,7 +1,10 @@
 """`gazctl lake check`."""
 
+import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -21,12 +24,23 @@ from gazette_platform.cli.typed_tables import apart
 from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError, TransportError
 from gazette_platform.hive import MetastoreClient, MetastoreSession
-from gazette_platform.lake import BrokerSource, StoreRoots, TableSpec
+from gazette_platform.lake import (
+    BrokerSource,
+    LakeSettings,
+    StoreRoots,
+    TableSpec,
+    read_spec_folder,
+)
 from gazette_platform.lake.applying import problems_with_journals
 from gazette_platform.lake.full_audit import audit_table
 from gazette_platform.lake.overdue import overdue
+from gazette_platform.lake.rollups import read_rollup_folder
+from gazette_platform.lake.rollups.query_check import check_queries, made_by, source_columns
 from gazette_platform.lake.standing import table_standing
 from gazette_platform.ops.clock import SystemClock
+
+if TYPE_CHECKING:
+    from gazette_platform.lake.rollups.iceberg import IcebergTables
 
 __all__ = ["check"]
 
@@ -63,6 +77,8 @@ def check(
             with metastore.connect() as session:
                 for spec in specs.values():
                     told += _checked(client, session, spec, roots, reads_content=not quick)
+                if not names:
+                    told += _queries(client, session, settings, folder)
         told += typed_checked(settings, client, typed, reads_content=not quick)
     red = sum(each.is_error for each in told)
     if output_format is OutputFormat.TABLE:
@@ -84,6 +100,38 @@ def check(
         print_values(values, output_format)
     if red:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _queries(
+    client: Client, session: MetastoreSession, settings: LakeSettings, folder: Path
+) -> list[Told]:
+    """Check the queries of rollups against the columns of their sources."""
+    tables = read_spec_folder(folder)
+    rollups = read_rollup_folder(settings.rollups, tables.tables).specs
+    if not rollups:
+        return []
+    source = BrokerSource(client)
+    columns = source_columns(
+        rollups.values(), tables, session, lambda spec: source.journals(spec.label_selector)
+    )
+
+    def tables_made() -> "IcebergTables":
+        # Slow to import, and of use only if a query cannot be parsed.
+        from gazette_platform.lake.rollups.iceberg import IcebergTables  # noqa: PLC0415
+        from gazette_platform.lake.typed.catalog.catalogs import io_properties_of  # noqa: PLC0415
+
+        return IcebergTables(
+            MetastoreClient(settings.required("metastore")),
+            settings.required("warehouse"),
+            io_properties_of(settings, os.environ),
+        )
+
+    found = check_queries(rollups, columns, partial(made_by, tables_made))
+    return [
+        Told(check.rollup, "query", bool(check.faults), check.text)
+        for check in found.values()
+        if check.faults or not check.is_checked
+    ]
 
 
 def _checked(
@@ -130,7 +178,7 @@ def _check(
     unfit = standing.unfit_finding
     if unfit is not None and not reads_content:
         yield Told(spec.name, unfit.kind, unfit.is_error, unfit.text)
-    table = session.table(spec.schema, spec.table)
+    table = session.table(spec.schema, spec.stored_table)
     if table is None:
         if journals:
             text = "is not made yet: none of its journals has a fragment that is persisted and fits"

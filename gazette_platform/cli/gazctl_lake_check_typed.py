@@ -12,6 +12,7 @@ from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog, typed_cat
 from gazette_platform.lake.typed.checks.completeness import Completeness
 from gazette_platform.lake.typed.checks.looking import behind_now, completeness_of
 from gazette_platform.lake.typed.checks.recount import Recounter
+from gazette_platform.lake.typed.checks.recount_keys import recount_keys
 from gazette_platform.lake.typed.checks.standing import unable
 from gazette_platform.lake.typed.runs.working import local_workers
 
@@ -88,6 +89,8 @@ def _check(
     if reads_content:
         recounter = Recounter(catalog, local_workers(), client)
         yield from _told(recounter.recount(spec, table.raw), "offsets")
+        if spec.key:
+            yield from _told(recount_keys(catalog, spec, table.raw, client), "keys")
 
 
 def _told(found: Completeness, kind: str) -> Iterator[Told]:

@@ -82,7 +82,7 @@ def registered_tables(
     with brokers(ctx, settings) as client, opened.connect() as session:
         source = BrokerSource(client)
         for spec in specs.values():
-            table = session.table(spec.schema, spec.table)
+            table = session.table(spec.schema, spec.stored_table)
             if table is None:
                 note(f"{spec.name}: is not made yet")
             else:

@@ -75,7 +75,7 @@ def _place(
 ) -> tuple[Layout, str]:
     """Layout and location: as the metastore has them, else as journals' specs tell."""
     with metastore(settings) as session:
-        table = session.table(spec.schema, spec.table) if session is not None else None
+        table = session.table(spec.schema, spec.stored_table) if session is not None else None
     if table is not None and LAYOUT in table.parameters:
         return Layout.parse(table.parameters[LAYOUT]), table.location
     with brokers(ctx, settings) as client:

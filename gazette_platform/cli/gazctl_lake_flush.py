@@ -36,7 +36,12 @@ def flush(ctx: typer.Context, names: list[str], tables: Path | None, timeout: st
     deadline = clock.monotonic() + timeout_s
     with brokers(ctx, settings) as client:
         source = BrokerSource(client)
-        registrar = Registrar(source, metastore, StoreRoots(settings.store_roots))
+        registrar = Registrar(
+            source,
+            metastore,
+            StoreRoots(settings.store_roots),
+            trino_catalog=settings.trino_catalogs.hive,
+        )
         for spec in specs.values():
             left = max(1.0, deadline - clock.monotonic())
             ends = client.flush(spec.label_selector, timeout_s=left)

@@ -5,9 +5,10 @@ from typing import Literal, cast
 
 import typer
 
-from gazette_platform.cli.connection import no_match, parse_selector
 from gazette_platform.cli.gazctl_lake_context import brokers, settings_of
 from gazette_platform.cli.output import note, print_text
+from gazette_platform.cli.selection import Selection
+from gazette_platform.client import Client
 from gazette_platform.lake.infer import Inference, infer_spec
 from gazette_platform.lake.sampling import (
     BrokerContent,
@@ -18,7 +19,7 @@ from gazette_platform.lake.sampling import (
 )
 from gazette_platform.ops.counted import counted
 
-__all__ = ["infer", "report"]
+__all__ = ["infer", "inferred", "report"]
 
 _LINES_SHOWN = 3
 _LINE_BYTES_SHOWN = 60
@@ -34,25 +35,52 @@ def infer(
     journals_max: int,
     sample_bytes: int,
 ) -> None:
-    """Print a spec, and tell what it was inferred of."""
-    parsed = parse_selector(selector)
+    """Print a spec, and report what it was inferred from."""
     limits = SampleLimits(journals_max=journals_max, sample_bytes=sample_bytes)
+    selection = Selection.of(None, selector)
     with brokers(ctx, settings_of()) as client:
-        journals = [listing.spec for listing in client.list(parsed)]
-        if not journals:
-            raise no_match(selector)
-        lines, samples = sample_lines(BrokerContent(client), journals, limits)
+        found = inferred(
+            client, selection, name, data_format=data_format, is_typed=is_typed, limits=limits
+        )
+    print_text(found.text, end="")
+
+
+def inferred(
+    client: Client,
+    selection: Selection,
+    name: str,
+    *,
+    data_format: str,
+    is_typed: bool,
+    limits: SampleLimits,
+) -> Inference:
+    """Infer the spec of a table from samples of its journals, and print on stderr what it was inferred from.
+
+    Args:
+        client: of the brokers.
+        selection: of the journals.
+        name: of the table.
+        data_format: json or csv; empty: found out.
+        is_typed: whether the spec gets a section `typed:`.
+        limits: how much to read.
+
+    Raises: ValidationError: no journal matches. SchemaMismatch: no columns can be inferred. LakeError: the journals
+        cannot be one table. TransportError: no broker answers.
+    """
+    journals = [listing.spec for listing in client.list(selection.selector)]
+    selection.check(journal.name for journal in journals)
+    lines, samples = sample_lines(BrokerContent(client), journals, limits)
     require_whole_lines(lines, samples)
     found = infer_spec(
         name,
-        selector,
+        str(selection.selector),
         lines,
         journals,
         data_format=cast('Literal["json", "csv", ""]', data_format),
         is_typed=is_typed,
     )
     report(found, samples, len(journals))
-    print_text(found.text, end="")
+    return found
 
 
 def report(found: Inference, samples: Sequence[Sample], journals: int, *, called: str = "") -> None:
@@ -83,7 +111,7 @@ def report(found: Inference, samples: Sequence[Sample], journals: int, *, called
     for column in found.columns:
         for remark in column.remarks:
             note(f"  {column.name}: {remark}")
-    for remark in filter(None, (*found.remarks, found.of_engines)):
+    for remark in found.remarks:
         note(f"  note: {remark}")
     if read < total or len(looked_into) < journals:
         note(

@@ -20,6 +20,13 @@ from gazette_platform.cli.gazctl_lake_context import (
     write_heads,
 )
 from gazette_platform.cli.gazctl_lake_list_metrics import prometheus_text
+from gazette_platform.cli.gazctl_lake_list_rollups import (
+    rollup_full,
+    rollup_lines,
+    rollup_row,
+    rollup_standings,
+    rollups_apart,
+)
 from gazette_platform.cli.gazctl_lake_list_typed import (
     typed_full,
     typed_lines,
@@ -33,6 +40,7 @@ from gazette_platform.errors import GazetteError, TransportError
 from gazette_platform.hive import MetastoreSession
 from gazette_platform.lake import BrokerSource, RefusedSpec, TableSpec
 from gazette_platform.lake.overdue import overdue
+from gazette_platform.lake.rollups.standing import RollupStanding
 from gazette_platform.lake.standing import TableStanding, table_standing
 from gazette_platform.lake.typed.checks.standing import TypedStanding
 from gazette_platform.ops.clock import SystemClock
@@ -41,6 +49,11 @@ from gazette_platform.ops.counted import counted
 __all__ = ["describe", "list_tables"]
 
 _PARTITIONS_SHOWN = 20
+_ALWAYS = (
+    "Table", "Format", "Journals", "Partitions", "Rows", "Unfit", "Lag bytes", "Problems"
+)  # fmt: skip
+# State is of rollups, and Quarantined of typed tables.
+_COLUMNS = (*_ALWAYS[:2], "State", *_ALWAYS[2:6], "Quarantined", *_ALWAYS[6:])
 
 
 def list_tables(
@@ -59,22 +72,12 @@ def list_tables(
 
 
 def _print_list(found: "_Found") -> None:
-    columns = [
-        "Table",
-        "Format",
-        "Journals",
-        "Partitions",
-        "Rows",
-        "Unfit",
-        "Lag bytes",
-        "Problems",
-    ]
     rows = [_row(standing) for standing in found.standings]
-    if found.typed:
-        columns.insert(-2, "Quarantined")
-        rows = [[*row[:-2], "", *row[-2:]] for row in rows]
-        rows += [typed_row(standing) for standing in found.typed]
-    print_table(columns, rows)
+    rows += [typed_row(standing) for standing in found.typed]
+    rows += [rollup_row(standing) for standing in found.rollups]
+    shown = {*_ALWAYS, *(column for row in rows for column in row)}
+    columns = [column for column in _COLUMNS if column in shown]
+    print_table(columns, [[row.get(column, "") for column in columns] for row in rows])
     for standing in found.all:
         for problem in standing.problems:
             note(f"{standing.spec.name}: {problem}")
@@ -89,10 +92,12 @@ def describe(
     if output_format is not OutputFormat.TABLE:
         values = [_full(each) for each in found.standings]
         values += [typed_full(each) for each in found.typed]
+        values += [rollup_full(each) for each in found.rollups]
         print_values(values + found.refused(), output_format)
     else:
         texts = ["\n".join(_lines(each)) for each in found.standings]
         texts += ["\n".join(typed_lines(each)) for each in found.typed]
+        texts += ["\n".join(rollup_lines(each)) for each in found.rollups]
         for index, text in enumerate(texts):
             print_text(("\n" if index else "") + printable(text))
         found.note_refused()
@@ -105,15 +110,16 @@ class _Found:
 
     standings: list[TableStanding] = field(default_factory=list)
     typed: list[TypedStanding] = field(default_factory=list)
+    rollups: list[RollupStanding] = field(default_factory=list)
     specs: dict[str, RefusedSpec] = field(default_factory=dict)
-    rollups: dict[str, str] = field(default_factory=dict)
+    refused_rollups: dict[str, str] = field(default_factory=dict)
     has_failed: bool = False
     """Whether something could not be looked at, so that less is told than there is."""
 
     @property
-    def all(self) -> list[TableStanding | TypedStanding]:
-        """Raw tables, then typed ones."""
-        return [*self.standings, *self.typed]
+    def all(self) -> list[TableStanding | TypedStanding | RollupStanding]:
+        """Raw tables, then typed ones, then rollups."""
+        return [*self.standings, *self.typed, *self.rollups]
 
     def refused(self) -> list[dict[str, Any]]:
         """Refused files, as plain values."""
@@ -123,7 +129,7 @@ class _Found:
         ]
         return specs + [
             {"file": file, "rollup": True, "problems": [text]}
-            for file, text in self.rollups.items()
+            for file, text in self.refused_rollups.items()
         ]
 
     def note_refused(self) -> None:
@@ -132,7 +138,7 @@ class _Found:
             of_table = f"{bad.table}: " if bad.table else ""
             for error in bad.errors:
                 note(f"{of_table}refused: {error}")
-        for text in self.rollups.values():
+        for text in self.refused_rollups.values():
             note(f"rollup refused: {text}")
 
     def exit(self) -> None:
@@ -144,17 +150,19 @@ class _Found:
 def _standings(ctx: typer.Context, names: list[str], tables: Path | None) -> _Found:
     settings = settings_of()
     folder = tables_folder(settings, tables)
-    raw, typed = apart(folder, names)
+    others, rollups = rollups_apart(settings, names)
+    raw, typed = apart(folder, others) if others or not names else ([], [])
     specs: dict[str, TableSpec] = {}
     found = _Found()
     if raw or not names:
         specs, refused = specs_named(folder, raw, refused_too=True)
-        found = _Found(specs=refused, rollups=refused_rollups(settings, folder, names))
-    if specs and not settings.metastore:
+        found = _Found(specs=refused, refused_rollups=refused_rollups(settings, folder, names))
+    typed_in_hive = typed and settings.iceberg_catalog.kind == "hive"
+    if (specs or rollups or typed_in_hive) and not settings.metastore:
         # One that does not answer is told of by `metastore`.
         note(
-            f"note: no metastore is configured, so Hive partitions, rows and lag are not known, {NONE}: "
-            "set GAZETTE_METASTORE_URI, or GAZETTE_ENDPOINTS to the endpoints.json that `gazette up` wrote"
+            f"note: no metastore is configured, so Hive partitions, rows and lag are not known, {NONE}: add one to the "
+            "platform with `gazette up`, or set GAZETTE_METASTORE_URI"
         )
     with brokers(ctx, settings) as client, metastore(settings) as session:
         found.typed = typed_standings(settings, client, typed)
@@ -169,6 +177,8 @@ def _standings(ctx: typer.Context, names: list[str], tables: Path | None) -> _Fo
             standing.problems += failures
             found.has_failed |= bool(failures)
             found.standings.append(standing)
+    found.rollups = rollup_standings(settings, rollups)
+    found.has_failed |= any(each.is_unread for each in found.rollups)
     return found
 
 
@@ -191,11 +201,11 @@ def _standing(
     return standing, list(failures.values())
 
 
-def _row(standing: TableStanding) -> list[str]:
+def _row(standing: TableStanding) -> dict[str, str]:
     summary = standing.summary()
     cells = ("table", "format", "journals", "partitions", "rows", "unfit_records", "lag_bytes")
     problems = str(len(standing.problems)) if standing.problems else ""
-    return [*(_cell(summary[name]) for name in cells), problems]
+    return dict(zip(_ALWAYS, [*(_cell(summary[name]) for name in cells), problems], strict=True))
 
 
 def _cell(value: object) -> str:

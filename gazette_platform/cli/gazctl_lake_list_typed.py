@@ -11,6 +11,7 @@ from gazette_platform.errors import GazetteError, TransportError
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog, typed_catalog
 from gazette_platform.lake.typed.checks.standing import TypedStanding, typed_standing
+from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.protocol import is_another
 
 __all__ = ["typed_full", "typed_lines", "typed_row", "typed_standings"]
@@ -25,6 +26,10 @@ def typed_standings(
     """
     if not tables:
         return []
+    if settings.iceberg_catalog.kind == "hive" and not settings.metastore:
+        return [
+            TypedStanding(spec=table.typed) for table in tables
+        ]  # the list says that there is none
     try:
         catalog = typed_catalog(settings)
     except GazetteError as err:
@@ -62,13 +67,18 @@ def _unread(table: TypedTable, err: GazetteError) -> TypedStanding:
     return TypedStanding(spec=table.typed, problems=[str(err)], is_unread=True)
 
 
-def typed_row(standing: TypedStanding) -> list[str]:
-    """Of the list: table, format, journals, partitions, rows, unfit, quarantined, lag and problems."""
+def typed_row(standing: TypedStanding) -> dict[str, str]:
+    """Cells of the list, by column."""
     summary = standing.summary()
-    cells = [summary[name] for name in ("table", "format", "journals")]
-    numbers = [summary[name] for name in ("quarantined", "lag_bytes")]
-    problems = str(len(standing.problems)) if standing.problems else ""
-    return [*map(str, cells), "", _cell(summary["rows"]), "", *map(_cell, numbers), problems]
+    return {
+        "Table": standing.spec.name,
+        "Format": "typed",
+        "Journals": str(summary["journals"]),
+        "Rows": _cell(summary["rows"]),
+        "Quarantined": _cell(summary["quarantined"]),
+        "Lag bytes": _cell(summary["lag_bytes"]),
+        "Problems": str(len(standing.problems)) if standing.problems else "",
+    }
 
 
 def _cell(value: object) -> str:
@@ -84,11 +94,13 @@ def typed_full(standing: TypedStanding) -> dict[str, Any]:
         "location": standing.location or None,
         "uuid": ".".join(spec.uuid) or "none",
         "key": list(spec.key),
+        "change_data": spec.change_data or None,
+        "deleted": spec.deleted or None,
         "partitioned_by": [partition.text for partition in spec.partitions],
         "columns": [
             {
                 "name": column.name,
-                "from": column.key or None,
+                "from": (not column.is_system and column.key) or None,
                 "type": column.type,
                 "comment": column.comment,
             }
@@ -122,6 +134,7 @@ def typed_lines(standing: TypedStanding) -> Iterable[str]:
         ("Location", standing.location or NONE),
         ("UUID", ".".join(spec.uuid) or "none"),
         *([("Key", ", ".join(spec.key))] if spec.key else []),
+        *([("Changes", _changes(spec))] if spec.changes else []),
         *([("Parted by", ", ".join(p.text for p in spec.partitions))] if spec.partitions else []),
         ("Rows", _cell(standing.rows)),
         ("Lag", NONE if standing.lag_bytes is None else f"{standing.lag_bytes} bytes"),
@@ -137,13 +150,19 @@ def typed_lines(standing: TypedStanding) -> Iterable[str]:
     yield "  Columns:"
     width = max(len(column.name) for column in spec.all_columns)
     for column in spec.all_columns:
-        source = f"  from {column.key!r}" if column.key not in ("", column.name) else ""
+        is_named = column.is_system or column.key in ("", column.name)
+        source = "" if is_named else f"  from {column.key!r}"
         comment = f"  {column.comment}" if column.comment else ""
         yield f"    {column.name:<{width}}  {column.type}{source}{comment}"
     yield f"  Journals ({len(standing.heads)}):"
     for journal, read, head in _offsets(standing):
         yield f"    {journal}  head {head}  read {_cell(read)}"
     yield from (f"  Problem:    {problem}" for problem in standing.problems)
+
+
+def _changes(spec: TypedSpec) -> str:
+    what = f"of {spec.change_data}" if spec.change_data else f"deleted where {spec.deleted} is true"
+    return f"{what}, ordered by {spec.order}"
 
 
 def _offsets(standing: TypedStanding) -> Iterable[tuple[str, int | None, int]]:

@@ -42,7 +42,7 @@ def _sql(
             envvar="GAZETTE_TABLES",
             metavar="DIR",
             show_default=False,
-            help="Folder of table specs; else `tables` beside the endpoints file.",
+            help="Folder of table specs; else that of the platform that runs.",
         ),
     ] = None,
     rows: Annotated[
@@ -77,8 +77,8 @@ def _sql(
     Typed tables are there as well, by their names: rows that runs have published and those that the next run would make,
     each message once. They need the catalog that these are in.
 
-    The folder, the brokers and where fragments lie come from the endpoints file of `gazette up`, named by
-    GAZETTE_ENDPOINTS, or from options and variables of their own.
+    The folder, the brokers and where fragments lie are those of the platform that runs (`gazette up`). Options win over
+    it, and so do variables such as GAZETTE_ENDPOINTS, which names the endpoints file of one platform.
 
     **Examples**
 

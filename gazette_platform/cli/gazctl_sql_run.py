@@ -69,14 +69,14 @@ def run(
         for error in sql.refused.values():
             note(f"note: no table of this spec: {error}")
 
-        def ask() -> None:
+        def ask(hide: Callable[[], None]) -> None:
             result = sql.execute(text)
             if saved is not None:
                 saved.take(sql)
-            _write(result, output_format, to, rows_max)
+            _write(result, output_format, to, rows_max, hide=hide)
 
-        with _progress(sql):
-            _in_thread(sql, ask)
+        with _progress(sql) as hide:
+            _in_thread(sql, lambda: ask(hide))
         _tell_inferred(sql, explain=explain or saved is not None)
         _tell(sql, explain=explain)
         _tell_typed(sql, explain=explain)
@@ -119,16 +119,28 @@ def _in_thread(sql: LocalSql, work: Callable[[], None]) -> None:
         raise errors[0]
 
 
-def _write(result: QueryResult, output_format: str, to: Path | None, rows_max: int) -> None:
+def _nothing() -> None:
+    return
+
+
+def _write(
+    result: QueryResult,
+    output_format: str,
+    to: Path | None,
+    rows_max: int,
+    *,
+    hide: Callable[[], None] = _nothing,
+) -> None:
+    """Write the rows; `hide` is called before the first one goes to a terminal."""
     if output_format in {"json", "parquet"}:
         _require_distinct(result.columns, output_format)
     match output_format:
         case "table":
-            _table(result, rows_max)
+            _table(result, rows_max, hide)
         case "json":
-            _to(to, lambda out: _json(result, out))
+            _to(to, lambda out: _json(result, out), hide)
         case "csv":
-            _to(to, lambda out: _csv(result, out))
+            _to(to, lambda out: _csv(result, out), hide)
         case _:
             assert to is not None  # checked before the query ran
             _parquet(result, to)
@@ -144,10 +156,11 @@ def _require_distinct(columns: list[str], output_format: str) -> None:
             )
 
 
-def _table(result: QueryResult, rows_max: int) -> None:
+def _table(result: QueryResult, rows_max: int, hide: Callable[[], None]) -> None:
     if not result.columns:
         return
     rows = list(islice(result, rows_max + 1))
+    hide()
     print_table(result.columns, [[_cell(value) for value in row] for row in rows[:rows_max]])
     if len(rows) > rows_max:
         note(f"the first {rows_max} rows; --rows shows more, and -o json, csv or parquet give all")
@@ -198,9 +211,11 @@ def _plain(value: object) -> object:
             return str(value)
 
 
-def _to(to: Path | None, write: Callable[[TextIO], int]) -> None:
+def _to(to: Path | None, write: Callable[[TextIO], int], hide: Callable[[], None]) -> None:
     """Have `write` write, and say how many rows a file got."""
     if to is None:
+        if sys.stdout.isatty():
+            hide()
         with writing("stdout"):
             write(sys.stdout)
             sys.stdout.flush()
@@ -254,10 +269,10 @@ def _parquet(result: QueryResult, to: Path) -> None:
 
 
 @contextmanager
-def _progress(sql: LocalSql) -> Iterator[None]:
-    """Show on a terminal how much of what has to be read was read."""
+def _progress(sql: LocalSql) -> Iterator[Callable[[], None]]:
+    """Show on a terminal how much of what has to be read was read. Yields: what hides it."""
     if not sys.stderr.isatty():
-        yield
+        yield _nothing
         return
     from gazette_platform.cli.transfer_bar import transfer_bar  # noqa: PLC0415  slow to import
 
@@ -270,7 +285,7 @@ def _progress(sql: LocalSql) -> Iterator[None]:
             bar.update(task, completed=done, total=sum(scan.bytes_planned for scan in scans))
 
         sql.on_progress = show
-        yield
+        yield bar.stop
         sql.on_progress = None
 
 

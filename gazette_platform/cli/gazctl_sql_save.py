@@ -1,18 +1,14 @@
 """`gazctl sql --save`: the table spec that was inferred for a query becomes a table for good."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import final
 
-from gazette_platform.cli.gazctl_lake_apply import apply_files
-from gazette_platform.cli.gazctl_lake_context import tables_folder
+from gazette_platform.cli.new_table import NewTable
 from gazette_platform.cli.output import note
 from gazette_platform.client import Client
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import LakeSettings
-from gazette_platform.lake.applying import SpecFile
 from gazette_platform.lake.local_sql import LocalSql
-from gazette_platform.lake.spec_rules import is_table_name
 
 __all__ = ["SavedSpec"]
 
@@ -30,15 +26,7 @@ class SavedSpec:
     """
 
     def __init__(self, name: str, settings: LakeSettings, tables: Path | None) -> None:
-        if not is_table_name(name):
-            raise ValidationError(
-                f"{name!r} cannot be a table's name: write it as shop.events, in lower case",
-                path="--save",
-            )
-        self._name = name
-        self._settings = settings
-        self._folder = tables_folder(settings, tables)
-        self._files: list[SpecFile] = []
+        self._table = NewTable(name, settings, tables, option="--save")
 
     def take(self, sql: LocalSql) -> None:
         """Take the spec of the query that `sql` has begun.
@@ -54,20 +42,12 @@ class SavedSpec:
                 path="--save",
             )
         (table,) = inferred.values()
-        text = table.inference.named(self._name).encode()
-        file = SpecFile.of(f"{self._name}.yaml", text, self._folder)
-        if self._name in sql.tables and file.is_changed:
-            raise ValidationError(
-                f"the table {self._name} has another spec in {self._folder}: choose another name, or change that "
-                "spec by `gazctl lake apply`",
-                path="--save",
-            )
-        self._files = [file]
+        self._table.take(table.inference.named(self._table.name))
 
     def apply(self, client: Client) -> None:
         """Apply the spec that was taken, and say so.
 
         Raises: ValidationError: something speaks against it. LakeError, TransportError: a server fails.
         """
-        apply_files(self._files, self._folder, self._settings, lambda: nullcontext(client))
-        note(f"applied the spec that was inferred: {self._name} is a table now")
+        self._table.apply(client)
+        note(f"applied the spec that was inferred: {self._table.name} is a table now")

@@ -265,20 +265,23 @@ def _start(layout: PlatformDir, options: PlatformOptions, board: Board, *, detac
 def next_commands(endpoints: Endpoints) -> str:
     """What a user may do next with a platform that is ready, as lines of a shell."""
     found = {
-        "gazctl journals list": "list the journals",
+        "gazctl journals create events/clicks": "create a journal",
+        "gazctl journals append events/clicks FILE": "append a file of JSON lines or CSV",
+        "gazctl sql \"FROM journal('events/clicks')\"": "query it, up to now",
+        "gazctl lake create shop.clicks events/clicks": "make it a table in Trino and Spark",
         "gazctl lake list": "list the tables, and whether they are up to date",
         "gazette up": "add the Hive Metastore, Trino and Dagster beside it",
         "gazette down": "stop it; its data stays",
     }
+    has_lake = bool(endpoints.broker and endpoints.metastore)
     unfit = {
-        "gazctl journals list": not endpoints.broker,
-        "gazctl lake list": not (endpoints.broker and endpoints.metastore),
+        **dict.fromkeys([*found][:3], not endpoints.broker),
+        **dict.fromkeys([*found][3:5], not has_lake),
         "gazette up": bool(endpoints.metastore),
     }
-    lines = [
-        f"  {command:<22}# {what}" for command, what in found.items() if not unfit.get(command)
-    ]
-    return "\n".join(["Next:", *lines])
+    shown = [command for command in found if not unfit.get(command)]
+    width = max(map(len, shown)) + 2
+    return "\n".join(["Next:", *(f"  {each:<{width}}# {found[each]}" for each in shown)])
 
 
 def _platform_options(
@@ -343,7 +346,7 @@ def down(root: Root = None) -> None:
 def status(
     root: Root = None,
     *,
-    output: Annotated[str, typer.Option("-o", "--output", help="table or json.")] = "table",
+    output: Annotated[str, typer.Option("-o", "--format", help="table or json.")] = "table",
 ) -> None:
     """Show the components of a platform. Exits with 1 unless all are ready.
 
@@ -356,7 +359,7 @@ def status(
     from gazette_platform.embedded.control import platform_state  # noqa: PLC0415
 
     if output not in {"table", "json"}:
-        raise ValidationError(f"expected table or json, got {output!r}", path="--output")
+        raise ValidationError(f"expected table or json, got {output!r}", path="--format")
     layout = existing(root)
     state = platform_state(layout)
     if output == "json":

@@ -46,11 +46,11 @@ def check_logging(level: str, log_format: str) -> None:
     """Raises: ValidationError: either is unknown."""
     if level not in LOG_LEVELS:
         raise ValidationError(
-            f"expected one of {', '.join(LOG_LEVELS)}, got {level!r}", path="log.level"
+            f"expected one of {', '.join(LOG_LEVELS)}, got {level!r}", path="--log.level"
         )
     if log_format not in LOG_FORMATS:
         raise ValidationError(
-            f"expected one of {', '.join(LOG_FORMATS)}, got {log_format!r}", path="log.format"
+            f"expected one of {', '.join(LOG_FORMATS)}, got {log_format!r}", path="--log.format"
         )
 
 

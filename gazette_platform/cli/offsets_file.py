@@ -37,7 +37,9 @@ def read_offsets(path: Path | None) -> Places:
     try:
         found = orjson.loads(text)
     except orjson.JSONDecodeError as err:
-        raise DataError(f"{path}: not JSON: {err}") from err
+        raise DataError(
+            f"{path}: not JSON: {err} (--offsets takes a file that --offsets-out wrote)"
+        ) from err
     if not isinstance(found, dict) or not all(type(v) is int for v in found.values()):
         raise DataError(f"{path}: not a JSON object of journals and offsets")
     places = Places(*split_created(found))

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
+import typer
 from typer import core
 
 __all__ = ["install", "quick_value"]
@@ -53,7 +54,13 @@ class _Quick:
             is_known, found = True, ()
         elif annotation == list[str] and isinstance(value, list | tuple):
             is_known, found = all(type(each) is str for each in value), list(value)
-        return found if is_known else self._slow().coerce(value, param=param, ctx=ctx)
+        if is_known:
+            return found
+        try:
+            return self._slow().coerce(value, param=param, ctx=ctx)
+        except typer.BadParameter as err:
+            err.message = err.message.removeprefix("Value error, ")  # of pydantic
+            raise
 
 
 def _only(annotation: Any) -> Any:

@@ -62,7 +62,9 @@ class Selection:
             raise typer.BadParameter("give names or --selector, and not both")
         if not names:
             if selector is None and is_needed:
-                raise typer.BadParameter("Missing option '--selector', or names of journals")
+                raise typer.BadParameter(
+                    "name a journal, or give --selector (`gazctl journals list` shows all journals)"
+                )
             return cls(parse_selector(selector or ""), selector or "")
         labels = LabelSet()
         for name in sorted(set(names)):

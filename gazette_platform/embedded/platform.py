@@ -151,7 +151,9 @@ class PlatformOptions:
             raise ValidationError("without dagster nothing would load it", path="--definitions")
         stems: set[str] = set()
         for path in map(Path, self.definitions):
-            if path.suffix != ".py" or not path.is_file():
+            if not path.is_file():
+                raise ValidationError(f"there is no file {path}", path="--definitions")
+            if path.suffix != ".py":
                 raise ValidationError(f"{path} is no Python file (*.py)", path="--definitions")
             if path.stem in stems:
                 raise ValidationError(

@@ -14,20 +14,17 @@ from gazette_platform.hive.locks import HeldLock
 from gazette_platform.hive.model import (
     CSV_ESCAPE,
     CSV_STORAGE,
-    HIDDEN,
     JSON_STORAGE,
     HiveColumn,
     HivePartition,
     HiveTable,
     StorageFormat,
-    hiding_mappings,
     partition_name,
 )
 
 __all__ = [
     "CSV_ESCAPE",
     "CSV_STORAGE",
-    "HIDDEN",
     "JSON_STORAGE",
     "HeldLock",
     "HiveColumn",
@@ -37,6 +34,5 @@ __all__ = [
     "MetastoreSession",
     "SharedMetastore",
     "StorageFormat",
-    "hiding_mappings",
     "partition_name",
 ]

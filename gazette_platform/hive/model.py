@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any
 from gazette_platform.hive.thrift import ttypes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
     "CSV_ESCAPE",
     "CSV_STORAGE",
-    "HIDDEN",
     "JSON_STORAGE",
     "HiveColumn",
     "HivePartition",
     "HiveTable",
     "StorageFormat",
-    "hiding_mappings",
     "partition_name",
 ]
 
@@ -60,13 +58,6 @@ JSON_STORAGE = StorageFormat(
 # for text, and coerces the text of a Hive partition's column to the number that the table's has, or to
 # NULL. Narrower integers are left out: that coercion wraps them. A field's name has a colon after it.
 _READ_AS_TEXT = re.compile(r"(?:(?<=[<,:])|\A)(?:int|bigint|float|double)(?=[,>]|\Z)")
-# Types, as read, at whose values it never fails.
-_TAKES_ANY = re.compile(r"(?:array<)*(?:string|boolean)>*\Z")
-HIDDEN = "gazette.hidden"
-"""Parameter of a Hive partition: columns, by comma, that Trino is to see as NULL there."""
-# No record has this key, one hopes.
-_NO_KEY = "gazette/hidden"
-
 # RFC 4180 has no escape character, and OpenCSVSerde cannot do without.
 CSV_ESCAPE = "\x01"
 
@@ -146,13 +137,10 @@ class HivePartition:
         """The Thrift `Partition` of `table`, with its storage format, and its columns as read."""
         columns, storage = table.columns, table.storage
         if storage.serde == JSON_STORAGE.serde:
-            hidden = frozenset(filter(None, self.parameters.get(HIDDEN, "").split(",")))
             # Trino matches them with the table's by position.
             columns = tuple(
                 replace(c, type=_READ_AS_TEXT.sub("string", c.type)) for c in table.columns
             )
-            parameters = {**storage.serde_parameters, **hiding_mappings(columns, hidden)}
-            storage = replace(storage, serde_parameters=parameters)
         return ttypes.Partition(
             values=list(self.values),
             dbName=table.database,
@@ -169,20 +157,6 @@ class HivePartition:
             location=_location(partition.sd),
             parameters=dict(partition.parameters or {}),
         )
-
-
-def hiding_mappings(columns: Iterable[HiveColumn], hidden: Collection[str]) -> dict[str, str]:
-    """SerDe parameters by which Trino looks for hidden columns under a key that no record has.
-
-    Args:
-        columns: columns as read; those whose type takes any value are not hidden.
-        hidden: names of those to hide, in lower case.
-    """
-    return {
-        f"mapping.{column.name}": _NO_KEY
-        for column in columns
-        if column.name in hidden and not _TAKES_ANY.match(column.type)
-    }
 
 
 # Hive escapes these in partition names (FileUtils.charToEscape), besides control characters.

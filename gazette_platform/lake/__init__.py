@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gazette_platform.lake.accounting import PartitionAccount, PartitionUpdate
     from gazette_platform.lake.audit import Audit, Auditor
-    from gazette_platform.lake.exact import ensure_exact_view, excluded_files
+    from gazette_platform.lake.exact import ensure_views, excluded_files
     from gazette_platform.lake.findings import Finding, FindingKind
     from gazette_platform.lake.fit import FitChecker, json_columns, missing_columns, without_columns
     from gazette_platform.lake.layout import Layout, PartitionColumn, StoreRoots, partition_key
@@ -66,7 +66,7 @@ __all__ = [
     "TableReport",
     "TableSpec",
     "all_fragments",
-    "ensure_exact_view",
+    "ensure_views",
     "excluded_files",
     "json_columns",
     "load_table_specs",
@@ -80,7 +80,7 @@ __all__ = [
 _HOMES = {
     "accounting": ("PartitionAccount", "PartitionUpdate"),
     "audit": ("Audit", "Auditor"),
-    "exact": ("ensure_exact_view", "excluded_files"),
+    "exact": ("ensure_views", "excluded_files"),
     "findings": ("Finding", "FindingKind"),
     "fit": ("FitChecker", "json_columns", "missing_columns", "without_columns"),
     "layout": ("Layout", "PartitionColumn", "StoreRoots", "partition_key"),

@@ -32,13 +32,13 @@ from gazette_platform.lake.fit import (
 )
 from gazette_platform.lake.layout import is_same_location, partition_values
 from gazette_platform.lake.partition_state import RANGES_MAX, TRIES_MAX, PartitionState
-from gazette_platform.lake.tables import hidden_parameters
+from gazette_platform.lake.tables import with_text_columns
 from gazette_platform.protocol import is_another
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gazette_platform.hive import HiveTable, MetastoreSession
+    from gazette_platform.hive import HeldLock, HiveTable, MetastoreSession
     from gazette_platform.lake.content import FragmentContent
     from gazette_platform.lake.cutover import Cutover
     from gazette_platform.lake.findings import Finding
@@ -115,8 +115,8 @@ class _Counted:
     """Of its file, if the rows are not known."""
     is_resumed: bool = False
     """Whether an earlier tick had begun with it."""
-    hidden: frozenset[str] = frozenset()
-    """Columns to hide from Trino, which would fail at one of the values."""
+    breaking: frozenset[str] = frozenset()
+    """Columns with a value at which Trino would fail."""
     unfit: UnfitFragment | None = None
     """What of it does not fit, if the rows are known."""
 
@@ -208,16 +208,21 @@ class Accountant:
 
         The table is read anew, too: others may have given it columns, which what is written must have.
         """
-        table = self._table
-        current = self._session.table(table.database, table.name)
-        if current is None:
-            raise LakeError(f"table {table.full_name} was dropped meanwhile; it is made again")
-        self._table = current
+        current = self._refresh()
         if current.partition_columns:
             return self._session.partitions_of(current, [p.values for p in planned])
         return {
             (): HivePartition(values=(), location=current.location, parameters=current.parameters)
         }
+
+    def _refresh(self) -> HiveTable:
+        """The table as the metastore has it now."""
+        table = self._table
+        current = self._session.table(table.database, table.name)
+        if current is None:
+            raise LakeError(f"table {table.full_name} was dropped meanwhile; it is made again")
+        self._table = current
+        return current
 
     def _is_all_aside(self, planned: PlannedPartition) -> bool:
         """Whether there is nothing to make a Hive partition of; what is aside is not awaited."""
@@ -369,14 +374,14 @@ class Accountant:
         result.columns |= counted.columns
         found = misfit(self._spec, fragment, planned.location, counted)
         result.misfits += [found] if found is not None else []
-        hidden = self._breaking(counted.values)
+        breaking = self._breaking(counted.values)
         stamp_of = partial(self._content.stamp, fragment, planned.location)
         if counted.rows is None:
             result.misfits.append(unread(self._spec, fragment))
             stamp, is_resumed = stamp_of(), counted.is_resumed
-            return _Counted(None, stamp.stored_bytes, stamp.text, is_resumed, hidden)
+            return _Counted(None, stamp.stored_bytes, stamp.text, is_resumed, breaking)
         unfit = unfit_fragment(self._spec, fragment, counted, stamp_of)
-        return _Counted(counted.rows, counted.stored_bytes, hidden=hidden, unfit=unfit)
+        return _Counted(counted.rows, counted.stored_bytes, breaking=breaking, unfit=unfit)
 
     def _breaking(self, values: ValueReport | None) -> frozenset[str]:
         """Columns at whose values Trino would fail."""
@@ -392,8 +397,8 @@ class Accountant:
         if not batch:
             return
         with self._session.accounts_lock(self._table.database, self._table.name) as lock:
+            self._mark_as_text(batch, lock)
             found = self._read([planned for planned, _ in batch])
-            table = self._table
             changed: list[HivePartition] = []
             settled: list[tuple[PlannedPartition, PartitionState, PartitionUpdate | None]] = []
             for planned, counts in batch:
@@ -412,10 +417,7 @@ class Accountant:
                 update = _update(planned, counts, before, self._created.get(planned.journal, 0))
                 settled.append((planned, update.state if update is not None else before, update))
                 if update is not None:
-                    parameters = update.state.within(now.parameters)
-                    hidden = frozenset[str]().union(*(c.hidden for c in counts.values()))
-                    parameters |= hidden_parameters(table, parameters, hidden)
-                    changed.append(replace(now, parameters=parameters))
+                    changed.append(replace(now, parameters=update.state.within(now.parameters)))
             if changed:
                 lock.require()
                 self._write(changed)
@@ -424,6 +426,19 @@ class Accountant:
             # That rows could not be counted once more is noted, and nothing to tell.
             if update is not None and (update.fragments_added or update.rows_added):
                 self.result.updates.append(update)
+
+    def _mark_as_text(
+        self, batch: Sequence[tuple[PlannedPartition, _Counts]], lock: HeldLock
+    ) -> None:
+        """Have Trino read columns as text that it would fail at, before their fragments count as registered."""
+        breaking = {n for _, counts in batch for c in counts.values() for n in c.breaking}
+        if not breaking:
+            return
+        marked = with_text_columns(self._spec, self._refresh(), breaking)
+        if marked is not None:
+            lock.require()
+            self._session.alter_table(marked, is_cascading=False)
+            self.result.is_complete = False
 
     def _require_journal(self, planned: PlannedPartition, state: PartitionState) -> None:
         if state.journal not in ("", planned.journal):

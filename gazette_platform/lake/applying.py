@@ -167,16 +167,22 @@ def problems_among(
             applied[file.name] = file.spec
         tables.setdefault(table, file.name)
     every = {**owners, **tables}
-    for table, name in tables.items():
-        base = table.removesuffix(EXACT_SUFFIX)
-        if base != table and base in every:
-            found.append(
-                ValidationError(
-                    f"{table} is the name of the view that table {base} of {every[base]} gets; "
-                    "rename one",
-                    path=f"{name}: name",
-                )
+    views = {f"{table}{EXACT_SUFFIX}": table for table in every}
+    stored = {
+        f"{spec.schema}.{spec.stored_table}": spec.name
+        for spec in (*stays.values(), *applied.values())
+        if spec.header
+    }
+    for what, made in (("view", views), ("table of all lines", stored)):
+        found += [
+            ValidationError(
+                f"{table} is the name of the {what} that table {made[table]} of {every[made[table]]} gets; "
+                "rename one",
+                path=f"{name}: name",
             )
+            for table, name in tables.items()
+            if table in made
+        ]
     clashes = name_clashes({**stays, **applied}, rollups)
     found += [in_file(c.file, c.error) for c in clashes if c.file in applied or c.other in applied]
     return [*found, *_problems_beside(files)]

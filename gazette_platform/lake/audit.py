@@ -411,7 +411,7 @@ def _gone_findings(
     ]
     is_there = [(directory_of(f), f.content_name) in files.fragments for f in stored]
     pruned = is_there.index(True) if begin == 0 and True in is_there else 0
-    wait = "it was pruned, it seems, of which the brokers hear at their next refresh"
+    wait = "it seems to have been pruned; wait for the brokers' next refresh, there is nothing else to do"
     restore = "restore it (or, if it was just pruned, wait for the brokers' next refresh)"
     return [
         Finding(

@@ -96,7 +96,7 @@ def _check_json(spec: TableSpec, lines: list[bytes], where: str) -> None:
 
 def _check_csv(spec: TableSpec, lines: list[bytes], where: str) -> None:
     text = [line.decode("utf-8", "replace") + "\n" for line in lines]
-    rows = list(csv_rows(text))
+    rows = list(csv_rows(text, spec.separator))
     widths = [len(row) for row in rows]
     several = [row for row in rows if len(row) == len(spec.columns) and "\n" in "".join(row)]
     if several:
@@ -108,8 +108,8 @@ def _check_csv(spec: TableSpec, lines: list[bytes], where: str) -> None:
     if all(width != len(spec.columns) for width in widths):
         raise SchemaMismatch(
             f"{spec.name}: lines of {where} have {widths[0]} fields, not the {len(spec.columns)} "
-            f"columns of the table spec (it begins {_shown(lines[0])}): correct `columns` or "
-            "`format`"
+            f"columns of the table spec (it begins {_shown(lines[0])}): correct `columns`, "
+            "`delimiter` or `format`"
         )
 
 

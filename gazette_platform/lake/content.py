@@ -296,12 +296,15 @@ class _Counting:
 
     def _result(self, rows: int | None, *, is_resumed: bool) -> FragmentCount:
         scanner = self.scanner
+        values = scanner.report(is_cut=rows is None) if scanner is not None else None
+        if rows is not None and scanner is not None:
+            rows -= scanner.headers
         return FragmentCount(
             rows,
             self.tally.stored if rows is not None else None,
             self.head,
             frozenset(self.seen),
-            scanner.report(is_cut=rows is None) if scanner is not None else None,
+            values,
             is_resumed,
         )
 

@@ -14,7 +14,7 @@ __all__ = ["csv_rows"]
 _FIELD_CHARACTERS_MAX: Final = 100 << 20
 
 
-def csv_rows(lines: Iterable[str]) -> Iterator[list[str]]:
+def csv_rows(lines: Iterable[str], delimiter: str = ",") -> Iterator[list[str]]:
     r"""Fields of records of RFC 4180. What is none, as for a carriage return in it, has no fields.
 
     >>> list(csv_rows(['1,"a, b"', "2,a\rb", "3"]))
@@ -22,7 +22,7 @@ def csv_rows(lines: Iterable[str]) -> Iterator[list[str]]:
     """
     # Of the process: others may want longer ones.
     csv.field_size_limit(max(csv.field_size_limit(), _FIELD_CHARACTERS_MAX))
-    reader = csv.reader(lines)
+    reader = csv.reader(lines, delimiter=delimiter)
     while True:
         try:
             yield next(reader)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.hive import CSV_ESCAPE, CSV_STORAGE, JSON_STORAGE
+from gazette_platform.lake.csv_header import header_condition
 from gazette_platform.lake.schema import parse_type
 from gazette_platform.lake.tables import key_mappings
 
@@ -80,16 +81,19 @@ def _trino(table: MountedTable) -> str:
         properties["extra_properties"] = f"MAP(ARRAY[{keys}], ARRAY[{values}])"
     else:
         properties["csv_escape"] = f"U&'\\{ord(CSV_ESCAPE):04X}'"
+        if spec.delimiter:
+            properties["csv_separator"] = f"U&'\\{ord(spec.delimiter):04X}'"
     given = ",\n".join(f"  {name} = {value}" for name, value in properties.items())
     return (
         f'CREATE SCHEMA IF NOT EXISTS "{spec.schema}";\n\n'
-        f'CREATE TABLE "{spec.schema}"."{spec.table}" (\n{_lines(columns)}\n)\n'
+        f'CREATE TABLE "{spec.schema}"."{spec.stored_table}" (\n{_lines(columns)}\n)\n'
         f"{_comment(spec.comment, end=chr(10)).lstrip()}WITH (\n{given}\n);\n"
         + _note(
             table,
             "Hive partitions are added by CALL system.register_partition(…), which needs "
             "hive.allow-register-partition-procedure=true",
         )
+        + _without_headers(spec, lambda name: _double(name.lower()), _text)
     )
 
 
@@ -107,18 +111,21 @@ def _trino_type(kind: ColumnType) -> str:
 def _spark(table: MountedTable) -> str:
     spec = table.spec
     columns = [
-        f"{_tick(c.key)} {_hive_type(c.parsed)}{_spark_comment(c.comment)}" for c in spec.columns
+        f"{_tick(c.key if spec.format == 'json' else c.name)} {_hive_type(c.parsed)}{_spark_comment(c.comment)}"
+        for c in spec.columns
     ]
     columns += [
         f"{_tick(p.column)} {_hive_type(parse_type(p.type))}{_spark_comment(p.comment)}"
         for p in table.partitions
     ]
-    using = "json" if spec.format == "json" else """csv OPTIONS (escape '"')"""
+    options = "escape '\"'" + (f", sep {_spark_text(spec.delimiter)}" if spec.delimiter else "")
+    using = "json" if spec.format == "json" else f"csv OPTIONS ({options})"
     keys = ", ".join(_tick(p.column) for p in table.partitions)
-    renamed = [f"{_tick(c.source)} for {c.name}" for c in spec.columns if c.source]
+    is_renamed = spec.format == "json"
+    renamed = [f"{_tick(c.source)} for {c.name}" for c in spec.columns if c.source and is_renamed]
     return (
         f"CREATE SCHEMA IF NOT EXISTS {_tick(spec.schema)};\n\n"
-        f"CREATE TABLE {_tick(spec.schema)}.{_tick(spec.table)} (\n{_lines(columns)}\n)\n"
+        f"CREATE TABLE {_tick(spec.schema)}.{_tick(spec.stored_table)} (\n{_lines(columns)}\n)\n"
         f"USING {using}\n"
         + (f"PARTITIONED BY ({keys})\n" if keys else "")
         + f"LOCATION {_spark_text(table.location)}"
@@ -130,6 +137,7 @@ def _spark(table: MountedTable) -> str:
             if renamed
             else ""
         )
+        + _without_headers(spec, _tick, _spark_text)
     )
 
 
@@ -144,11 +152,12 @@ def _hive(table: MountedTable) -> str:
         f"{_tick(p.column)} {_hive_type(parse_type(p.type))}{_spark_comment(p.comment)}"
         for p in table.partitions
     ]
-    serde = {**storage.serde_parameters, **(key_mappings(spec) if spec.format == "json" else {})}
+    own = {"separatorChar": spec.separator} if spec.format == "csv" else key_mappings(spec)
+    serde = {**storage.serde_parameters, **own}
     properties = ", ".join(f"{_spark_text(k)} = {_spark_text(v)}" for k, v in serde.items())
     return (
         f"CREATE DATABASE IF NOT EXISTS {_tick(spec.schema)};\n\n"
-        f"CREATE EXTERNAL TABLE {_tick(spec.schema)}.{_tick(spec.table)} (\n{_lines(columns)}\n)\n"
+        f"CREATE EXTERNAL TABLE {_tick(spec.schema)}.{_tick(spec.stored_table)} (\n{_lines(columns)}\n)\n"
         + (f"COMMENT {_spark_text(spec.comment)}\n" if spec.comment else "")
         + (f"PARTITIONED BY (\n{_lines(keys)}\n)\n" if keys else "")
         + f"ROW FORMAT SERDE {_spark_text(storage.serde)}\n"
@@ -157,6 +166,7 @@ def _hive(table: MountedTable) -> str:
         + f"OUTPUTFORMAT {_spark_text(storage.output_format)}\n"
         + f"LOCATION {_spark_text(table.location)};\n"
         + _note(table, "Hive partitions are added by MSCK REPAIR TABLE, or ALTER TABLE … ADD")
+        + _without_headers(spec, _tick, _spark_text)
     )
 
 
@@ -185,6 +195,7 @@ def _bigquery(table: MountedTable) -> str:
     options = {
         "format": "'JSON'" if spec.format == "json" else "'CSV'",
         "uris": f"[{_spark_text(f'{location}/*')}]",
+        **({"field_delimiter": _bigquery_text(spec.delimiter)} if spec.delimiter else {}),
         **({"hive_partition_uri_prefix": _spark_text(location)} if keys else {}),
         "ignore_unknown_values": "TRUE",
         **({"description": _bigquery_text(spec.comment)} if spec.comment else {}),
@@ -198,7 +209,7 @@ def _bigquery(table: MountedTable) -> str:
         for c in spec.columns
         if c not in data
     ]
-    lost = [f"{c.name} ({c.source!r})" for c in data if c.source]
+    lost = [f"{c.name} ({c.source!r})" for c in data if c.source and spec.format == "json"]
     if lost:
         notes.append(
             f"BigQuery finds columns by their keys only, so these are NULL: {', '.join(lost)}. "
@@ -211,10 +222,11 @@ def _bigquery(table: MountedTable) -> str:
     ]
     return (
         f"CREATE SCHEMA IF NOT EXISTS {_tick(spec.schema)};\n\n"
-        f"CREATE EXTERNAL TABLE {_tick(spec.schema)}.{_tick(spec.table)} (\n{_lines(columns)}\n)\n"
+        f"CREATE EXTERNAL TABLE {_tick(spec.schema)}.{_tick(spec.stored_table)} (\n{_lines(columns)}\n)\n"
         + (f"WITH PARTITION COLUMNS (\n{_lines(keys)}\n)\n" if keys else "")
         + f"OPTIONS (\n{given}\n);\n"
         + "".join(f"-- {note}\n" for note in notes)
+        + _without_headers(spec, _tick, _bigquery_text)
     )
 
 
@@ -255,8 +267,10 @@ def _snowflake(table: MountedTable) -> str:
         columns.append(f"{_double(partition.column.upper())} {kind} AS ({found}::{kind})")
     keys = ", ".join(_double(p.column.upper()) for p in table.partitions)
     kind = "JSON" if spec.format == "json" else """CSV FIELD_OPTIONALLY_ENCLOSED_BY = '"'"""
+    if spec.delimiter:
+        kind += f" FIELD_DELIMITER = {_spark_text(spec.delimiter)}"
     # In upper case, as it has names without quotes; one may be a word of SQL.
-    schema, name = _double(spec.schema.upper()), _double(spec.table.upper())
+    schema, name = _double(spec.schema.upper()), _double(spec.stored_table.upper())
     return (
         f"CREATE SCHEMA IF NOT EXISTS {schema};\n\n"
         f"CREATE EXTERNAL TABLE {schema}.{name} (\n{_lines(columns)}\n)\n"
@@ -269,6 +283,7 @@ def _snowflake(table: MountedTable) -> str:
         + ";\n"
         + f"-- Before: CREATE STAGE gazette over the store that holds {table.location}\n"
         + "-- After, and whenever files have come: ALTER EXTERNAL TABLE … REFRESH\n"
+        + _without_headers(spec, lambda name: _double(name.upper()), _spark_text)
     )
 
 
@@ -299,7 +314,7 @@ def _duckdb(table: MountedTable) -> str:
         "columns": "{" + ", ".join(f"{_text(k)}: {_text(t)}" for k, t in typed.items()) + "}"
     }
     selected = [
-        f"{_double(c.source)} AS {_double(c.name)}" if c.source else _double(c.name)
+        f"{_double(c.source)} AS {_double(c.name)}" if c.source and is_json else _double(c.name)
         for c in spec.columns
     ]
     if not is_json:
@@ -329,12 +344,14 @@ def _duckdb(table: MountedTable) -> str:
     options |= _DUCKDB_LINES if spec.format == "csv" else _DUCKDB_JSON
     reader = "read_json" if spec.format == "json" else "read_csv"
     given = "".join(f",\n  {name} = {value}" for name, value in options.items())
+    condition = header_condition(spec, _double, _text)
+    rows = f"\nWHERE {condition}" if condition else ""
     source = f"{reader}(\n  {_text(files)}{given}\n)"
     return (
         f"CREATE SCHEMA IF NOT EXISTS {_double(spec.schema)};\n\n"
         f"CREATE OR REPLACE VIEW {_double(spec.schema)}.{_double(spec.table)} AS\n"
         + (
-            f"WITH {_duckdb_records(source)}\nSELECT\n{_lines(selected)}\nFROM records;\n"
+            f"WITH {_duckdb_records(source, spec)}\nSELECT\n{_lines(selected)}\nFROM records{rows};\n"
             if spec.format == "csv"
             else f"SELECT\n{_lines(selected)}\nFROM {source};\n"
         )
@@ -356,8 +373,10 @@ _DUCKDB_LINES = {
 }
 # A field, with the comma before it: in quotes and what follows them; with a quote that stays open up to the
 # end of the line, which makes NULL of it; or plain.
-_DUCKDB_FIELD = """,((?:[[:blank:]]*"(?:[^"]|"")*"[^,]*)|(?:[[:blank:]]*"(?:[^"]|"")*$)|(?:[^",]+"[^"]*$)|[^,]*)"""
-_DUCKDB_QUOTED = """^[[:blank:]]*"((?:[^"]|"")*)"(.*)$"""
+_DUCKDB_FIELD = (
+    """[,]((?:[~]*"(?:[^"]|"")*"[^,]*)|(?:[~]*"(?:[^"]|"")*$)|(?:[^",]+"[^"]*$)|[^,]*)"""
+)
+_DUCKDB_QUOTED = """^[~]*"((?:[^"]|"")*)"(.*)$"""
 
 
 _DUCKDB_RECORDS = """\
@@ -372,15 +391,21 @@ records AS (
         replace(regexp_extract(f, {quoted}, 1), '""', '"') || regexp_extract(f, {quoted}, 2)
       ELSE f
     END FOR f IN CASE WHEN text = '' THEN [] ELSE
-      regexp_extract_all(',' || text, {field}, 1) END
+      regexp_extract_all({separator} || text, {field}, 1) END
   ] AS fields FROM lines
 )"""
 
 
-def _duckdb_records(source: str) -> str:
+def _duckdb_records(source: str, spec: TableSpec) -> str:
     """Subqueries that make lists of fields of lines, by the rules of Trino."""
-    quoted = _text(_DUCKDB_QUOTED)
-    return _DUCKDB_RECORDS.format(source=source, quoted=quoted, field=_text(_DUCKDB_FIELD))
+    blanks = " \t".replace(spec.separator, "")
+    field = _DUCKDB_FIELD.replace(",", spec.separator).replace("~", blanks)
+    return _DUCKDB_RECORDS.format(
+        source=source,
+        separator=_text(spec.separator),
+        quoted=_text(_DUCKDB_QUOTED.replace("~", blanks)),
+        field=_text(field),
+    )
 
 
 _DUCKDB = {
@@ -405,6 +430,17 @@ def _duckdb_type(kind: ColumnType) -> str:
 
 
 # ------------------------------------------------------------------ texts
+
+
+def _without_headers(
+    spec: TableSpec, quoted: Callable[[str], str], literal: Callable[[str], str]
+) -> str:
+    """A view that is the table without header rows; empty if it has none."""
+    condition = header_condition(spec, quoted, literal)
+    if not condition:
+        return ""
+    view, table = (f"{quoted(spec.schema)}.{quoted(t)}" for t in (spec.table, spec.stored_table))
+    return f"\nCREATE VIEW {view} AS\nSELECT * FROM {table}\nWHERE {condition};\n"
 
 
 def _path(location: str) -> str:

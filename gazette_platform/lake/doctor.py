@@ -60,7 +60,7 @@ def made_tables(
     tables: list[HiveTable] = []
     told = [Diagnosis("metastore", "ok", f"answers, and has {len(databases)} database(s)")]
     for spec in specs:
-        table = session.table(spec.schema, spec.table)
+        table = session.table(spec.schema, spec.stored_table)
         if table is None:
             told.append(Diagnosis("metastore", "warning", f"{spec.name} is not made yet"))
         elif LAYOUT not in table.parameters:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from gazette_platform.errors import LakeError, SchemaMismatch
-from gazette_platform.lake.tables import DIGEST, evolved_table
+from gazette_platform.lake.tables import DIGEST, evolved_table, keeping_text_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,7 +120,9 @@ def _go_on(
         current = _current(session, table)
         if current.parameters.get(_MARK) != table.parameters[_MARK]:
             return current  # another registrar was here, and will finish
-        result = evolved if is_done else _marked(table, evolved, done)
+        result = keeping_text_columns(
+            current, evolved if is_done else _marked(table, evolved, done)
+        )
         lock.require()
         session.alter_table(result, is_cascading=False)
     return result

@@ -1,9 +1,11 @@
-"""The view ``<table>_exact``: the raw table without files that would show rows twice.
+"""Views of raw tables: ``<table>_exact``, without files that would show rows twice, and CSV without headers.
 
 One object of the metastore serves both engines: Trino reads the definition that it keeps, encoded, in
 the view's original text, and Spark the SQL of the expanded text. As long as nothing overlaps, the
 view is the table itself. It names the files to leave out by Hive partition and file name, so a
-query prunes as on the table.
+query prunes as on the table. Where Trino reads a column as text, the view gives it its declared type. A table of
+CSV with headers is stored under another name, and is itself a view that leaves these out, as no engine does in the
+middle of a file.
 """
 
 from __future__ import annotations
@@ -17,26 +19,32 @@ from typing import TYPE_CHECKING
 from gazette_platform.errors import SchemaMismatch
 from gazette_platform.hive import HiveTable, StorageFormat, partition_name
 from gazette_platform.lake.catalogs import HIVE
+from gazette_platform.lake.csv_header import header_condition
 from gazette_platform.lake.schema import parse_type
 from gazette_platform.lake.spec_rules import EXACT_SUFFIX
-from gazette_platform.lake.tables import spark_schema
+from gazette_platform.lake.tables import spark_schema, text_columns
+from gazette_platform.lake.trino_json import type_sql, typed_sql
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from gazette_platform.hive import HiveColumn, MetastoreSession
     from gazette_platform.lake.findings import Finding
-    from gazette_platform.lake.schema import ColumnType
     from gazette_platform.lake.table_spec import TableSpec
 
 __all__ = [
-    "ensure_exact_view",
+    "VIEW_OF",
+    "ensure_plain_view",
+    "ensure_views",
     "exact_view",
     "excluded_digests",
     "excluded_files",
+    "plain_view",
 ]
 
-_VIEW_OF = "gazette.view_of"
+VIEW_OF = "gazette.view_of"
+"""Parameter of a view of ours: what it is of."""
+
 _EXCLUDED = "gazette.excluded"
 # A parameter has 4,000 characters in the oldest metastores.
 _EXCLUDED_MAX = 3500
@@ -96,12 +104,36 @@ def exact_view(
     Args:
         catalog: Trino's name of the catalog; a definition has to say it.
     """
+    comment = f"{spec.name} without files that show rows twice"
+    view = _view(spec, table, f"{spec.table}{EXACT_SUFFIX}", comment, excluded, catalog)
+    parameters = {**view.parameters, _EXCLUDED: _excluded_text(table, excluded)}
+    return replace(view, parameters=parameters)
+
+
+def plain_view(spec: TableSpec, table: HiveTable, *, catalog: str = HIVE) -> HiveTable | None:
+    """The view that is the table of `spec`; None if `table` itself is that.
+
+    Args:
+        catalog: as of `exact_view`.
+    """
+    if table.name == spec.table:
+        return None
+    comment = spec.comment or f"{table.full_name} without header rows"
+    return _view(spec, table, spec.table, comment, {}, catalog)
+
+
+def _view(  # noqa: PLR0917
+    spec: TableSpec,
+    table: HiveTable,
+    name: str,
+    comment: str,
+    excluded: Mapping[tuple[str, ...], Collection[str]],
+    catalog: str,
+) -> HiveTable:
     names = [c.name for c in spec.columns] + [c.name for c in table.partition_columns]
-    columns = (*table.columns, *table.partition_columns)
-    comment = f"{table.full_name} without files that show rows twice"
+    columns = (*_declared(spec, table), *table.partition_columns)
     parameters = {
-        _VIEW_OF: table.full_name,
-        _EXCLUDED: _excluded_text(table, excluded),
+        VIEW_OF: table.full_name,
         "presto_view": "true",
         # Trino also recognizes its views by this text; the description is in the definition.
         "comment": "Presto View",
@@ -109,22 +141,30 @@ def exact_view(
         "view.catalogAndNamespace.part.0": "spark_catalog",
         "view.catalogAndNamespace.part.1": table.database,
         "view.query.out.numCols": str(len(names)),
-        **{f"view.query.out.col.{index}": name for index, name in enumerate(names)},
+        **{f"view.query.out.col.{index}": each for index, each in enumerate(names)},
         # So that Spark keeps the case of names. The view has no data source of its own.
         **{k: v for k, v in table.parameters.items() if k == "spark.sql.create.version"},
         **(_view_schema(spec, table) if spec.format == "json" else {}),
     }
     return HiveTable(
         database=table.database,
-        name=f"{table.name}{EXACT_SUFFIX}",
+        name=name,
         location="",
         columns=columns,
         partition_columns=(),
         storage=_STORAGE,
         parameters=parameters,
-        view_original=_trino_definition(table, comment, _trino_sql(table, excluded), catalog),
+        view_original=_trino_definition(
+            table, columns, comment, _trino_sql(spec, table, excluded), catalog
+        ),
         view_expanded=_spark_sql(spec, table, excluded),
     )
+
+
+def _declared(spec: TableSpec, table: HiveTable) -> tuple[HiveColumn, ...]:
+    """Columns of the table with the types of the spec, also where Trino reads text."""
+    types = {c.name.lower(): c.parsed.hive for c in spec.columns}
+    return tuple(replace(c, type=types.get(c.name, c.type)) for c in table.columns)
 
 
 def _view_schema(spec: TableSpec, table: HiveTable) -> dict[str, str]:
@@ -132,7 +172,7 @@ def _view_schema(spec: TableSpec, table: HiveTable) -> dict[str, str]:
     return spark_schema([c.name for c in spec.columns], spec, keys)
 
 
-def ensure_exact_view(
+def ensure_views(
     session: MetastoreSession,
     spec: TableSpec,
     table: HiveTable,
@@ -140,22 +180,41 @@ def ensure_exact_view(
     *,
     catalog: str = HIVE,
 ) -> bool:
-    """Make the view, or bring it up to date. Idempotent.
+    """Make the views of a table, or bring them up to date. Idempotent.
 
     Args:
+        session: of the metastore.
+        spec: of the table.
+        table: the table, as the metastore has it.
+        excluded: files that `exact_view` leaves out.
         catalog: Trino's name of the catalog.
 
     Returns: whether anything changed.
-    Raises: SchemaMismatch: something else has the view's name.
+    Raises: SchemaMismatch: something else has the name of a view.
     """
-    wanted = exact_view(spec, table, excluded, catalog=catalog)
+    plain = plain_view(spec, table, catalog=catalog)
+    views = [exact_view(spec, table, excluded, catalog=catalog), *([plain] if plain else [])]
+    changed = [_ensure(session, view, table) for view in views]
+    return any(changed)
+
+
+def ensure_plain_view(
+    session: MetastoreSession, spec: TableSpec, table: HiveTable, *, catalog: str = HIVE
+) -> None:
+    """Make the view that is the table of `spec`, if that is a view and is missing; see `ensure_views`."""
+    plain = plain_view(spec, table, catalog=catalog)
+    if plain is not None and session.table(plain.database, plain.name) is None:
+        session.create_table(plain)
+
+
+def _ensure(session: MetastoreSession, wanted: HiveTable, table: HiveTable) -> bool:
     existing = session.table(wanted.database, wanted.name)
     if existing is None:
         return session.create_table(wanted)
-    if existing.parameters.get(_VIEW_OF) != table.full_name:
+    if existing.parameters.get(VIEW_OF) != table.full_name:
         raise SchemaMismatch(
-            f"{wanted.full_name} exists and is not the exact view of {table.full_name}, so there is "
-            "none: rename it, or give the table spec another name"
+            f"{wanted.full_name} exists and is not a view of {table.full_name}, so there is none: rename "
+            "it, or give the table spec another name"
         )
     if (existing.view_original, existing.view_expanded) == (
         wanted.view_original,
@@ -166,15 +225,14 @@ def ensure_exact_view(
     return True
 
 
-def _trino_definition(table: HiveTable, comment: str, sql: str, catalog: str) -> str:
+def _trino_definition(
+    table: HiveTable, columns: Sequence[HiveColumn], comment: str, sql: str, catalog: str
+) -> str:
     definition = {
         "originalSql": sql,
         "catalog": catalog,
         "schema": table.database,
-        "columns": [
-            {"name": c.name, "type": _trino_type(c)}
-            for c in (*table.columns, *table.partition_columns)
-        ],
+        "columns": [{"name": c.name, "type": type_sql(parse_type(c.type))} for c in columns],
         "comment": comment,
         "runAsInvoker": True,
         "path": [],
@@ -183,26 +241,14 @@ def _trino_definition(table: HiveTable, comment: str, sql: str, catalog: str) ->
     return f"/* Presto View: {base64.b64encode(text).decode()} */"
 
 
-def _trino_type(column: HiveColumn) -> str:
-    return _type_id(parse_type(column.type))
-
-
-def _type_id(kind: ColumnType) -> str:
-    match kind.name:
-        case "array" | "map":
-            return f"{kind.name}({','.join(_type_id(a) for a in kind.arguments)})"
-        case "struct":
-            fields = zip(kind.field_names, kind.arguments, strict=True)
-            typed = ",".join(f'"{name.lower()}" {_type_id(t)}' for name, t in fields)
-            return f"row({typed})"
-        case _:
-            return kind.trino
-
-
-def _trino_sql(table: HiveTable, excluded: Mapping[tuple[str, ...], Collection[str]]) -> str:
-    columns = ", ".join(f'"{c.name}"' for c in (*table.columns, *table.partition_columns))
+def _trino_sql(
+    spec: TableSpec, table: HiveTable, excluded: Mapping[tuple[str, ...], Collection[str]]
+) -> str:
+    columns = ", ".join(
+        [*_trino_columns(spec, table), *(f'"{c.name}"' for c in table.partition_columns)]
+    )
     sql = f'SELECT {columns} FROM "{table.database}"."{table.name}"'  # noqa: S608 (valid names)
-    conditions = []
+    conditions = _without_headers(spec, lambda name: f'"{name.lower()}"', _trino_text)
     for values, names in excluded.items():
         keys = [
             f'"{c.name}" = {_trino_literal(c.type, v)}'
@@ -214,14 +260,29 @@ def _trino_sql(table: HiveTable, excluded: Mapping[tuple[str, ...], Collection[s
     return f"{sql} WHERE {' AND '.join(conditions)}" if conditions else sql
 
 
+def _trino_columns(spec: TableSpec, table: HiveTable) -> Iterator[str]:
+    """Expressions of the data columns, each of its declared type."""
+    # The mark may be newer than the columns.
+    as_text = {c.name for c in table.columns if c.type == "string"} & text_columns(spec, table)
+    kinds = {c.name.lower(): c.parsed for c in spec.columns}
+    for column in table.columns:
+        name = f'"{column.name}"'
+        is_text = column.name in as_text
+        yield f"{typed_sql(name, kinds[column.name])} AS {name}" if is_text else name
+
+
 def _spark_sql(
     spec: TableSpec,
     table: HiveTable,
     excluded: Mapping[tuple[str, ...], Collection[str]],
 ) -> str:
     # Spark calls columns of the table by the records' keys; those of the view have their names.
+    is_renamed = spec.format == "json"
     columns = ", ".join(
-        [f"{_quoted(c.source)} AS `{c.name}`" if c.source else f"`{c.name}`" for c in spec.columns]
+        [
+            f"{_quoted(c.source)} AS `{c.name}`" if c.source and is_renamed else f"`{c.name}`"
+            for c in spec.columns
+        ]
         + [f"`{c.name}`" for c in table.partition_columns]
     )
     source, file_name = f"`{table.database}`.`{table.name}`", "_metadata.file_name"
@@ -231,7 +292,7 @@ def _spark_sql(
         source = f"(SELECT *, input_file_name() AS `_file` FROM {source})"  # noqa: S608 (valid names)
         file_name = "substring_index(`_file`, '/', -1)"
     sql = f"SELECT {columns} FROM {source}"  # noqa: S608 (valid names)
-    conditions = []
+    conditions = _without_headers(spec, _quoted, _spark_text)
     for values, files in excluded.items():
         keys = [
             f"`{c.name}` = {_spark_literal(c.type, v)}"
@@ -246,12 +307,29 @@ def _quoted(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
 
 
+def _without_headers(
+    spec: TableSpec, quoted: Callable[[str], str], literal: Callable[[str], str]
+) -> list[str]:
+    condition = header_condition(spec, quoted, literal)
+    return [condition] if condition else []
+
+
 def _trino_literal(kind: str, value: str) -> str:
-    return _literal(kind, value, "'" + value.replace("'", "''") + "'")
+    return _literal(kind, value, _trino_text(value))
 
 
 def _spark_literal(kind: str, value: str) -> str:
-    return _literal(kind, value, "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'")
+    return _literal(kind, value, _spark_text(value))
+
+
+def _trino_text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _spark_text(value: str) -> str:
+    plain = value.replace("\\", "\\\\").replace("'", "\\'")
+    # Some metastores keep the SQL of a view in a column that has Latin letters alone.
+    return "'" + "".join(c if c.isascii() else f"\\U{ord(c):08X}" for c in plain) + "'"
 
 
 def _literal(kind: str, value: str, quoted: str) -> str:

@@ -14,6 +14,7 @@ from gazette_platform.lake.check import check_sample
 from gazette_platform.lake.content import FragmentContent, FragmentCount, local_path
 from gazette_platform.lake.findings import Finding
 from gazette_platform.lake.planning import directory_of
+from gazette_platform.lake.spec_rules import EXACT_SUFFIX
 from gazette_platform.lake.unfit import UnfitFragment
 from gazette_platform.lake.values_csv import CsvScanner
 from gazette_platform.lake.values_json import JsonScanner
@@ -32,6 +33,7 @@ __all__ = [
     "FitChecker",
     "FragmentFit",
     "damage",
+    "header_scanner",
     "is_of_spec",
     "json_columns",
     "misfit",
@@ -51,6 +53,11 @@ _LOOK_S: Final = 10.0
 def value_scanner(spec: TableSpec) -> LineScanner:
     """A scanner of the values of one fragment."""
     return CsvScanner(spec) if spec.format == "csv" else JsonScanner(spec)
+
+
+def header_scanner(spec: TableSpec) -> LineScanner | None:
+    """A scanner that counts header rows of one fragment; None if the table has none."""
+    return CsvScanner(spec) if spec.header else None
 
 
 def mark(spec: TableSpec, fragment: Fragment, location: str) -> tuple[str, ...]:
@@ -139,21 +146,13 @@ def unfit_fragment(
     if not records or counted.rows is None:
         return None
     values = counted.values
-    is_unreadable, found = False, ""
-    if values is not None:
-        # A column with such a value is NULL to Trino in the whole Hive partition, or its queries fail.
-        lost = (values.breaking_unpartitioned, values.failing_unpartitioned)
-        if "=" in directory_of(fragment):
-            lost = (values.breaking, values.failing)
-        is_unreadable = any(lost)
-        found = "; ".join(_found(spec, values, fragment.begin))
+    found = "; ".join(_found(spec, values, fragment.begin)) if values is not None else ""
     return UnfitFragment(
         fragment.begin,
         fragment.end,
         records,
         since=fragment.mod_time,
         what=found or mismatch,
-        is_unreadable=is_unreadable,
         mark=unfit_mark(spec, stamp()) if stamp is not None else "",
     )
 
@@ -190,22 +189,16 @@ def _counts(
 ) -> str:
     """What does not fit, in words."""
     found = "; ".join(_found(spec, values, fragment.begin))
-    scope = "this Hive partition" if is_partitioned else "the table"
-    hidden = values.breaking if is_partitioned else values.breaking_unpartitioned
-    failing = values.failing if is_partitioned else values.failing_unpartitioned
+    breaking = values.breaking if is_partitioned else values.breaking_unpartitioned
     text = (
         f"{spec.name}: fragment {fragment.content_path} holds {values.count} values or lines that do not "
-        f"fit, which Trino and Spark read differently, or as NULL: {found}. {_advice(spec, values)}"
+        f"fit, which Trino and Spark read differently, or as NULL: {found}. {_advice(values)}"
     )
-    if hidden:
+    if breaking:
         text += (
-            f". Trino would fail at a list or object in {_some(hidden)}, or at anything else where "
-            f"these are wanted, so it gives NULL for all of the column in {scope}; Spark does not"
-        )
-    if failing:
-        text += (
-            f". Trino's queries of {_some(failing)} in {scope} fail at a line that is a list: write "
-            "its records as lines, or make the columns `string`"
+            f". Trino's JSON reader fails at a value of another shape, so Trino shows {_some(breaking)} of "
+            f"{spec.name} as JSON text. {spec.name}{EXACT_SUFFIX} has the declared types, and NULL for these "
+            "values only, as Spark and `gazctl sql` have"
         )
     return text
 
@@ -226,21 +219,11 @@ def _found(spec: TableSpec, values: ValueReport, begin: int) -> list[str]:
     return found + [f"{what}: {times(unfit)}" for what, unfit in values.lines.items()]
 
 
-def _advice(spec: TableSpec, values: ValueReport) -> str:
-    """What to do, of each kind of column that has such values; of lines, where there are only those."""
-    types = {c.name: c.parsed.name for c in spec.columns}
-    are_texts = {types[name] == "string" for name in values.columns}
-    advice = []
-    if False in are_texts:
-        advice.append(
-            "Correct the types in the table spec (`string` takes any value), or how they are written"
-        )
-    if True in are_texts:
-        advice.append(
-            "A text column keeps any value, but not every one has the same text in both engines: "
-            "write objects and lists without blanks, or all of these as JSON texts, in quotes"
-        )
-    return ". ".join(advice) or "No type takes such lines: correct what writes them"
+def _advice(values: ValueReport) -> str:
+    """Say what to do about values that do not fit; about lines, if there are only those."""
+    if not values.columns:
+        return "No type takes such lines: correct what writes them"
+    return "Correct the types in the table spec (`string` takes any value), or how they are written"
 
 
 def _some(names: Iterable[str]) -> str:

@@ -16,9 +16,18 @@ import yaml
 
 from gazette_platform.errors import SchemaMismatch
 from gazette_platform.lake.csv_rows import csv_rows
-from gazette_platform.lake.foreign import foreign_content
+from gazette_platform.lake.formats import (
+    WINDOWS,
+    ContentFormat,
+    Kind,
+    header_of,
+    is_header,
+    recognize,
+    remedy,
+    title,
+)
 from gazette_platform.lake.infer_types import InferredType, infer_type
-from gazette_platform.lake.layout import Layout
+from gazette_platform.lake.layout import path_keys
 from gazette_platform.lake.profile import Profile, Profiler, decoded
 from gazette_platform.lake.schema import parse_type
 from gazette_platform.lake.spec_rules import COLUMNS_MAX, is_column_name, is_key
@@ -28,7 +37,6 @@ from gazette_platform.lake.table_spec import (
     parse_table_spec,
 )
 from gazette_platform.lake.typed_spec.spec import SCHEMA as TYPED_SCHEMA
-from gazette_platform.lake.values_json import JsonScanner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -36,11 +44,12 @@ if TYPE_CHECKING:
     from gazette_platform.lake.infer_typed import Proposal
     from gazette_platform.protocol import JournalSpec
 
-__all__ = ["Inference", "InferredColumn", "format_of", "infer_spec"]
+__all__ = ["Inference", "InferredColumn", "format_of", "infer_spec", "refusal"]
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]+")
 _NAME_CHARACTERS_MAX = 100
 _LEFT_OUT_SHOWN = 5
+_LINES_RECOGNISED = 1000
 # What a path postfix such as `date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}` always renders.
 _POSTFIX_FORMAT = re.compile(r"(?:\A|/)(\w+)=\{\{[^{}]*Format\s+[\"`]([^\"`]+)[\"`]\s*\}\}(?=/|\Z)")
 _FORMAT_TYPES = {"2006-01-02": "date"} | dict.fromkeys(("2006", "01", "02", "15", "04"), "int")
@@ -77,8 +86,6 @@ class Inference:
     """Lines that are no record."""
     remarks: list[str] = field(default_factory=list)
     """On the data."""
-    of_engines: str = ""
-    """A remark on how Trino and Spark read it."""
 
     def named(self, name: str) -> str:
         """Return the YAML of the same spec under another name."""
@@ -136,11 +143,15 @@ def infer_spec(
         raise SchemaMismatch(
             f"{called}: there is nothing to infer columns from; append some records first"
         )
-    if what := foreign_content(lines):
+    found_format = format_of(lines)
+    # What looks like JSON may be rows of CSV, for who says so.
+    may_be = {Kind.JSON_ARRAY, Kind.JSON_VALUES} if data_format else ()
+    if (what := refusal(found_format)) and found_format.kind not in may_be:
         raise SchemaMismatch(f"{called}: the content of the first journal {what}")
     partitions = _partitions(journals)
-    if (data_format or format_of(lines)) == "csv":
-        of_csv = _infer_csv(_Target(name, selector, "csv", called), lines, partitions)
+    if (data_format or ("json" if found_format.kind is Kind.JSON_LINES else "csv")) == "csv":
+        target = _Target(name, selector, "csv", called)
+        of_csv = _infer_csv(target, lines, found_format, partitions)
         if is_typed:
             of_csv.remarks.append(
                 "typed tables are made of JSON records, so there is no section `typed:`"
@@ -164,7 +175,7 @@ def infer_spec(
             "Trino only at the begin of a fragment, and else reads a row of NULLs; the check `fits_spec` "
             "counts it: leave it out when you append",
         )
-    found.of_engines = _unlike_texts(found.spec, lines)
+    found.remarks += _of_encoding(found_format)
     if is_typed:
         _add_typed(found, profiler.records, lines)
     found.unread = others
@@ -175,10 +186,22 @@ def infer_spec(
     return found
 
 
-def format_of(lines: Sequence[bytes]) -> Literal["json", "csv"]:
-    """Return the format of most lines: CSV is what is not a JSON object."""
-    records, others = decoded(lines)
-    return "csv" if len(others) > len(records) else "json"
+def format_of(lines: Sequence[bytes]) -> ContentFormat:
+    """Return the format of lines of one journal, the first ones at its beginning."""
+    return recognize(b"\n".join(lines[:_LINES_RECOGNISED]))
+
+
+def refusal(found: ContentFormat) -> str:
+    r"""Return what content is that cannot be a table, and what to do about it; empty if it can be one.
+
+    >>> refusal(recognize(b"\x1f\x8b\x08..."))
+    'is compressed by gzip: append it decompressed (`gazctl journals append --decompress`)'
+    """
+    # Only characters beyond ASCII are lost, which is no reason to see nothing.
+    if found.encoding == WINDOWS and found.kind in {Kind.JSON_LINES, Kind.CSV}:
+        return ""
+    what = remedy(found)
+    return f"is {title(found)}: {what}" if what else ""
 
 
 def _add_typed(found: Inference, records: Profile, lines: Sequence[bytes]) -> None:
@@ -217,24 +240,6 @@ def _section(spec: TableSpec, proposal: Proposal) -> str:
     if proposal.time:
         lines.append(f"  # If it is large, and asked by time: partitions: [day({proposal.time})]")
     return "\n".join(lines) + "\n"
-
-
-def _unlike_texts(spec: TableSpec, lines: Sequence[bytes]) -> str:
-    """What the table's check will count of these very lines, although each column's type takes its values."""
-    scanner = JsonScanner(spec)
-    scanner.feed(b"".join(line + b"\n" for line in lines))
-    columns = scanner.report().columns
-    if not columns:
-        return ""
-    shown = list(columns.items())[:_LEFT_OUT_SHOWN]
-    told = ", ".join(f"{unfit.count} of {name} (such as {unfit.shown})" for name, unfit in shown)
-    more = (
-        f", and of {len(columns) - len(shown)} other columns" if len(columns) > len(shown) else ""
-    )
-    return (
-        f"the check `fits_spec` will be red, because both engines do not write these values alike as texts: "
-        f"{told}{more}; write objects and lists without blanks, or as JSON texts, in quotes"
-    )
 
 
 def _infer_json(target: _Target, profiler: Profiler, partitions: _Partitions) -> Inference:
@@ -337,16 +342,11 @@ def _partitions(journals: Sequence[JournalSpec]) -> _Partitions:
     found = _Partitions()
     if not journals:
         return found
-    keys = list(Layout.of_journals(journal.name for journal in journals).keys)
     formats = [
         dict(_POSTFIX_FORMAT.findall(journal.fragment.path_postfix_template))
         for journal in journals
     ]
-    # Every key of the template is a column, also one that is not made by `Format`.
-    templates = {journal.fragment.path_postfix_template for journal in journals}
-    for template in sorted(templates):
-        keys += re.findall(r"(?:\A|/)(\w+)=", template)
-    for key in dict.fromkeys(keys):
+    for key in path_keys(journals):
         found.columns[key] = key.lower()
         types = {_FORMAT_TYPES.get(each.get(key, ""), "string") for each in formats}
         found.types[key] = types.pop() if len(types) == 1 else "string"
@@ -366,9 +366,25 @@ def _apart(partitions: _Partitions, taken: set[str], remarks: list[str]) -> _Par
     return partitions
 
 
-def _infer_csv(target: _Target, lines: Sequence[bytes], partitions: _Partitions) -> Inference:
-    texts = [line.decode("utf-8", "replace").removesuffix("\r") for line in lines if line.strip()]
-    every = list(csv_rows(texts))
+def _of_encoding(found: ContentFormat) -> list[str]:
+    """Return a remark on text that is not in UTF-8."""
+    if found.encoding != WINDOWS:
+        return []
+    return [
+        f"it is {title(found)}, and engines read UTF-8: other characters than those of ASCII are lost; {remedy(found)}"
+    ]
+
+
+def _infer_csv(
+    target: _Target, lines: Sequence[bytes], found: ContentFormat, partitions: _Partitions
+) -> Inference:
+    texts = [
+        line.decode("utf-8", "replace").removeprefix("\ufeff").removesuffix("\r")
+        for line in lines
+        if line.strip()
+    ]
+    delimiter = found.delimiter or ","
+    every = list(csv_rows(texts, delimiter))
     rows = [row for row in every if row]
     if not rows:
         raise SchemaMismatch(
@@ -381,7 +397,7 @@ def _infer_csv(target: _Target, lines: Sequence[bytes], partitions: _Partitions)
             f"{target.called}: lines have {width} fields, and a table has at most {COLUMNS_MAX} columns (the first "
             f"one begins {texts[0][:60]!r}): are they CSV at all?"
         )
-    if width == 1 and not any("," in text for text in texts):
+    if width == 1 and not any(delimiter in text for text in texts):
         raise SchemaMismatch(
             f"{target.called}: lines are neither JSON objects nor have they several fields (the first one "
             f"begins {texts[0][:60]!r}); raw tables are of `json` or `csv`"
@@ -399,18 +415,19 @@ def _infer_csv(target: _Target, lines: Sequence[bytes], partitions: _Partitions)
         )
     if count < len(rows):
         remarks.append(f"{len(rows) - count} of {len(rows)} lines do not have {width} fields")
-    head = next(row for row in rows if len(row) == width)
-    names, is_header = _header(head, rows)
-    if is_header:
+    header = header_of(rows, width)
+    remarks += _of_encoding(found)
+    if header:
         remarks.append(
-            "the first line names the columns; as raw tables know no header, it is a row, too: "
-            "leave it out when you append"
+            "rows that name the columns are no rows, wherever they stand (`header: true`)"
         )
+        rows = [row for row in rows if not is_header(row, header)]
+    names = _column_names(header, width)
     taken = set(map(str.lower, names))
     columns = [
         InferredColumn(
             name=column,
-            key=column,
+            key=header[index] if header else column,
             type="string",
             seen=sum(1 for row in rows if index < len(row) and row[index] != ""),
             nulls=0,
@@ -419,34 +436,26 @@ def _infer_csv(target: _Target, lines: Sequence[bytes], partitions: _Partitions)
         )
         for index, column in enumerate(names)
     ]
-    text = _yaml(target, columns, _apart(partitions, taken, remarks))
+    text = _yaml(target, columns, _apart(partitions, taken, remarks), _of_csv(delimiter, header))
     return _inference(text, columns, len(rows), remarks)
 
 
-def _header(head: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], bool]:
-    """Names of columns, and whether `head` gives them: distinct words over columns of other texts."""
-    rest = [row for row in rows if len(row) == len(head) and list(row) != list(head)]
-    are_words = all(text and not text[:1].isdigit() and len(text) < 64 for text in head)
-    is_header = (
-        are_words
-        and len({text.lower() for text in head}) == len(head)
-        and any(rest and all(_is_number(row[index]) for row in rest) for index in range(len(head)))
-    )
+def _of_csv(delimiter: str, header: Sequence[str]) -> dict[str, str | bool]:
+    """Return what a spec says of CSV that is not as most is."""
+    given: dict[str, str | bool] = {} if delimiter == "," else {"delimiter": delimiter}
+    return {**given, "header": True} if header else given
+
+
+def _column_names(header: Sequence[str], width: int) -> list[str]:
+    """Return names of columns, after a header if there is one."""
     taken: set[str] = set()
     names: list[str] = []
-    for index, text in enumerate(head):
-        name = _free(_as_name(text) if is_header else f"c{index + 1}", taken)
+    for index in range(width):
+        text = header[index] if header else f"c{index + 1}"
+        name = _free(_as_name(text), taken)
         taken.add(name)
         names.append(name)
-    return names, is_header
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return names
 
 
 def _inference(
@@ -456,9 +465,19 @@ def _inference(
     return Inference(text=text, spec=spec, columns=columns, records=records, remarks=remarks)
 
 
-def _yaml(target: _Target, columns: Iterable[InferredColumn], partitions: _Partitions) -> str:
+def _yaml(
+    target: _Target,
+    columns: Iterable[InferredColumn],
+    partitions: _Partitions,
+    more: Mapping[str, str | bool] = {},
+) -> str:
     """The spec's text, a column a line, with remarks as comments above."""
-    head = {"name": target.name, "selector": target.selector, "format": target.format}
+    head: dict[str, str | bool] = {
+        "name": target.name,
+        "selector": target.selector,
+        "format": target.format,
+        **more,
+    }
     lines = [f"{key}: {_scalar(value)}" for key, value in head.items()]
     lines.append("columns:")
     for column in columns:
@@ -486,12 +505,12 @@ def _at(remark: str) -> str:
     return f"{place}: {text}" if colon and place[:1] in ".[{" else f": {remark}"
 
 
-def _flow(entry: Mapping[str, str | bool]) -> str:
+def _flow(entry: Mapping[str, object]) -> str:
     text = yaml.safe_dump(
         dict(entry), default_flow_style=True, sort_keys=False, allow_unicode=True, width=1 << 30
     )
     return str(text).strip()
 
 
-def _scalar(value: str) -> str:
+def _scalar(value: object) -> str:
     return _flow({"k": value}).removeprefix("{k: ").removesuffix("}")

@@ -1,8 +1,7 @@
 """The column type that holds all values of a profile, and what a person should know of the choice.
 
-Nothing is lost: where values differ in kind, the type is string, in which both engines keep a text of
-any value. So data that was seen fits the type that was inferred of it, but for texts of values that
-are none, such as objects with blanks, which each engine writes in a form of its own.
+Nothing is lost: where values differ in kind, the type is string, which keeps any value as text. So data
+that was seen fits the type that was inferred from it.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ _DECIMAL_DIGITS_MAX = 38
 # Objects with more keys than this are more likely maps by an identifier, if their values are alike.
 _LIKELY_FIELDS_MAX = 64
 _FIELDS_MAX = 400
+_KEY_SHOWN = 40
 # A type's text has at most 32 KiB.
 _TEXT_MAX = 16 << 10
 
@@ -110,25 +110,45 @@ def _object(profile: Profile) -> InferredType:
     names = list(profile.fields)
     if not names:
         return InferredType("map<string,string>").remark("only empty objects were seen")
-    are_names = all(map(_FIELD_NAME.match, names)) and _are_distinct(names)
-    if not are_names or len(names) > _LIKELY_FIELDS_MAX:
-        as_map = _map(profile, are_names=are_names)
+    why_no_struct = _why_no_struct(names)
+    if why_no_struct or len(names) > _LIKELY_FIELDS_MAX:
+        why = why_no_struct or f"it has {len(names)} keys"
+        as_map = _map(profile)
         if as_map is not None:
-            return as_map
-    if are_names and len(names) <= _FIELDS_MAX:
-        found = InferredType("")
-        fields = [
-            f"{name}:{found.take(f'.{name}', infer_type(below))}"
-            for name, below in profile.fields.items()
-        ]
-        found.text = f"struct<{','.join(fields)}>"
-        return _short(found)
-    why = "many" if are_names else "keys that are no SQL names"
-    return InferredType("string").remark(f"an object with {why}: kept as JSON text")
+            return as_map.remark(f"an object, kept as a map: {why}")
+        if why_no_struct:
+            return InferredType("string").remark(f"an object, kept as JSON text: {why}")
+    if len(names) > _FIELDS_MAX:
+        return InferredType("string").remark(
+            f"an object, kept as JSON text: it has {len(names)} keys, and a struct at most {_FIELDS_MAX}"
+        )
+    found = InferredType("")
+    fields = [
+        f"{name}:{found.take(f'.{name}', infer_type(below))}"
+        for name, below in profile.fields.items()
+    ]
+    found.text = f"struct<{','.join(fields)}>"
+    return _short(found)
 
 
-def _map(profile: Profile, *, are_names: bool) -> InferredType | None:
-    """A map, if values are of one simple kind; else None."""
+def _why_no_struct(names: Iterable[str]) -> str:
+    """Return why keys cannot be fields of a struct, by the example of one; empty: they can be."""
+    lower: dict[str, str] = {}
+    for name in names:
+        if not _FIELD_NAME.match(name):
+            return f"the key {_quoted(name)} is not an SQL name (letters, digits and _)"
+        former = lower.setdefault(name.lower(), name)
+        if former != name:
+            return f"the keys {_quoted(former)} and {_quoted(name)} differ in case only, which Trino ignores"
+    return ""
+
+
+def _quoted(key: str) -> str:
+    return repr(key if len(key) <= _KEY_SHOWN else f"{key[:_KEY_SHOWN]}…")
+
+
+def _map(profile: Profile) -> InferredType | None:
+    """Return a map if values are of one simple kind; else None."""
     values = Profile()
     for below in profile.fields.values():
         values.absorb(below)
@@ -138,13 +158,7 @@ def _map(profile: Profile, *, are_names: bool) -> InferredType | None:
         return None
     found = InferredType("")
     found.text = f"map<string,{found.take('{}', infer_type(values))}>"
-    why = f"{len(profile.fields)} keys" if are_names else "keys that are no SQL names"
-    return found.remark(f"an object with {why}, so it is a map")
-
-
-def _are_distinct(names: Iterable[str]) -> bool:
-    lower = [name.lower() for name in names]
-    return len(set(lower)) == len(lower)
+    return found
 
 
 def _short(found: InferredType) -> InferredType:

@@ -23,6 +23,8 @@ from gazette_platform.protocol import parse_store_url
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from gazette_platform.protocol import JournalSpec
+
 __all__ = [
     "Layout",
     "PartitionColumn",
@@ -32,6 +34,7 @@ __all__ = [
     "partition_columns",
     "partition_key",
     "partition_values",
+    "path_keys",
     "plain_location",
     "require_location",
 ]
@@ -146,7 +149,7 @@ def _require_same(expected: Layout, actual: Layout, first: str, second: str) -> 
             )
         raise LakeError(
             f"{first} and {second} differ in segment {index + 1} ({a!r} and {b!r}), which is not "
-            f"key=value: name it, for example `{_suggest(first, index)}`, or select fewer journals"
+            f"key=value: name it, for example `{_suggest(first, index)}`, or make a table of each"
         )
     raise LakeError(
         f"{first} and {second} have {len(expected.segments)} and {len(actual.segments)} segments: "
@@ -208,6 +211,18 @@ def _integer(text: str, bits: int) -> str:
     if not -half <= value < half:
         raise ValueError(text)
     return str(value)
+
+
+def path_keys(journals: Sequence[JournalSpec]) -> list[str]:
+    """Return the keys of partition columns that the fragments of `journals` lie under, in order.
+
+    Raises: LakeError: their names have different shapes, or there are none.
+    """
+    keys = list(Layout.of_journals(journal.name for journal in journals).keys)
+    # Every key of a template is a column, also one that is not made by `Format`.
+    for template in sorted({journal.fragment.path_postfix_template for journal in journals}):
+        keys += re.findall(r"(?:\A|/)(\w+)=", template)
+    return list(dict.fromkeys(keys))
 
 
 def partition_columns(spec: TableSpec, layout: Layout) -> tuple[PartitionColumn, ...]:

@@ -157,8 +157,7 @@ class PartitionState:
             state["moving"] = self.moving
         if self.unfit:
             state["unfit"] = [
-                (f.begin, f.end, f.records, f.since, f.what, int(f.is_unreadable), f.mark)
-                for f in self.unfit
+                (f.begin, f.end, f.records, f.since, f.what, f.mark) for f in self.unfit
             ]
         if self.unfit_more:
             state["unfit_more"] = self.unfit_more
@@ -289,8 +288,7 @@ class PartitionState:
         kept = [f for f in self.unfit if (f.begin, f.end) != (begin, end)]
         if unfit is None:
             return replace(self, unfit=tuple(kept))
-        # One at which Trino fails is always noted.
-        if len(kept) >= _UNFIT_MAX and not unfit.is_unreadable:
+        if len(kept) >= _UNFIT_MAX:
             return replace(self, unfit=tuple(kept), unfit_more=self.unfit_more + unfit.records)
         is_shown = sum(bool(f.what) for f in kept) < _EXAMPLES_MAX
         what = unfit.what[:_WHAT_CHARACTERS_MAX] if is_shown else ""
@@ -423,10 +421,10 @@ def _uncounted(begin: Any, end: Any, stamp: Any = "", tries: Any = 0) -> Uncount
 
 
 def _unfit(  # noqa: PLR0917
-    begin: Any, end: Any, records: Any, since: Any, what: Any, unreadable: Any, mark: Any
+    begin: Any, end: Any, records: Any, since: Any, what: Any, mark: Any
 ) -> UnfitFragment:
     span = _number(begin), _number(end), _number(records), _number(since)
-    return UnfitFragment(*span, _text(what), bool(_number(unreadable)), _text(mark))
+    return UnfitFragment(*span, _text(what), _text(mark))
 
 
 def _in_parts(text: str) -> dict[str, str]:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DEPTH_MAX", "NODES_MAX", "Profile", "Profiler", "decoded"]
 
-DEPTH_MAX = 8
+# OpenTelemetry's attributes lie this deep. A type has 16 levels at most.
+DEPTH_MAX = 12
 NODES_MAX = 20_000
 
 _EXAMPLE_CHARACTERS_MAX = 40

@@ -25,7 +25,6 @@ from gazette_platform.errors import (
     ObjectNotFound,
     ValidationError,
 )
-from gazette_platform.hive import HIDDEN
 from gazette_platform.lake.aside import aside_directory, home_directory, is_aside, note_path
 from gazette_platform.lake.content import FragmentContent
 from gazette_platform.lake.fit import unfit_fragment, value_scanner
@@ -34,11 +33,11 @@ from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.planning import directory_of
 from gazette_platform.lake.source import all_fragments
 from gazette_platform.lake.storage import Storage
-from gazette_platform.lake.tables import LAYOUT, hidden_parameters
+from gazette_platform.lake.tables import LAYOUT
 from gazette_platform.protocol import parse_fragment_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from gazette_platform.hive import HeldLock, HivePartition, HiveTable, MetastoreSession
     from gazette_platform.lake.content import FragmentCount
@@ -217,19 +216,19 @@ class Quarantine:
         for _ in range(_TRIES):
             # Counting may take long, and is done before the lock is taken.
             seen = _Accounts.read(session, spec, values)
-            change = self._without(seen, spec, fragment, rows, size, unfit)
+            state = self._without(seen.state, spec, fragment, rows, size, unfit)
             with session.accounts_lock(table.database, table.name) as lock:
                 now = _Accounts.read(session, spec, values)
-                if (now.state, now.hidden) != (seen.state, seen.hidden):
+                if now.state != seen.state:
                     continue
-                now.write(change, lock)
+                now.write(state, lock)
                 try:
                     files.write(note_path(target), _note(done))
                     files.move(fragment.content_path, target)
                 except BaseException:
                     # If this fails, too, the file is in no account: to set it aside once more mends that.
                     with suppress(GazetteError):
-                        now.write(_Change(seen.state, seen.hidden), lock)
+                        now.write(seen.state, lock)
                     raise
             return done
         raise LakeError(
@@ -258,7 +257,7 @@ class Quarantine:
             accounts = _Accounts.read(session, spec, values)
             state = accounts.state.without_aside(fragment.begin, fragment.end)
             if state != accounts.state:
-                accounts.write(_Change(state, accounts.hidden), lock)
+                accounts.write(state, lock)
             files.move(fragment.content_path, home)
         with suppress(GazetteError):
             files.remove(note_path(fragment.content_path))
@@ -294,30 +293,27 @@ class Quarantine:
 
     def _without(  # noqa: PLR0917
         self,
-        accounts: _Accounts,
+        held: PartitionState,
         spec: TableSpec,
         fragment: Fragment,
         rows: int | None,
         stored_bytes: int,
         unfit: int,
-    ) -> _Change:
+    ) -> PartitionState:
         """Accounts without a fragment: as they are less its rows, or counted anew where that would not do."""
         begin, end = fragment.begin, fragment.end
-        state = accounts.state.with_aside(begin, end)
-        if not accounts.state.covers(begin, end):
-            return _Change(state, accounts.hidden)
-        left = self._beside(accounts.state, fragment)
-        # What was unknown or unreadable because of this file may be known without it.
-        is_anew = rows is None or state.rows is None or accounts.hidden
-        if not is_anew:
+        state = held.with_aside(begin, end)
+        if not held.covers(begin, end):
+            return state
+        left = self._beside(held, fragment)
+        # What was unknown because of this file may be known without it.
+        if rows is not None and state.rows is not None:
             spans = [(f.begin, f.end) for f in left]
-            without = state.without(
+            return state.without(
                 begin, end, rows=rows, stored_bytes=stored_bytes, left=spans, unfit=unfit
             )
-            return _Change(without, accounts.hidden)
         # What a repair is at, or was killed at, is still to be found by audits.
         counted = PartitionState(journal=state.journal, moving=state.moving, aside=state.aside)
-        hidden: frozenset[str] = frozenset()
         for each in left:
             if counted.covers(each.begin, each.end):
                 continue
@@ -327,14 +323,13 @@ class Quarantine:
                 location = self._roots.location(each.backing_store, directory_of(each))
                 stamp = partial(self._content.stamp, each, location)
                 rows, unfit_one = found.rows, unfit_fragment(spec, each, found, stamp)
-                hidden |= found.values.breaking if found.values is not None else frozenset()
             except DataError:
                 pass
             size = self._storage.files(each.backing_store).size(each.content_path)
             counted = counted.adding(
                 each.journal, each.begin, each.end, rows=rows, stored_bytes=size, unfit=unfit_one
             )
-        return _Change(counted, hidden)
+        return counted
 
     def _beside(self, state: PartitionState, fragment: Fragment) -> list[Fragment]:
         """What else brokers list in the directory of a fragment, and accounts hold."""
@@ -357,7 +352,7 @@ class Quarantine:
 
 
 def _table(session: MetastoreSession, spec: TableSpec) -> HiveTable:
-    table = session.table(spec.schema, spec.table)
+    table = session.table(spec.schema, spec.stored_table)
     if table is None or LAYOUT not in table.parameters:
         raise LakeError(
             f"{spec.name} is not made yet, so no file is in it (`gazctl lake list` says why)"
@@ -380,15 +375,6 @@ def _place(spec: TableSpec, table: HiveTable, fragment: Fragment) -> tuple[tuple
 def _note(file: AsideFile) -> bytes:
     note = {"table": file.table, "key": file.key, "rows": file.rows, "why": file.why, "at": file.at}
     return json.dumps(note).encode()
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """New accounts, and the columns that are to be hidden from Trino with them."""
-
-    state: PartitionState
-    hidden: frozenset[str]
 
 
 @final
@@ -420,23 +406,14 @@ class _Accounts:
         """What they say."""
         return PartitionState.from_parameters(self.parameters)
 
-    @property
-    def hidden(self) -> frozenset[str]:
-        """Columns hidden from Trino in the Hive partition; those of a whole table stay as they are."""
-        is_whole = not self.table.partition_columns
-        return frozenset(
-            () if is_whole else filter(None, self.parameters.get(HIDDEN, "").split(","))
-        )
-
-    def write(self, change: _Change, lock: HeldLock) -> None:
+    def write(self, state: PartitionState, lock: HeldLock) -> None:
         """Keep new accounts. Without a Hive partition there is nothing to keep."""
         lock.require()
         if not self.table.partition_columns:
-            parameters = change.state.within(self.table.parameters)
+            parameters = state.within(self.table.parameters)
             self.session.alter_table(replace(self.table, parameters=parameters))
         elif self.partition is not None:
-            parameters = change.state.within(self.partition.parameters)
-            parameters.pop(HIDDEN, None)
-            parameters |= hidden_parameters(self.table, parameters, sorted(change.hidden))
-            changed: Sequence[HivePartition] = [replace(self.partition, parameters=parameters)]
-            self.session.alter_partitions(self.table, changed)
+            parameters = state.within(self.partition.parameters)
+            self.session.alter_partitions(
+                self.table, [replace(self.partition, parameters=parameters)]
+            )

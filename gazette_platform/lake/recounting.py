@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gazette_platform.lake.content import FragmentContent
+    from gazette_platform.lake.values import LineScanner
     from gazette_platform.protocol import Fragment
 
 __all__ = ["Recount"]
@@ -39,6 +40,7 @@ class Recount:
         sizes: of files, by directory and name.
         content_bytes_max: decompressed bytes to read; one larger fragment alone is allowed.
         is_over: whether time is up.
+        scanner: makes what looks for headers in a fragment, which are no rows.
 
     Attributes:
         is_complete: False: another look goes on where this one ended.
@@ -50,12 +52,14 @@ class Recount:
         sizes: Mapping[tuple[str, str], int],
         content_bytes_max: int,
         is_over: Callable[[], bool],
+        scanner: Callable[[], LineScanner | None] = lambda: None,
     ) -> None:
         self._content = content
         self._sizes = sizes
         self._bytes_left = content_bytes_max
         self._has_counted = False
         self._is_over = is_over
+        self._scanner = scanner
         self.is_complete = True
 
     def state(
@@ -110,7 +114,9 @@ class Recount:
         self._bytes_left -= fragment.content_length
         content = self._content
         try:
-            rows = content.count(fragment, location, is_over=self._is_over, owner=_OWNER).rows
+            rows = content.count(
+                fragment, location, scanner=self._scanner(), is_over=self._is_over, owner=_OWNER
+            ).rows
         except DataError:
             rows = None  # damaged: the check `fits_spec` tells
         except LakeError:

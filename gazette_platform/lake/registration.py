@@ -19,10 +19,12 @@ from gazette_platform.lake.accounting import Accountant, PartitionAccount, Parti
 from gazette_platform.lake.accounts import held_behind, held_of_former
 from gazette_platform.lake.applying import problems_with_journals
 from gazette_platform.lake.aside import is_aside
+from gazette_platform.lake.catalogs import HIVE
 from gazette_platform.lake.check import SAMPLE_BYTES, check_sample
 from gazette_platform.lake.content import FragmentContent
 from gazette_platform.lake.cutover import Cutover
 from gazette_platform.lake.evolution import ensure_table
+from gazette_platform.lake.exact import ensure_plain_view
 from gazette_platform.lake.layout import Layout, StoreRoots, partition_columns
 from gazette_platform.lake.listing import (
     JournalListing,
@@ -37,7 +39,7 @@ from gazette_platform.lake.planning import Limits, directory_of, make_plan, requ
 from gazette_platform.lake.progress import JournalCursor, advance
 from gazette_platform.lake.retention import Break, is_broken
 from gazette_platform.lake.storage import Storage
-from gazette_platform.lake.tables import DIGEST, LAYOUT, table_definition
+from gazette_platform.lake.tables import LAYOUT, is_current, table_definition, text_columns
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, is_another, learned
@@ -144,6 +146,7 @@ class Registrar:
         roots: where fragment stores lie for engines.
         limits: bounds of one table's tick.
         clock: tells how old fragments are.
+        trino_catalog: what Trino calls the catalog of the tables.
     """
 
     def __init__(
@@ -153,12 +156,15 @@ class Registrar:
         roots: StoreRoots,
         limits: Limits | None = None,
         clock: Clock | None = None,
+        *,
+        trino_catalog: str = HIVE,
     ) -> None:
         self._source = source
         self._metastore = metastore
         self._roots = roots
         self._limits = limits or Limits()
         self._clock = clock or SystemClock()
+        self._trino_catalog = trino_catalog
         self._storage = Storage(roots)
         self._content = FragmentContent(source)
 
@@ -193,7 +199,7 @@ class Registrar:
             report.errors += self._problems(spec, journals)
             return report
         with self._metastore.connect() as session:
-            table = session.table(spec.schema, spec.table)
+            table = session.table(spec.schema, spec.stored_table)
             if table is None:
                 # The table was never made, or was dropped: it gets everything.
                 report.cursors = {}
@@ -220,15 +226,14 @@ class Registrar:
                 if not listing.is_refused and created.get(journal):
                     now = learned(listing.cursor.created, created[journal])
                     listing.cursor = replace(listing.cursor, created=now)
-            is_current = table is not None and table.parameters.get(DIGEST) == spec.digest
-            if table is None or not is_current:
+            if table is None or not is_current(spec, table):
                 table = self._make_table(session, spec, journals, listed, table, is_over)
                 if table is None:
                     # Nothing is stored yet. What is wrong all the same is to be known before it is.
                     report.errors += self._problems(spec, journals)
                     report.journals = _progress(report, listed, journals)
                     return report
-                if table.parameters.get(DIGEST) == spec.digest:
+                if is_current(spec, table):
                     report.warnings += _codec_warnings(spec, journals)
                     report.is_changed = True
                 else:
@@ -381,8 +386,12 @@ class Registrar:
             directory = directory_of(first)
             layout = Layout.of_directory(directory)
             location = self._roots.location(first.backing_store, layout.base)
-        wanted = table_definition(spec, layout, location)
-        if existing is None or existing.columns != wanted.columns:
+        as_text = text_columns(spec, existing) if existing is not None else ()
+        wanted = table_definition(spec, layout, location, as_text)
+        # That Trino reads a column as text is no change of the spec.
+        if existing is None or any(
+            c not in existing.columns for c in wanted.columns if c.name not in as_text
+        ):
             self._require_fit(spec, [*firsts, *_lasts(wanted_fragments)], is_over)
         return ensure_table(session, wanted, is_over=is_over)
 
@@ -420,6 +429,7 @@ class Registrar:
         report: TableReport,
         is_over: Callable[[], bool],
     ) -> None:
+        ensure_plain_view(session, spec, table, catalog=self._trino_catalog)
         layout = Layout.parse(table.parameters[LAYOUT])
         wanted = {journal: listing.wanted() for journal, listing in listed.items()}
         new = {(f.journal, f.begin, f.end) for fragments in wanted.values() for f in fragments}

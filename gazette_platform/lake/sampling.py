@@ -179,8 +179,7 @@ def _samples_of(content: JournalContent, journal: str, length: int) -> list[Samp
 def _whole_lines(sample: Sample, content: bytes) -> list[bytes]:
     """Lines of a sample, without those that it may have cut. The last one may lack its newline."""
     lines = content.split(b"\n")
-    if sample.may_begin_amid:
-        lines = lines[1:]
-    if sample.may_end_amid:
+    # After the last newline comes part of a line, or no line at all.
+    if sample.may_end_amid or not lines[-1]:
         lines = lines[:-1]
-    return lines
+    return lines[1:] if sample.may_begin_amid else lines

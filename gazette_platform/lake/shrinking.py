@@ -21,6 +21,7 @@ from gazette_platform.lake.accounts import own_values
 from gazette_platform.lake.content import FragmentContent
 from gazette_platform.lake.coverage import in_time
 from gazette_platform.lake.files import journal_files
+from gazette_platform.lake.fit import header_scanner
 from gazette_platform.lake.layout import (
     Layout,
     partition_columns,
@@ -153,7 +154,7 @@ class Shrinker:
         listed = self._source.fragments(journal, 0, 1)
         if not listed or not listed[0].begin:
             return False
-        table = session.table(spec.schema, spec.table)
+        table = session.table(spec.schema, spec.stored_table)
         if table is None or LAYOUT not in table.parameters:
             return False
         if not table.partition_columns:
@@ -308,7 +309,10 @@ class Shrinker:
     ) -> dict[str, PartitionState]:
         """Change the accounts as judged. Returns: the new ones, by name of the Hive partition."""
         wanted: dict[str, tuple[_Part, PartitionState]] = {}
-        recount = Recount(self._content, view.sizes, self._limits.content_bytes_max, is_over)
+        limit = self._limits.content_bytes_max
+        recount = Recount(
+            self._content, view.sizes, limit, is_over, lambda: header_scanner(view.spec)
+        )
         for part, judgement in judged:
             if judgement.verdict == "empty":
                 wanted[part.name] = (part, PartitionState(journal=part.state.journal))

@@ -17,6 +17,7 @@ __all__ = [
     "ERRORS_MAX",
     "EXACT_SUFFIX",
     "KEY_CHARACTERS_MAX",
+    "LINES_SUFFIX",
     "QUARANTINE_SUFFIX",
     "SPEC_BYTES_MAX",
     "TABLE_CHARACTERS_MAX",
@@ -41,6 +42,9 @@ SPEC_BYTES_MAX: Final = 1 << 20
 
 EXACT_SUFFIX: Final = "_exact"
 """Behind a raw table's name: the view of it in which no row is twice."""
+
+LINES_SUFFIX: Final = "_lines"
+"""Behind the name of a raw table of CSV with headers: the table of all lines, which its views leave headers out of."""
 
 QUARANTINE_SUFFIX: Final = "_quarantine"
 """Behind a typed table's name: the table of records that are no rows of it."""

@@ -10,7 +10,7 @@ from gazette_platform.lake.applying import problems_with_journals
 from gazette_platform.lake.layout import Layout, partition_columns, partition_key
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.progress import JournalCursor, bounded, subtract
-from gazette_platform.lake.tables import DIGEST, LAYOUT
+from gazette_platform.lake.tables import LAYOUT, is_current
 from gazette_platform.lake.unfit_finding import partition_fit, table_finding
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def table_standing(
     """
     standing = TableStanding(spec=spec, is_known=session is not None)
     standing.problems += map(str, problems_with_journals(spec, journals, at))
-    table = session.table(spec.schema, spec.table) if session is not None else None
+    table = session.table(spec.schema, spec.stored_table) if session is not None else None
     if session is not None and table is not None:
         standing.location = table.location
         _look_at(standing, session, table)
@@ -183,7 +183,7 @@ def table_standing(
 def _look_at(standing: TableStanding, session: MetastoreSession, table: HiveTable) -> None:
     """Take Hive partitions, and what is wrong with the table itself."""
     spec = standing.spec
-    if table.parameters.get(DIGEST) != spec.digest:
+    if not is_current(spec, table):
         standing.problems.append(
             "the table is not as its spec says yet: see the ticks of the sensor `fragments`"
         )

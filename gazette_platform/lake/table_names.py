@@ -30,6 +30,8 @@ class NameClash(NamedTuple):
 def names_made(spec: TableSpec) -> Mapping[str, str]:
     """What a spec makes, by its name."""
     made = {spec.name: "the raw table", f"{spec.name}{EXACT_SUFFIX}": "the view of the raw table"}
+    if spec.header:
+        made[f"{spec.schema}.{spec.stored_table}"] = "the table of all lines of the raw table"
     if spec.typed is not None:
         made[spec.typed.name] = "the typed table"
         made[spec.typed.quarantine] = "the quarantine of the typed table"

@@ -4,7 +4,9 @@ A spec is a YAML file:
 
     name: flights.flights               # schema.table, lower case
     selector: name:prefix=flights/      # over journals; label selector text
-    format: json                        # json: one object a line; csv: no header, all strings
+    format: json                        # json: one object a line; csv: all strings
+    delimiter: ";"                      # of csv; default ","
+    header: true                        # of csv: rows that name the columns are not rows
     comment: Flights as published.
     fresh_within: 24h                   # Dagster shows the table as stale after that
     unfit: {block: 1%}                  # more records of a Hive partition than that stop rollups
@@ -38,6 +40,7 @@ from gazette_platform.lake.spec_rules import (
     DURATION_EXAMPLE,
     ERRORS_MAX,
     KEY_CHARACTERS_MAX,
+    LINES_SUFFIX,
     SPEC_BYTES_MAX,
     first_errors,
     freshness_errors,
@@ -74,6 +77,8 @@ _DEFINITION = b"2 "
 _PARTITIONS_MAX = 256
 _ERROR_CHARACTERS_MAX = 500
 _FORMATS = ("json", "csv")
+_DELIMITERS = (",", ";", "\t", "|")
+_DELIMITERS_SHOWN = """"," ";" "\\t" "|\""""
 _SELECTOR_EXAMPLE = "select journals by name or label, e.g. `name:prefix=flights/`"
 # `name==` would match any value: a slip of the pen, as `name` alone says that.
 _NO_VALUE = re.compile(r"(?P<term>[^,()]*=)\s*(,|\Z)")
@@ -93,7 +98,7 @@ class Column(
 
     @property
     def key(self) -> str:
-        """The key that records have."""
+        """The key that records have; of CSV the text that header rows have."""
         return self.source or self.name
 
     @property
@@ -135,6 +140,10 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How many records may not fit before rollups wait; see `gazette_platform.lake.unfit`."""
     typed: TypedSpec | None = None
     """The typed table that is made of it, if any."""
+    delimiter: str = ""
+    """Of CSV; empty: a comma."""
+    header: bool = False
+    """Of CSV: whether rows that hold the columns' keys are headers, and not rows."""
 
     @property
     def schema(self) -> str:
@@ -145,6 +154,16 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def table(self) -> str:
         """The part of the name after the dot."""
         return self.name.partition(".")[2]
+
+    @property
+    def separator(self) -> str:
+        """What separates fields of CSV."""
+        return self.delimiter or ","
+
+    @property
+    def stored_table(self) -> str:
+        """The table's name in the metastore. With headers that is not `table`, which is a view without them."""
+        return f"{self.table}{LINES_SUFFIX}" if self.header else self.table
 
     @property
     def data_names(self) -> set[str]:
@@ -170,8 +189,8 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """
         parts = msgspec.to_builtins(msgspec.structs.replace(self, typed=None))
         # What is not given changes no digest of former releases.
-        given = {k: v for k, v in parts.items() if v or k not in {"owners", "tags"}}
-        given = {k: v for k, v in given.items() if k not in {"typed", "unfit"}}
+        optional = {"owners", "tags", "typed", "delimiter", "header"}
+        given = {k: v for k, v in parts.items() if (v or k not in optional) and k != "unfit"}
         return hashlib.sha256(_DEFINITION + msgspec.json.encode(given)).hexdigest()[:16]
 
 
@@ -346,6 +365,8 @@ _STAND_INS: dict[str, object] = {
     "owners": (),
     "tags": {},
     "unfit": UnfitSpec(),
+    "delimiter": "",
+    "header": False,
 }
 
 
@@ -377,6 +398,7 @@ def _errors(spec: TableSpec) -> Iterator[ValidationError]:
             types[index] = column.parsed
         except ValidationError as err:
             yield err.within(f"columns[{index}].type")
+    yield from _csv_errors(spec)
     yield from _column_errors(spec, types)
     if spec.format == "json":
         yield from _key_errors(spec, types)
@@ -414,6 +436,22 @@ def _selector_errors(spec: TableSpec) -> Iterator[ValidationError]:
         )
 
 
+def _csv_errors(spec: TableSpec) -> Iterator[ValidationError]:
+    """Errors of the keys that only tables of CSV have."""
+    given = {"delimiter": bool(spec.delimiter), "header": spec.header}
+    if spec.format != "csv":
+        yield from (
+            ValidationError("is a key of `format: csv` alone; leave it out", path=key)
+            for key, is_given in given.items()
+            if is_given
+        )
+    elif spec.delimiter and spec.delimiter not in _DELIMITERS:
+        yield ValidationError(
+            f"{shown(spec.delimiter)} is not a delimiter of CSV (use one of {_DELIMITERS_SHOWN})",
+            path="delimiter",
+        )
+
+
 def _column_errors(spec: TableSpec, types: Mapping[int, ColumnType]) -> Iterator[ValidationError]:
     seen: dict[str, str] = {}
     for index, column in enumerate(spec.columns):
@@ -436,9 +474,10 @@ def _column_errors(spec: TableSpec, types: Mapping[int, ColumnType]) -> Iterator
                 "engines; declare `string` and cast in SQL",
                 path=f"{path}.type",
             )
-        if spec.format == "csv" and column.source:
+        if spec.format == "csv" and column.source and not spec.header:
             yield ValidationError(
-                "columns of CSV go by position; leave `from` out", path=f"{path}.from"
+                "columns of CSV go by position; leave `from` out (with `header: true` it is the text in header rows)",
+                path=f"{path}.from",
             )
 
 

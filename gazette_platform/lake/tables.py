@@ -7,6 +7,7 @@ columns are strings. Every table carries what made it, in parameters ``gazette.*
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 from gazette_platform.errors import SchemaMismatch
 from gazette_platform.hive import (
     CSV_STORAGE,
-    HIDDEN,
     JSON_STORAGE,
     HiveColumn,
     HiveTable,
     StorageFormat,
-    hiding_mappings,
 )
 from gazette_platform.lake.layout import (
     Layout,
@@ -30,7 +29,7 @@ from gazette_platform.lake.layout import (
 from gazette_platform.lake.schema import parse_type, widens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from gazette_platform.lake.schema import ColumnType
     from gazette_platform.lake.table_spec import TableSpec
@@ -38,16 +37,24 @@ if TYPE_CHECKING:
 __all__ = [
     "DIGEST",
     "LAYOUT",
+    "TABLE",
     "evolved_table",
-    "hidden_parameters",
+    "is_current",
+    "keeping_text_columns",
     "key_mappings",
     "spark_schema",
     "table_definition",
+    "text_columns",
+    "with_text_columns",
 ]
 
 LAYOUT = "gazette.layout"
 DIGEST = "gazette.spec"
-_TABLE = "gazette.table"
+TABLE = "gazette.table"
+"""Parameter of a table of ours: the name that its spec gives it."""
+_AS_TEXT = "gazette.as_text"
+_EVERY = "*"
+_TEXT_COMMENT = "JSON text: some value has another shape. The view _exact has the declared type"
 _MAPPING = "mapping."
 _IGNORES_CASE = "case.insensitive"
 
@@ -55,21 +62,30 @@ _IGNORES_CASE = "case.insensitive"
 _PARAMETER_CHARACTERS_MAX = 4000
 
 
-def table_definition(spec: TableSpec, layout: Layout, location: str) -> HiveTable:
+def table_definition(
+    spec: TableSpec, layout: Layout, location: str, as_text: Collection[str] = ()
+) -> HiveTable:
     """The table of `spec` over fragments laid out as `layout`.
 
     Args:
         location: folder that holds all its Hive partitions.
+        as_text: names of the columns that Trino reads as text; see `text_columns`.
 
     Raises: ValidationError: names clash, or the spec describes keys that the layout lacks.
     """
     keys = partition_columns(spec, layout)
     columns = tuple(
-        HiveColumn(name=c.name.lower(), type=c.parsed.hive, comment=c.comment) for c in spec.columns
+        HiveColumn(
+            name=c.name.lower(),
+            type="string" if c.name.lower() in as_text else c.parsed.hive,
+            comment=c.comment or (_TEXT_COMMENT if c.name.lower() in as_text else ""),
+        )
+        for c in spec.columns
     )
     parameters = {
-        _TABLE: spec.name,
-        DIGEST: spec.digest,
+        TABLE: spec.name,
+        DIGEST: _digest(spec, as_text),
+        **({_AS_TEXT: _mark(as_text)} if as_text else {}),
         LAYOUT: str(layout),
         "gazette.selector": spec.selector,
         **({"comment": spec.comment} if spec.comment else {}),
@@ -77,7 +93,7 @@ def table_definition(spec: TableSpec, layout: Layout, location: str) -> HiveTabl
     }
     return HiveTable(
         database=spec.schema,
-        name=spec.table,
+        name=spec.stored_table,
         location=location,
         columns=columns,
         partition_columns=tuple(
@@ -88,6 +104,61 @@ def table_definition(spec: TableSpec, layout: Layout, location: str) -> HiveTabl
     )
 
 
+def text_columns(spec: TableSpec, table: HiveTable) -> frozenset[str]:
+    """Return the names of columns that Trino reads as text, because a value breaks its JSON reader.
+
+    The reader fails at a list or object where a number is declared, and at a list or scalar where a map or
+    struct is. It takes any value for a text. So a column with such a value is text in Trino, for the whole table
+    and for good, and the view of the table (`exact`) parses it. Spark never uses these columns.
+    """
+    names = frozenset(table.parameters.get(_AS_TEXT, "").split(","))
+    others = frozenset(c.name.lower() for c in spec.columns if c.parsed.name != "string")
+    return others if _EVERY in names else others & names
+
+
+def with_text_columns(
+    spec: TableSpec, table: HiveTable, columns: Iterable[str]
+) -> HiveTable | None:
+    """Return the table with a mark that Trino is to read more columns as text; None if it has the mark.
+
+    The mark alone changes nothing: the table is not current then, and evolves.
+
+    Args:
+        columns: their names in the spec.
+    """
+    known = text_columns(spec, table)
+    names = known | {name.lower() for name in columns}
+    if names == known:
+        return None
+    return replace(table, parameters={**table.parameters, _AS_TEXT: _mark(names)})
+
+
+def _mark(columns: Collection[str]) -> str:
+    """Return the parameter that names columns; too many of them stand for all."""
+    text = ",".join(sorted(columns))
+    return text if len(text) <= _PARAMETER_CHARACTERS_MAX else _EVERY
+
+
+def keeping_text_columns(current: HiveTable, changed: HiveTable) -> HiveTable:
+    """Return the changed table with the marks of text columns that the current one has by now."""
+    mark = current.parameters.get(_AS_TEXT, "")
+    if not mark:
+        return changed
+    return replace(changed, parameters={**changed.parameters, _AS_TEXT: mark})
+
+
+def is_current(spec: TableSpec, table: HiveTable) -> bool:
+    """Return whether the table and all its Hive partitions follow the spec."""
+    return table.parameters.get(DIGEST) == _digest(spec, text_columns(spec, table))
+
+
+def _digest(spec: TableSpec, as_text: Collection[str]) -> str:
+    if not as_text:
+        return spec.digest
+    names = hashlib.sha256(",".join(sorted(as_text)).encode()).hexdigest()
+    return f"{spec.digest}+{names[:8]}"
+
+
 def evolved_table(existing: HiveTable, wanted: HiveTable) -> HiveTable | None:
     """`existing` with the changes that `wanted` asks for, or None if there are none.
 
@@ -96,7 +167,7 @@ def evolved_table(existing: HiveTable, wanted: HiveTable) -> HiveTable | None:
     Raises: SchemaMismatch: any other difference.
     """
     parameters = existing.parameters
-    if parameters.get(_TABLE) != wanted.full_name:
+    if parameters.get(TABLE) != wanted.parameters[TABLE]:
         raise SchemaMismatch(
             f"table {wanted.full_name} exists and was not made from a table spec; give the spec "
             "another name, or drop the table"
@@ -106,8 +177,8 @@ def evolved_table(existing: HiveTable, wanted: HiveTable) -> HiveTable | None:
     differences = _differences(existing, wanted)
     if differences:
         raise SchemaMismatch(
-            f"table {wanted.full_name} cannot become its spec: {'; '.join(differences)}. Undo that "
-            "part of the spec, or `DROP TABLE` (no file is deleted) and let it be made anew"
+            f"table {wanted.parameters[TABLE]} cannot become its spec: {'; '.join(differences)}. Undo that part of the "
+            "spec, or apply it by `gazctl lake apply --recreate`, which registers all fragments again"
         )
     ours = ("gazette.", "spark.sql.", "comment", _MAPPING, _IGNORES_CASE)
     kept = {k: v for k, v in parameters.items() if not k.startswith(ours)}
@@ -119,36 +190,13 @@ def evolved_table(existing: HiveTable, wanted: HiveTable) -> HiveTable | None:
         storage=wanted.storage,
         parameters={**kept, **stats, **wanted.parameters},
     )
-    if wanted.partition_columns:
-        return evolved
-    hidden = hidden_parameters(evolved, evolved.parameters, ())
-    return replace(evolved, parameters={**evolved.parameters, **hidden})
-
-
-def hidden_parameters(
-    table: HiveTable, parameters: Mapping[str, str], columns: Iterable[str]
-) -> dict[str, str]:
-    """Parameters of a Hive partition, or of a table without, that hide columns from Trino.
-
-    It fails at a list or object where a column is a number, say, and Spark does not. A column with
-    such a value is to be NULL there: it is looked for under a key that no record has.
-
-    Args:
-        table: the table.
-        parameters: those that the Hive partition, or the table, has now.
-        columns: names of the columns to hide, besides those that are hidden already.
-    """
-    names = {*filter(None, parameters.get(HIDDEN, "").split(",")), *(c.lower() for c in columns)}
-    if not names:
-        return {}
-    found = {HIDDEN: ",".join(sorted(names))}
-    if not table.partition_columns:
-        found |= hiding_mappings(table.columns, names)
-    return found
+    return keeping_text_columns(existing, evolved)
 
 
 def _differences(existing: HiveTable, wanted: HiveTable) -> list[str]:
     found: list[str] = []
+    if existing.name != wanted.name:
+        found.append(f"it is stored as {existing.name}, not {wanted.name}: `header` has changed")
     if existing.parameters.get(LAYOUT) != wanted.parameters[LAYOUT]:
         found.append(
             f"fragments lay in {existing.parameters.get(LAYOUT)} and now in "
@@ -163,10 +211,13 @@ def _differences(existing: HiveTable, wanted: HiveTable) -> list[str]:
     if old_keys != new_keys:
         found.append(f"its partition columns are {_listed(old_keys)}, not {_listed(new_keys)}")
     new = {c.name: c for c in wanted.columns}
+    as_text = frozenset(wanted.parameters.get(_AS_TEXT, "").split(","))
     for column in existing.columns:
         if column.name not in new:
             found.append(f"column {column.name} is gone")
-        elif not widens(parse_type(column.type), parse_type(new[column.name].type)):
+        elif as_text.isdisjoint((column.name, _EVERY)) and not widens(
+            parse_type(column.type), parse_type(new[column.name].type)
+        ):
             found.append(
                 f"column {column.name} would narrow from {column.type} to {new[column.name].type}"
             )
@@ -208,7 +259,8 @@ def _field_names(kind: ColumnType) -> Iterator[str]:
 
 def _storage(spec: TableSpec, location: str) -> StorageFormat:
     if spec.format == "csv":
-        return CSV_STORAGE
+        parameters = {**CSV_STORAGE.serde_parameters, "separatorChar": spec.separator}
+        return replace(CSV_STORAGE, serde_parameters=parameters)
     # Spark's own sources take the table's folder from this SerDe parameter, not from the location.
     return replace(
         JSON_STORAGE,

@@ -98,7 +98,7 @@ class Threshold:
         return "any number" if self.count is None else f"{self.count:,}"
 
 
-def verdict(threshold: Threshold, unfit: int, rows: int, *, is_unreadable: bool = False) -> Verdict:
+def verdict(threshold: Threshold, unfit: int, rows: int) -> Verdict:
     """What unfit records of a Hive partition mean for rollups.
 
     >>> one_percent = Threshold.parse("1%")
@@ -109,11 +109,10 @@ def verdict(threshold: Threshold, unfit: int, rows: int, *, is_unreadable: bool 
         threshold: of the table's spec.
         unfit: how many of its records do not fit.
         rows: how many records it has, as far as they are counted.
-        is_unreadable: whether Trino cannot read other records because of these.
     """
     if not unfit:
         return "ok"
-    if threshold.is_never or (not is_unreadable and threshold.allows(unfit, max(rows, unfit))):
+    if threshold.is_never or threshold.allows(unfit, max(rows, unfit)):
         return "warn"
     return "blocked"
 
@@ -131,7 +130,5 @@ class UnfitFragment:
     """Unix seconds when the fragment was stored; 0: not known."""
     what: str = ""
     """What does not fit, with examples; empty if enough others of the Hive partition have that."""
-    is_unreadable: bool = False
-    """Whether Trino cannot read other records because of these."""
     mark: str = ""
     """Of the spec and the file that this was found of."""

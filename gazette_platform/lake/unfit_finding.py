@@ -36,13 +36,12 @@ class PartitionFit:
     """Records, as far as they are counted."""
     unfit: int
     since: int = 0
-    is_unreadable: bool = False
     fragments: tuple[UnfitFragment, ...] = ()
     """The first ones that say what does not fit."""
 
     def verdict(self, threshold: Threshold) -> Verdict:
         """What it means for rollups."""
-        return verdict(threshold, self.unfit, self.rows, is_unreadable=self.is_unreadable)
+        return verdict(threshold, self.unfit, self.rows)
 
     @property
     def percent(self) -> float:
@@ -52,20 +51,19 @@ class PartitionFit:
     def to_json(self) -> list[Any]:
         """The value as JSON values."""
         fragments = [[f.begin, f.end, f.records, f.what] for f in self.fragments]
-        counts = [self.rows, self.unfit, self.since, self.is_unreadable]
+        counts = [self.rows, self.unfit, self.since]
         return [self.key, self.journal, *counts, fragments]
 
     @classmethod
     def from_json(cls, raw: Any) -> PartitionFit:
         """The value whose `to_json` was `raw`. Raises: TypeError, ValueError: it is none."""
-        key, journal, rows, unfit, since, is_unreadable, fragments = raw
+        key, journal, rows, unfit, since, fragments = raw
         return cls(
             key=str(key),
             journal=str(journal),
             rows=int(rows),
             unfit=int(unfit),
             since=int(since),
-            is_unreadable=bool(is_unreadable),
             fragments=tuple(
                 UnfitFragment(int(b), int(e), int(n), what=str(what)) for b, e, n, what in fragments
             ),
@@ -83,7 +81,6 @@ def partition_fit(key: str, state: PartitionState) -> PartitionFit | None:
         rows=(state.rows if state.rows is not None else state.rows_known) or 0,
         unfit=state.unfit_records,
         since=min((f.since for f in noted if f.since), default=0),
-        is_unreadable=any(f.is_unreadable for f in noted),
         fragments=tuple([f for f in noted if f.what][:_SHOWN]),
     )
 
@@ -94,7 +91,7 @@ def table_finding(spec: TableSpec, partitions: Iterable[PartitionFit]) -> Findin
     The first 300 characters say what and how to go on: evaluations of rollups show no more.
     """
     threshold = spec.unfit.threshold
-    found = sorted(partitions, key=lambda p: (-p.is_unreadable, -p.percent, p.key))
+    found = sorted(partitions, key=lambda p: (-p.percent, p.key))
     if not found:
         return None
     blocked = [p for p in found if p.verdict(threshold) == "blocked"]
@@ -117,9 +114,7 @@ def table_finding(spec: TableSpec, partitions: Iterable[PartitionFit]) -> Findin
 
 def _blocked_text(threshold: Threshold, blocked: Sequence[PartitionFit]) -> str:
     limit = f"and only {threshold} may"
-    if blocked[0].is_unreadable:
-        limit = "so that Trino fails, or gives NULL for a whole column"
-    elif not threshold.percent and not threshold.count:
+    if not threshold.percent and not threshold.count:
         limit = "and none may"
     others = len(blocked) - 1
     few = "1 more Hive partition has", f"{others} more Hive partitions have"
@@ -156,9 +151,7 @@ def _examples(partitions: Sequence[PartitionFit]) -> str:
 
 def _ways_on(spec: TableSpec, threshold: Threshold, blocked: Sequence[PartitionFit]) -> str:
     """The commands that help."""
-    if any(p.is_unreadable for p in blocked):
-        raised = NEVER
-    elif threshold.count is not None:
+    if threshold.count is not None:
         raised = str(max(p.unfit for p in blocked))
     else:
         most = int(max(p.percent for p in blocked)) + 1

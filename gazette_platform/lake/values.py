@@ -55,12 +55,9 @@ class ValueReport:
     records: int = 0
     """Lines with one such value or more, or that do not fit themselves."""
     breaking: frozenset[str] = frozenset()
-    """Columns at whose values Trino fails, unless they are hidden from it."""
+    """Columns at whose values Trino fails, unless it reads them as text."""
     breaking_unpartitioned: frozenset[str] = frozenset()
     """The same where the table has no Hive partitions, whose columns could be read as text."""
-    failing: frozenset[str] = frozenset()
-    """Columns at which Trino fails in any case: elements of a line that is a list have no names."""
-    failing_unpartitioned: frozenset[str] = frozenset()
 
     @property
     def count(self) -> int:
@@ -72,16 +69,18 @@ class LineScanner(ABC):
     """Cuts the content of one fragment into pieces of whole lines, and keeps what is found.
 
     Formats say what fits. `report` is to be asked for once, at the end.
+
+    Attributes:
+        headers: how many lines are headers of CSV, and no rows.
     """
 
     def __init__(self) -> None:
+        self.headers = 0
         self.columns: dict[str, Unfit] = {}
         self.lines: dict[str, Unfit] = {}
         self.records = 0
         self.breaking: set[str] = set()
         self.breaking_unpartitioned: set[str] = set()
-        self.failing: set[str] = set()
-        self.failing_unpartitioned: set[str] = set()
         self._rest = bytearray()
         self._is_skipping = False
         # Where the line that is looked at begins, and the last one in which something was found.
@@ -129,8 +128,6 @@ class LineScanner(ABC):
             self.records,
             frozenset(self.breaking),
             frozenset(self.breaking_unpartitioned),
-            frozenset(self.failing),
-            frozenset(self.failing_unpartitioned),
         )
 
     def found_value(self, column: str, value: bytes) -> None:

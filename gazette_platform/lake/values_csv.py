@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, final
 from typing_extensions import override
 
 from gazette_platform.hive import CSV_ESCAPE
+from gazette_platform.lake.csv_header import header_pattern
 from gazette_platform.lake.csv_rows import csv_rows
 from gazette_platform.lake.values import LineScanner, is_utf8
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CsvScanner"]
 
-_FIELD = rb'(?>"(?>[^"\r\n\x01]|"")*+"|[^",\r\n\x01]*+)'
+# A field, where the separator is to be put in.
+_FIELD = rb'(?>"(?>[^"\r\n\x01]|"")*+"|[^"%b\r\n\x01]*+)'
 
 
 @final
@@ -25,11 +27,24 @@ class CsvScanner(LineScanner):
 
     def __init__(self, spec: TableSpec) -> None:
         super().__init__()
-        self._names = [c.name.lower() for c in spec.columns]
-        self._headers = [mark.join(self._names).encode() for mark in (",", '","')]
-        record = _FIELD + rb"(?>,%b){%d}" % (_FIELD, len(spec.columns) - 1)
+        self._separator = spec.separator
+        self._header = header_pattern(spec)
+        self._names = [c.key.lower() for c in spec.columns]
+        marks = (self._separator, f'"{self._separator}"')
+        self._headers = [mark.join(self._names).encode() for mark in marks]
+        mark = re.escape(self._separator).encode()
+        field = _FIELD % mark
+        record = field + rb"(?>%b%b){%d}" % (mark, field, len(spec.columns) - 1)
         self._record = re.compile(record)
         self._records = re.compile(rb"(?>(?=[^\r\n])%b\r?\n)*+" % record)
+
+    @override
+    def _scan(self, piece: bytes) -> None:
+        if self._header is not None:
+            piece, count = self._header.subn(b"", piece)
+            self.headers += count
+        if piece:
+            super()._scan(piece)
 
     @override
     def is_fit(self, piece: bytes) -> bool:
@@ -44,7 +59,8 @@ class CsvScanner(LineScanner):
     @override
     def scan_line(self, line: bytes) -> None:
         if self._is_header(line):
-            self.found_line("a header, which the engines show as a row", line)
+            as_is = " that is not as the spec says" if self._header is not None else ""
+            self.found_line(f"a header{as_is}, which the engines show as a row", line)
         elif self._record.fullmatch(line) is not None:
             return
         elif CSV_ESCAPE.encode() in line:
@@ -56,12 +72,12 @@ class CsvScanner(LineScanner):
                 line,
             )
         else:
-            width = len(next(csv_rows([line.decode()])))
+            width = len(next(csv_rows([line.decode()], self._separator)))
             if width != len(self._names):
                 self.found_line(f"{width} fields, not {len(self._names)}", line)
             else:
                 self.found_line("a quote within a field without quotes", line)
 
     def _is_header(self, line: bytes) -> bool:
-        cells = next(csv_rows([line.decode()]), [])
+        cells = next(csv_rows([line.decode()], self._separator), [])
         return [cell.strip().lower() for cell in cells] == self._names

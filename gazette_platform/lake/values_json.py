@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from datetime import date
-from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, final
 
 import msgspec
-import orjson
 from typing_extensions import override
 
 from gazette_platform.lake.values import LineScanner, is_utf8
@@ -24,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["JsonScanner", "breaks"]
 
-# Trino's text of it is 0, and Spark's -0; a decoder sees no difference.
-_MINUS_ZERO = re.compile(rb"-0\s*[,\]}]")
 _any_json = msgspec.json.Decoder(msgspec.Raw)
 # Of a key that a record lacks; it fits any type, as null does.
 _ABSENT = msgspec.Raw(b"null")
@@ -77,7 +72,6 @@ class _RowTypes:
     rows: msgspec.json.Decoder[Any]
     raw: msgspec.json.Decoder[Any]
     columns: list[tuple[Column, ColumnType, Callable[[Any], bool]]]
-    has_texts: bool
 
 
 @lru_cache(maxsize=256)
@@ -88,7 +82,6 @@ def _row_types(columns: tuple[Column, ...]) -> _RowTypes:
         msgspec.json.Decoder(row),
         msgspec.json.Decoder(_raw_struct(keys)),
         [(c, c.parsed, _value_test(c.parsed)) for c in columns],
-        any("string" in c.parsed.hive for c in columns),
     )
 
 
@@ -112,8 +105,6 @@ class JsonScanner(LineScanner):
             if piece.count(b"\r") != returns:
                 return False
             ends += returns
-        if self._types.has_texts and _MINUS_ZERO.search(piece) is not None:
-            return False
         if piece[:1] != b"{" or ends != lines or piece.count(b"\n{") != lines - 1:
             return False
         try:
@@ -132,8 +123,6 @@ class JsonScanner(LineScanner):
     def _scan_record(self, line: bytes) -> None:
         try:
             self._types.rows.decode(line)
-            if self._types.has_texts and _MINUS_ZERO.search(line) is not None:
-                self._scan_values(line)
         except msgspec.DecodeError:
             # What is wrong with a value is told before what is wrong with the rest of the line.
             if not _is_json(line):
@@ -154,25 +143,28 @@ class JsonScanner(LineScanner):
             if not is_fit(raw):
                 self.found_value(column.name, raw)
                 value = _decoded(raw) if kind.arguments else _outline(raw)
-                if breaks(kind, value, is_partitioned=True):
-                    self.breaking.add(column.name)
-                if breaks(kind, value, is_partitioned=False):
-                    self.breaking_unpartitioned.add(column.name)
+                self._note_breaking(column.name, kind, value)
 
     def _scan_list(self, line: bytes) -> None:
         """Trino takes the elements of a list for the columns, in order."""
         values = _decoded(line)
         if isinstance(values, list):
             for (column, kind, _), value in zip(self._types.columns, values, strict=False):
-                if breaks(kind, value, is_partitioned=True):
-                    self.failing.add(column.name)
-                if breaks(kind, value, is_partitioned=False):
-                    self.failing_unpartitioned.add(column.name)
+                self._note_breaking(column.name, kind, value)
+
+    def _note_breaking(self, column: str, kind: ColumnType, value: Any) -> None:
+        if breaks(kind, value, is_partitioned=True):
+            self.breaking.add(column)
+        if breaks(kind, value, is_partitioned=False):
+            self.breaking_unpartitioned.add(column)
 
 
 def _python_type(kind: ColumnType) -> Any:
     """A type that decodes just the values that fit; null fits any."""
     match kind.name:
+        case "string":
+            # Any value has a text. Each engine writes it in its own form, and all forms are the same JSON.
+            return msgspec.Raw
         case "array":
             made: Any = list[_python_type(kind.arguments[0])]  # type: ignore[misc]
         case "map":
@@ -194,8 +186,6 @@ def _integers(bits: int) -> Any:
 
 
 _SCALARS: dict[str, Any] = {
-    # Numbers with fraction or exponent, lists and objects are looked at one by one.
-    "string": str | bool | int,
     "boolean": bool,
     "tinyint": _integers(8),
     "smallint": _integers(16),
@@ -236,63 +226,20 @@ def _is_json(line: bytes) -> bool:
 
 
 def _value_test(kind: ColumnType) -> Callable[[Any], bool]:
-    """A function that tells whether one JSON value, as written, fits; slower, and exact for texts."""
-    match kind.name:
-        case "string":
-            return _is_text
-        case "array":
-            is_item = _value_test(kind.arguments[0])
-            return _parts_test(list[msgspec.Raw], lambda items: all(map(is_item, items)))
-        case "map":
-            is_value = _value_test(kind.arguments[1])
-            return _parts_test(
-                dict[str, msgspec.Raw], lambda values: all(map(is_value, values.values()))
-            )
-        case "struct":
-            tests = [_value_test(t) for t in kind.arguments]
-            return _parts_test(
-                _raw_struct(kind.field_names),
-                lambda row: all(
-                    is_fit(getattr(row, f"c{index}")) for index, is_fit in enumerate(tests)
-                ),
-            )
-        case _:
-            return _parts_test(_python_type(kind), lambda _: True)
+    """Return a function that tests whether one JSON value, as written, fits."""
+    decode = msgspec.json.Decoder(_python_type(kind)).decode
+
+    def is_fit(raw: Any) -> bool:
+        try:
+            decode(raw)
+        except msgspec.DecodeError:
+            return False
+        return True
+
+    return is_fit
 
 
 def _raw_struct(keys: Sequence[str]) -> Any:
     names = [f"c{index}" for index in range(len(keys))]
     fields = [(name, msgspec.Raw, _ABSENT) for name in names]
     return msgspec.defstruct("Raw", fields, rename=dict(zip(names, keys, strict=True)), gc=False)
-
-
-def _parts_test(kind: Any, are_fit: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    decode = msgspec.json.Decoder(kind | None).decode
-
-    def is_fit(raw: Any) -> bool:
-        try:
-            parts = decode(raw)
-        except msgspec.DecodeError:
-            return False
-        return parts is None or are_fit(parts)
-
-    return is_fit
-
-
-def _is_text(value: Any) -> bool:
-    """Whether both engines give the same text for a JSON value of a string column."""
-    raw = bytes(value)
-    first = raw[:1]
-    if first in b'"tfn':
-        return True
-    if first in b"[{":
-        try:
-            return bool(orjson.dumps(orjson.loads(raw)) == raw)
-        except (orjson.JSONDecodeError, orjson.JSONEncodeError):
-            return False  # a number beyond all floats, or deeper than it writes
-    # Trino writes numbers as Java's BigDecimal does: as `Decimal`, but for a zero below zero.
-    try:
-        number = Decimal(raw.decode())
-    except ArithmeticError:  # an exponent beyond all
-        return False
-    return str(number) == raw.decode() and not (number.is_zero() and number.is_signed())

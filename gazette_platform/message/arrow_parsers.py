@@ -142,10 +142,13 @@ def depth_of(line: bytes, enough: int) -> int:
 
 @final
 class _CsvParser:
-    def __init__(self, schema: pa.Schema | None, columns: Sequence[str] | None) -> None:
+    def __init__(
+        self, schema: pa.Schema | None, columns: Sequence[str] | None, delimiter: str
+    ) -> None:
         from pyarrow import csv  # noqa: PLC0415  the core goes without it
 
         self._csv = csv
+        self._delimiter = delimiter
         self._columns = list(columns or (schema.names if schema is not None else ()))
         self._types = dict(zip(schema.names, schema.types, strict=True)) if schema else None
 
@@ -167,7 +170,9 @@ class _CsvParser:
                     column_names=self._columns or None,
                     autogenerate_column_names=not self._columns,
                 ),
-                parse_options=self._csv.ParseOptions(newlines_in_values=True),
+                parse_options=self._csv.ParseOptions(
+                    delimiter=self._delimiter, newlines_in_values=True
+                ),
                 convert_options=self._csv.ConvertOptions(column_types=self._types),
             )
         except pa.ArrowException as err:
@@ -219,13 +224,18 @@ class _DecodingParser:
 
 
 def arrow_parser(
-    span: JournalSpan, schema: pa.Schema | None, columns: Sequence[str] | None
+    span: JournalSpan,
+    schema: pa.Schema | None,
+    columns: Sequence[str] | None,
+    *,
+    delimiter: str = ",",
 ) -> ArrowParser:
     """The parser of a journal's framing.
 
     Args:
         span: whose labels name the framing.
         schema, columns: as of `read_arrow`.
+        delimiter: of CSV.
 
     Raises: ValidationError: they name none.
     """
@@ -233,6 +243,6 @@ def arrow_parser(
         case "application/x-ndjson":
             return _JsonParser(schema)
         case "text/csv":
-            return _CsvParser(schema, columns)
+            return _CsvParser(schema, columns, delimiter)
         case _:
             return _DecodingParser(span, schema)

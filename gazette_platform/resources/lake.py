@@ -131,7 +131,7 @@ class LakeResource(ConfigurableResource["LakeResource"]):
 
     def registrar(self, source: FragmentSource, metastore: Metastore) -> Registrar:
         """What registers fragments of these tables."""
-        return Registrar(source, metastore, self.roots())
+        return Registrar(source, metastore, self.roots(), trino_catalog=self.trino_catalog)
 
     def auditor(self, source: FragmentSource) -> Auditor:
         """What compares these tables with the brokers' index."""

@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, final
 
+from gazette_platform.assets.checked import with_counts
 from gazette_platform.assets.checks import check_evaluations
 from gazette_platform.errors import StatusError, TransportError
 from gazette_platform.lake import (
@@ -26,7 +27,7 @@ from gazette_platform.lake import (
     Repairer,
     TableReport,
     TableSpec,
-    ensure_exact_view,
+    ensure_views,
     excluded_files,
     json_columns,
     missing_columns,
@@ -43,20 +44,25 @@ if TYPE_CHECKING:
 
     from dagster import AssetCheckEvaluation
 
+    from gazette_platform.assets.checked import Checked
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.registration import Metastore
 
 __all__ = ["AuditOutcome", "AuditState", "TableAudits"]
 
-_JOURNALS_MAX = 16
-# Of a kind. Files that the exact view leaves out are kept whatever their number, without their texts.
-_FINDINGS_MAX = 500
-_FITS_MAX = 50
 # Hive partitions with unfit records: those that are known of a table, and those looked at again a tick.
 _UNFIT_MAX = 200
 _UNFIT_LOOKED_MAX = 50
 # Fragments that a tick looks at again, since the spec has changed.
 _AGAIN_MAX = 20
+# Seconds after which checks say how much they looked at if that has changed at all.
+_SAID_S = 600
+# In place of a digest: checks are to be told whatever it is.
+_OUTGROWN = "outgrown"
+_JOURNALS_MAX = 16
+# Of a kind. Files that the exact view leaves out are kept whatever their number, without their texts.
+_FINDINGS_MAX = 500
+_FITS_MAX = 50
 _FIELDS = (
     "kind", "journal", "begin", "end", "text", "is_error", "excluded", "directory", "since",
     "is_checked", "unfit", "values",
@@ -85,6 +91,10 @@ class AuditState:
     """By path: why a file that others cover is not to be moved."""
     told: str = ""
     """Digest of the findings last told to Dagster; empty: never."""
+    records: int = -1
+    """Of the table when checks were last told; -1: not known."""
+    told_at: int = 0
+    """When that was, in Unix seconds."""
 
     @property
     def is_open(self) -> bool:
@@ -109,6 +119,8 @@ class AuditState:
                 bool(raw.get("is_blocked", False)),
                 {str(path): str(reason) for path, reason in raw.get("refused", {}).items()},
                 str(raw["told"]),
+                records=int(raw.get("records", -1)),
+                told_at=int(raw.get("told_at", 0)),
             )
         except (KeyError, TypeError, ValueError, AttributeError, IndexError):
             return cls()
@@ -127,6 +139,8 @@ class AuditState:
             raw["is_blocked"] = True
         if self.refused:
             raw["refused"] = dict(self.refused)
+        if self.told_at:
+            raw |= {"records": self.records, "told_at": self.told_at}
         return raw
 
 
@@ -172,8 +186,13 @@ class TableAudits:
         state: AuditState,
         *,
         is_over: Callable[[], bool] = _never,
+        checked: Checked | None = None,
+        now_s: float = 0,
     ) -> AuditOutcome:
         """Audit a part of a table, repair it, update its exact view, and tell what changed.
+
+        Checks are told again, too, when the table has grown by 1 % since, or by anything in ten minutes: green
+        ones say how much they looked at.
 
         A table that is not made yet has nothing to audit. Nor has one whose selector matches no
         journal right now, but what is known of it is kept. When time is up, journals that were to be
@@ -184,10 +203,20 @@ class TableAudits:
         if report.definition is None:
             return AuditOutcome(state)
         with self.metastore.connect() as session:
-            table = session.table(spec.schema, spec.table)
+            table = session.table(spec.schema, spec.stored_table)
             if table is None:
                 return AuditOutcome()
-            return self._run(session, spec, table, report, state, is_over)
+            if checked is not None and _is_outgrown(state, checked, now_s):
+                state = replace(state, told=_OUTGROWN)
+            outcome = self._run(session, spec, table, report, state, is_over)
+        if checked is None or not outcome.evaluations:
+            return outcome
+        records = -1 if checked.records is None else checked.records
+        return replace(
+            outcome,
+            state=replace(outcome.state, records=records, told_at=int(now_s)),
+            evaluations=[with_counts(one, checked) for one in outcome.evaluations],
+        )
 
     def _run(  # noqa: PLR0917
         self,
@@ -237,9 +266,7 @@ class TableAudits:
         unfit, again = _unfit(session, spec, table, report, state)
         too_many = table_finding(spec, unfit)
         findings.sort(key=lambda f: (f.journal, f.begin, f.end, f.kind, f.text))
-        ensure_exact_view(
-            session, spec, table, excluded_files(findings), catalog=self.trino_catalog
-        )
+        ensure_views(session, spec, table, excluded_files(findings), catalog=self.trino_catalog)
         told = [_with_reason(f, {**repair.waiting, **refused}) for f in findings]
         told += [too_many] if too_many is not None else []
         told += sorted(fits, key=lambda f: (f.journal, f.begin, f.end))
@@ -358,6 +385,14 @@ def _told(finding: Finding) -> str:
     if finding.unfit and finding.values:
         return " ".join(finding.values)
     return finding.text or finding.path
+
+
+def _is_outgrown(state: AuditState, checked: Checked, now_s: float) -> bool:
+    """Whether what checks said of the size of the table is to be told again."""
+    if not state.told or checked.records is None or checked.records == state.records:
+        return False
+    is_late = now_s - state.told_at >= _SAID_S
+    return is_late or abs(checked.records - state.records) * 100 >= max(state.records, 1)
 
 
 def _with_reason(finding: Finding, reasons: Mapping[str, str]) -> Finding:

@@ -9,7 +9,13 @@ from urllib.parse import unquote
 from dagster import AssetMaterialization, AssetObservation, MetadataValue
 
 from gazette_platform.assets.partition_keys import time_partition
-from gazette_platform.assets.raw import SPECS_KEY, column_schema, journals_key, table_key
+from gazette_platform.assets.raw import (
+    SPECS_KEY,
+    column_schema,
+    describes_partitions,
+    journals_key,
+    table_key,
+)
 from gazette_platform.lake import PartitionColumn, partition_key
 from gazette_platform.lake.catalogs import HIVE
 from gazette_platform.lake.layout import partition_values
@@ -22,6 +28,7 @@ if TYPE_CHECKING:
 
     from dagster import RawMetadataValue
 
+    from gazette_platform.hive import HiveColumn
     from gazette_platform.lake import (
         JournalProgress,
         MovedFile,
@@ -58,6 +65,7 @@ def materialization(
     *,
     rows: TableRows | None = None,
     page: Mapping[str, RawMetadataValue],
+    partitions: Sequence[HiveColumn] = (),
     catalog: str = HIVE,
 ) -> AssetMaterialization:
     """The event of a time: its totals over all Hive partitions, and what they have more than the event before.
@@ -68,6 +76,7 @@ def materialization(
         added: since the event before.
         rows: of the whole table, if known.
         page: metadata with a link to a page of the table, if there is one.
+        partitions: partition columns of the table.
         catalog: what Trino calls the catalog of the table.
     """
     key, parts = account.time.key, account.filled or account.parts
@@ -81,8 +90,9 @@ def materialization(
         metadata["location"] = MetadataValue.path(parts[0].location)
     if added.rows is not None:
         metadata["rows_added"] = added.rows
-    if added.is_first:
-        metadata["dagster/column_schema"] = column_schema(spec)
+    # Dagster shows the columns of the newest event, or else of the definition, which knows what the spec describes.
+    if added.is_first or not describes_partitions(spec, partitions):
+        metadata["dagster/column_schema"] = column_schema(spec, partitions or None)
     metadata |= page
     of = f"of {parts[0].journal}" if len(parts) == 1 else f"in {counted(len(parts), 'journal')}"
     fragments = counted(abs(added.fragments), "fragment")

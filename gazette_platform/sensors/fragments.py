@@ -15,12 +15,13 @@ had no time; and each looks again at one slice of what was registered long ago.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
 from dagster import (
     AssetCheckEvaluation,
+    AssetKey,
     DefaultSensorStatus,
     MetadataValue,
     SensorDefinition,
@@ -31,6 +32,7 @@ from dagster import (
 
 from gazette_platform.assets.checks import keeps_up_evaluation, specs_evaluation
 from gazette_platform.assets.freshness import is_red
+from gazette_platform.assets.raw import SPECS_KEY, journals_key, table_key
 from gazette_platform.errors import GazetteError, TransportError
 from gazette_platform.hive import SharedMetastore
 from gazette_platform.lake import Registrar, SpecFolder, SweepPoint, TableSpec
@@ -77,7 +79,13 @@ def _no_page(_table: str) -> Mapping[str, MetadataValue]:
     return {}
 
 
-def _sensor_of(shard: Shard) -> SensorDefinition:
+def _sensor_of(shard: Shard, fills: Sequence[AssetKey] = ()) -> SensorDefinition:
+    """Return a sensor.
+
+    Args:
+        shard: whose tables it has.
+        fills: assets whose pages name the sensor. It starts no run of them.
+    """
     part = "" if shard.count == 1 else f" that are number {shard.index} of {shard.count} by name"
 
     @sensor(
@@ -87,6 +95,7 @@ def _sensor_of(shard: Shard) -> SensorDefinition:
         description="Registers persisted fragments as Hive partitions of the tables in the folder of "
         f"table specs{part}, and tells Dagster of them. It starts no runs: Dagster calls a tick "
         "skipped that starts none, whatever it did, and a reason is there only if there was nothing to do.",
+        asset_selection=fills or None,
     )
     def register(
         context: SensorEvaluationContext,
@@ -104,12 +113,29 @@ fragments_sensor = _sensor_of(Shard())
 """The sensor that has all tables."""
 
 
-def fragments_sensors(count: int) -> list[SensorDefinition]:
+def fragments_sensors(count: int, folder: SpecFolder | None = None) -> list[SensorDefinition]:
     """Sensors that share the tables out, by the hash of their names.
+
+    Args:
+        count: how many.
+        folder: table specs whose assets name the sensor that fills them.
 
     Raises: ValidationError: they are none, or too many.
     """
-    return [fragments_sensor] if count == 1 else [_sensor_of(shard) for shard in shards(count)]
+    known = folder or SpecFolder()
+    return [
+        _sensor_of(shard, _fills(shard, known) if folder is not None else ())
+        for shard in ([Shard()] if count == 1 else shards(count))
+    ]
+
+
+def _fills(shard: Shard, folder: SpecFolder) -> list[AssetKey]:
+    """Return the assets that a sensor tells of."""
+    part = shard.part_of(folder)
+    tables = sorted({*part.specs, *(bad.table for bad in part.refused.values() if bad.table)})
+    keys = [table_key(table) for table in tables]
+    keys += [journals_key(table) for table in part.specs]
+    return [*([SPECS_KEY] if shard.is_first else []), *keys]
 
 
 def _tick(
@@ -320,12 +346,14 @@ def _run_table(
     name = spec.name
     ran = _Ran()
     problems: list[str] = []
+    journals: int | None = None
     try:
         sweep = again.sweep if again is not None and not again.looked else None
         known = state.audits.get(name, AuditState())
         report = ports.registrar.tick(
             spec, state.tables.get(name, {}), sweep=sweep, again=known.again, is_over=ports.is_over
         )
+        journals = len(report.journals)
         looked = KnownSlice()
         if again is not None and report.swept is None:
             looked = telling.look_again(report, again.looked)
@@ -344,7 +372,14 @@ def _run_table(
         outcome.warnings += [*report.warnings, *(_one_line(f.text) for f in report.misfits)]
         is_due = is_audited or known.is_open or bool(report.updates) or report.is_changed
         if is_due and not ports.is_over():
-            audited = ports.audits.run(spec, report, known, is_over=ports.is_over)
+            audited = ports.audits.run(
+                spec,
+                report,
+                known,
+                is_over=ports.is_over,
+                checked=telling.checked(report),
+                now_s=ports.now_s(),
+            )
             problems += [_one_line(text) for text in audited.problems]
             telling.tell_repair(report.definition, audited.repair)
             outcome.events += audited.evaluations
@@ -361,12 +396,17 @@ def _run_table(
         text = f"{name}: unexpected {type(err).__name__}: {err} (this is a bug; the log has more)"
         problems.append(_one_line(text))
     # New fragments, old ones and audits of a journal that cannot be listed have one.
-    _tell_problems(outcome, state, name, list(dict.fromkeys(problems)), file)
+    _tell_problems(outcome, state, name, list(dict.fromkeys(problems)), file, journals)
     return ran
 
 
-def _tell_problems(
-    outcome: TickOutcome, state: TickState, table: str, problems: list[str], file: str
+def _tell_problems(  # noqa: PLR0917
+    outcome: TickOutcome,
+    state: TickState,
+    table: str,
+    problems: list[str],
+    file: str,
+    journals: int | None = None,
 ) -> None:
     """What keeps a table from keeping up; Dagster is told when that has changed."""
     outcome.problems += [
@@ -374,7 +414,7 @@ def _tell_problems(
     ]
     digest = problem_digest(problems)
     if digest != state.problems.get(table, ""):
-        outcome.events.append(keeps_up_evaluation(table, problems, file))
+        outcome.events.append(keeps_up_evaluation(table, problems, file, journals))
     state.problems[table] = digest
 
 

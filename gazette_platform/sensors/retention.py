@@ -291,7 +291,7 @@ class _Turn:
         """Returns: whether nothing was gone; and where to go on in the journal, None: it is through."""
         name, journal, outcome = spec.name, point.journal, self._outcome
         cursor = self._tick.cursors.get(name, {}).get(journal, JournalCursor())
-        table = self._session.table(spec.schema, spec.table)
+        table = self._session.table(spec.schema, spec.stored_table)
         if table is None or not cursor.offset:
             return True, None
         found = self._shrinker.journal(journal)

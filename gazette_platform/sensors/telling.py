@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
+from gazette_platform.assets.checked import Checked
 from gazette_platform.assets.partition_keys import (
     former_partitions,
     parse_partition,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
     from dagster import AssetMaterialization, MetadataValue
 
-    from gazette_platform.hive import HiveTable, MetastoreSession
+    from gazette_platform.hive import HiveColumn, HiveTable, MetastoreSession
     from gazette_platform.lake import JournalCursor, Repair, TableReport, TableSpec
     from gazette_platform.lake.registration import Metastore
     from gazette_platform.lake.times import Time
@@ -119,6 +120,7 @@ class Telling:
         self._total = RowTotal(ports.told, self._asset)
         # By Dagster's key, data version and totals that were told in this tick: the log does not have them yet.
         self._now: dict[str, tuple[str, Totals]] = {}
+        self._columns: Sequence[HiveColumn] = ()
         self._journals = {*cursors}
         self._has_journals = False
 
@@ -163,6 +165,7 @@ class Telling:
 
         Raises: LakeError: the metastore cannot be reached.
         """
+        self._columns = table.partition_columns
         if not table.partition_columns:
             return fold(accounts)
         with self._ports.metastore.connect() as session:
@@ -185,6 +188,15 @@ class Telling:
         return TimeReader(session, self._spec, table, self._journals)
 
     # ------------------------------------------------------------------- telling
+
+    def checked(self, report: TableReport) -> Checked:
+        """Return how much of the table its checks look at."""
+        rows = self._total.now()
+        return Checked(
+            journals=len(report.journals),
+            records=rows.known if rows is not None else None,
+            uncounted=rows.uncounted if rows is not None else 0,
+        )
 
     def tell(self, report: TableReport, looked: KnownSlice) -> None:
         """Tell what differs of the times that a tick touched, and of those that it looked at again.
@@ -355,7 +367,15 @@ class Telling:
         rows = self._note(account, before)
         catalog = self._ports.trino_catalog
         page = self._ports.table_page(f"{catalog}.{self._spec.name}")
-        event = materialization(self._spec, account, added, rows=rows, page=page, catalog=catalog)
+        event = materialization(
+            self._spec,
+            account,
+            added,
+            rows=rows,
+            page=page,
+            partitions=self._columns,
+            catalog=catalog,
+        )
         return event, added
 
     def _note(self, account: TimeAccount, before: Totals | None) -> TableRows | None:

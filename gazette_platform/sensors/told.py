@@ -193,6 +193,10 @@ class RowTotal:
         self._rows: TableRows | None = None
         self._partitions: dict[str, int | None] = {}
 
+    def now(self) -> TableRows | None:
+        """Return the total after all events so far; None: not known."""
+        return self._rows if self._partitions else self._told.rows(self._asset)
+
     def after(self, partition: str, rows: int | None, told: Totals | None) -> TableRows | None:
         """The total after an event that says how many rows a partition has; None: not known.
 

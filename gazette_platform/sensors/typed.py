@@ -24,6 +24,7 @@ from dagster import (
     DagsterRunStatus,
     DefaultSensorStatus,
     MetadataValue,
+    SensorDefinition,
     SensorEvaluationContext,
     SensorResult,
     sensor,
@@ -93,14 +94,35 @@ class TypedOutcome:
     """Name of the table that was looked at thoroughly."""
 
 
-@sensor(
-    name="typed",
-    minimum_interval_seconds=_INTERVAL_S,
-    default_status=DefaultSensorStatus.RUNNING,
-    description="Tells Dagster what was published to typed tables, whoever runs them, and what their checks say. It "
-    "starts no runs: Dagster calls a tick skipped that starts none.",
-)
-def typed_sensor(
+def typed_sensor(pairs: Iterable[tuple[TableSpec, TypedSpec]] = ()) -> SensorDefinition:
+    """Return the sensor of all typed tables.
+
+    Args:
+        pairs: raw and typed tables whose assets name the sensor. It starts no run of them.
+    """
+    known = [spec for _, spec in pairs]
+    fills = [key for spec in known for key in (typed_key(spec), quarantine_key(spec))]
+
+    @sensor(
+        name="typed",
+        minimum_interval_seconds=_INTERVAL_S,
+        default_status=DefaultSensorStatus.RUNNING,
+        description="Tells Dagster what was published to typed tables, whoever runs them, and what their checks say. "
+        "It starts no runs: Dagster calls a tick skipped that starts none.",
+        asset_selection=fills or None,
+    )
+    def tell(
+        context: SensorEvaluationContext,
+        broker: BrokerResource,
+        metastore: MetastoreResource,
+        lake: LakeResource,
+    ) -> SensorResult:
+        return _tick(context, broker, metastore, lake)
+
+    return tell
+
+
+def _tick(
     context: SensorEvaluationContext,
     broker: BrokerResource,
     metastore: MetastoreResource,
@@ -237,8 +259,15 @@ def _changed(
     """Those that say something else than before."""
     found = {one.asset_check_key: one for one in evaluations}
     newest = newest_evaluations(instance, found)
-    return [
-        one
-        for key, one in found.items()
-        if key not in newest or newest[key].description != one.description
-    ]
+    return [one for key, one in found.items() if key not in newest or _is_news(newest[key], one)]
+
+
+def _is_news(told: AssetCheckEvaluation, now: AssetCheckEvaluation) -> bool:
+    """Whether a check says something else than before; of two green ones, that 1 % more was checked."""
+    if not (told.passed and now.passed):
+        return told.description != now.description
+    before, after = (
+        found.value if (found := each.metadata.get("committed")) is not None else 0
+        for each in (told, now)
+    )
+    return isinstance(before, int) and isinstance(after, int) and after * 100 > before * 101

@@ -12,7 +12,7 @@ from gazette_platform.serving.interface import Kind
 from gazette_platform.serving.outgoing import Condition
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gazette_platform.serving.tls import TlsMaterial
 
@@ -92,6 +92,17 @@ class GrpcCall:
     async def send(self, raw: bytes) -> None:
         """As `OutgoingCall` has it."""
         await of_call(self._call, self._call.write(raw))
+
+    def send_now(self, raw: bytes) -> bool:  # noqa: ARG002
+        """As `OutgoingCall` has it."""
+        return False
+
+    def end_now(self) -> bool:
+        """As `OutgoingCall` has it."""
+        return False
+
+    def listen(self, take: Callable[[bytes], None]) -> None:
+        """As `OutgoingCall` has it."""
 
     async def done_sending(self) -> None:
         """As `OutgoingCall` has it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Protocol
@@ -14,6 +14,7 @@ __all__ = [
     "ASK_ANOTHER",
     "READ_AHEAD_BYTES",
     "TRY_AGAIN",
+    "AtOnce",
     "BidiStream",
     "ClientStream",
     "Code",
@@ -30,6 +31,7 @@ __all__ = [
     "ServedCall",
     "ServerStream",
     "Unary",
+    "Waiting",
     "go_spelling",
 ]
 
@@ -205,6 +207,30 @@ BidiStream = Callable[[MessageStream, Metadata], Awaitable[None]]
 """Takes both directions."""
 
 
+class Waiting(Protocol):
+    """A call that waits for its one response without a task. One of these is called, once."""
+
+    def reply(self, raw: bytes) -> None:
+        """Answer it."""
+        ...
+
+    def refuse(self, err: RpcFailed) -> None:
+        """End it with an error."""
+        ...
+
+    def go_on(self, rest: Callable[[], Awaitable[bytes]]) -> None:
+        """Run the rest in a task, which gives the response; as if it were the handler."""
+        ...
+
+
+AtOnce = Callable[[bytes, Sequence[bytes], Metadata, Waiting], Callable[[], object] | None]
+"""Takes the first message of a call and all others, and answers it later without a task.
+
+Returns: what is called if the caller leaves before; None: it does not take the call, and nothing has
+changed, so the handler serves it.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Rpc:
     """A call, as a transport makes it. Messages are protobuf's bytes.
@@ -219,3 +245,5 @@ class Rpc:
     handler: Any
     greeting: Metadata = field(default_factory=dict)
     """Sent ahead of all responses, of a call whose responses are a stream."""
+    at_once: AtOnce | None = None
+    """Serves calls with one response whose messages are all here, for servers that know it."""

@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gazette_platform.serving.interface import Kind
 
@@ -53,12 +53,29 @@ class OutgoingCall(Protocol):
         """Send a message; returns once there is room for another."""
         ...
 
+    def send_now(self, raw: bytes) -> bool:
+        """Send a message without a wait. Returns: whether it was sent; if not, call `send`."""
+        ...
+
     async def done_sending(self) -> None:
         """Tell the other side that nothing more comes."""
         ...
 
+    def end_now(self) -> bool:
+        """As `done_sending`, without a wait. Returns: whether it was done; if not, call that."""
+        ...
+
     async def next(self) -> bytes | None:
         """The next message; None at the end of a call that succeeded."""
+        ...
+
+    def listen(self, take: Callable[[bytes], None]) -> None:
+        """Let messages be taken as they come.
+
+        Args:
+            take: may be called with each message that comes while `next` waits, which does not return it
+                then. It must not raise.
+        """
         ...
 
     async def answer(self) -> bytes:

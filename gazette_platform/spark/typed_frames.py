@@ -47,7 +47,8 @@ def typed_frame(
             raw.typed.name,
         )
     try:
-        history = _history(spark, f"{catalog.name}.{raw.typed.name}", pinned)
+        name = f"{catalog.name}.{raw.typed.name}"
+        history = _snapshot(spark, name, pinned, pinned.snapshot_id)
         if history is not None and pinned.is_empty:
             return history
         tail = _tail(spark, pinned)
@@ -56,21 +57,40 @@ def typed_frame(
         if history is None:
             history = tail.limit(0)
         names = [field.name for field in pinned.schema.fields]
-        query = view_of(names, pinned.key, "{history}", "{tail}", _quoted)
-        return spark.sql(query, history=history, tail=tail)
+        deletes = _deletes(spark, name, pinned)
+        query = view_of(
+            names,
+            pinned.key,
+            "{history}",
+            "{tail}",
+            _quoted,
+            changes=raw.typed.changes,
+            deletes="" if deletes is None else "{deletes}",
+        )
+        kept = {} if deletes is None else {"deletes": deletes}
+        return spark.sql(query, None, history=history, tail=tail, **kept)
     except SPARKS as err:
         told = str(err).partition("\n")[0]
         raise LakeError(f"Spark could not make the view of {raw.typed.name}: {told}") from err
 
 
-def _history(spark: SparkSession, name: str, pinned: PinnedTail) -> DataFrame | None:
-    if pinned.snapshot_id is None:
+def _deletes(spark: SparkSession, name: str, pinned: PinnedTail) -> DataFrame | None:
+    """Deletions that runs have kept; their snapshot may be older than some of the columns."""
+    if pinned.deletes is None:
+        return None
+    return _snapshot(spark, name, pinned, pinned.deletes.metadata.current_snapshot_id)
+
+
+def _snapshot(
+    spark: SparkSession, name: str, pinned: PinnedTail, snapshot_id: int | None
+) -> DataFrame | None:
+    if snapshot_id is None:
         return None
     table = ".".join(map(_quoted, name.split(".")))
     # Catalogs may cache tables, and then know of no new snapshots.
     spark.sql(f"REFRESH TABLE {table}")
     columns = ", ".join(_quoted(field.name) for field in pinned.schema.fields)
-    return spark.sql(f"SELECT {columns} FROM {table} VERSION AS OF {pinned.snapshot_id}")  # noqa: S608  names of ours
+    return spark.sql(f"SELECT {columns} FROM {table} VERSION AS OF {snapshot_id}")  # noqa: S608  names of ours
 
 
 def _tail(spark: SparkSession, pinned: PinnedTail) -> DataFrame:

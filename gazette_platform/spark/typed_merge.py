@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, final
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.planning.last_rows import is_later, last_of_each
+from gazette_platform.lake.typed.planning.last_rows import changes_of, is_later, last_of_each
 from gazette_platform.lake.typed_spec.columns import spark_ddl
 from gazette_platform.spark.interrupting import SPARKS, interruptible
 
@@ -36,10 +36,11 @@ _MERGE: Final = """
 MERGE INTO {table} AS t
 USING ({last}) AS s
 ON {conditions}
-WHEN MATCHED AND {later}
+{deleting}WHEN MATCHED AND {later}
   THEN UPDATE SET *
-WHEN NOT MATCHED THEN INSERT *
+WHEN NOT MATCHED{living} THEN INSERT *
 """
+_DELETING: Final = "WHEN MATCHED AND {later} AND {deletes} THEN DELETE\n"
 
 
 # What is set is of the session, and so of all that it does meanwhile.
@@ -68,8 +69,10 @@ class SparkMerger:
         def merged() -> None:
             # Catalogs may cache tables, and then know of no new snapshots.
             session.sql(f"REFRESH TABLE {table}")
-            near = _near(session, table, merge)
-            session.sql(_statement(table, merge, near)).collect()
+            # What truncates the table is about keys that are nowhere in the run.
+            truncates = _truncates(session, table, merge)
+            near = [] if truncates else _near(session, table, merge)
+            session.sql(_statement(table, merge, near, truncates=truncates)).collect()
 
         try:
             with _turn, _set(session, settings):
@@ -82,14 +85,53 @@ class SparkMerger:
             ) from err
 
 
-def _statement(table: str, merge: Merge, near: Sequence[str]) -> str:
+def _statement(table: str, merge: Merge, near: Sequence[str], *, truncates: bool) -> str:
     equal = [f"t.{_quoted(name)} = s.{_quoted(name)}" for name in merge.key]
+    changes = merge.changes
+    source, later = f"{table} VERSION AS OF {merge.upserts}", is_later(_quoted, changes)
+    deleting = living = ""
+    if changes is not None:
+        deletes = changes.deletes(_quoted, "s.")
+        deleting = _DELETING.format(later=later, deletes=deletes)
+        living = f" AND NOT {deletes}"
+        source = f"({_changes(table, source, merge, near, truncates=truncates)})"
     return _MERGE.format(
         table=table,
-        last=last_of_each(f"{table} VERSION AS OF {merge.upserts}", list(merge.key), _quoted),
+        last=last_of_each(source, list(merge.key), _quoted, changes),
         conditions=" AND ".join([*equal, *near]),
-        later=is_later(_quoted),
+        later=later,
+        deleting=deleting,
+        living=living,
     )
+
+
+def _changes(table: str, new: str, merge: Merge, near: Sequence[str], *, truncates: bool) -> str:
+    """What is merged of a table of changes: also deletions of earlier runs, whose keys may be in this one."""
+    assert merge.changes is not None
+    deletes = ""
+    if merge.deletes is not None:
+        wanted = " AND ".join(near)
+        if wanted:
+            wanted = f" WHERE ({wanted}) OR {merge.changes.truncates(_quoted, 't.')}"
+        deletes = f"(SELECT * FROM {table} VERSION AS OF {merge.deletes} AS t{wanted})"  # noqa: S608 (names of ours)
+    return changes_of(
+        merge.columns,
+        list(merge.key),
+        _quoted,
+        merge.changes,
+        new=new,
+        deletes=deletes,
+        target=table if truncates else "",
+    )
+
+
+def _truncates(session: SparkSession, table: str, merge: Merge) -> bool:
+    """Whether a new message deletes all rows."""
+    if merge.changes is None or not merge.changes.is_envelope:
+        return False
+    condition = merge.changes.truncates(_quoted)
+    query = f"SELECT 1 FROM {table} VERSION AS OF {merge.upserts} WHERE {condition} LIMIT 1"  # noqa: S608 (names of ours)
+    return bool(session.sql(query).collect())
 
 
 def _near(session: SparkSession, table: str, merge: Merge) -> list[str]:

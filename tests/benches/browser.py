@@ -172,6 +172,17 @@ class Browser:
         """
         await self._until(_WITH_TEXT % (json.dumps(text), "click()"), f"{text!r}", timeout_s)
 
+    async def click_in_row(self, text: str, *, timeout_s: float = 60.0) -> None:
+        """Click the first link or button of the first row of a table that shows `text`.
+
+        Raises: TimeoutError: there is none.
+        """
+        row = f"[...document.querySelectorAll('tr')].find(r => r.innerText.includes({json.dumps(text)}))"
+        link = f"{row}?.querySelector('a, button')"
+        await self._until(
+            f"{link} ? ({link}.click(), true) : false", f"a row of {text!r}", timeout_s
+        )
+
     async def press_alt(self, letter: str) -> None:
         """Press a letter together with Alt."""
         key = {"code": f"Key{letter.upper()}", "key": letter, "modifiers": 1}

@@ -87,8 +87,8 @@ def count_again() -> None:
 
 def hide_nothing() -> None:
     """Makes exact views that leave no file out."""
-    ensure: Any = audits.ensure_exact_view
-    audits.ensure_exact_view = lambda session, spec, table, _, **options: ensure(
+    ensure: Any = audits.ensure_views
+    audits.ensure_views = lambda session, spec, table, _, **options: ensure(
         session, spec, table, {}, **options
     )
 

@@ -6,7 +6,7 @@ import re
 import textwrap
 from pathlib import Path
 
-__all__ = ["Readme", "bullets", "rows", "section"]
+__all__ = ["ROOT", "Readme", "bullets", "missing_lines", "rows", "section"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +32,18 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
+def missing_lines(expected: str, output: str) -> list[str]:
+    """Return lines of `expected` that no line of `output` matches, in which … stands for any text."""
+    lines = [" ".join(line.split()) for line in output.splitlines()]
+    missing = []
+    for wanted in filter(str.strip, expected.splitlines()):
+        parts = [re.escape(" ".join(part.split())) for part in wanted.split("…")]
+        pattern = re.compile(r"\s*.*?\s*".join(parts))
+        if not any(pattern.fullmatch(line) for line in lines):
+            missing.append(wanted)
+    return missing
+
+
 class Readme:
     """The file of this checkout."""
 
@@ -44,7 +56,7 @@ class Readme:
 
     def shell(self, word: str) -> str:
         """Return the one block of commands that has a word."""
-        return self._block("", word)
+        return self._block("bash", word)
 
     def _block(self, language: str, word: str) -> str:
         blocks = re.findall(rf"^```{language}\n(.*?)^```", self.text, re.DOTALL | re.MULTILINE)

@@ -40,7 +40,12 @@ ETCD = EtcdHeader(1, 1, 1, 1)
 class Link:
     """Both ends of a stream to one node."""
 
+    is_direct = False
+    """Whether messages may be sent without a wait, and taken as they come."""
+
     def __init__(self):
+        self.take = None
+        self.is_awaited = False
         self.up, self.down = asyncio.Queue(), asyncio.Queue()
         self.messages = []
         self.is_cut = False
@@ -52,8 +57,20 @@ class Link:
         self.messages.append(decode_request(raw))
         self.up.put_nowait(raw)
 
+    def write_now(self, raw):
+        if self.is_cut or not self.is_direct:
+            return False
+        self.messages.append(decode_request(raw))
+        self.up.put_nowait(raw)
+        return True
+
+    def listen(self, take):
+        self.take = take if self.is_direct else None
+
     async def read(self):
+        self.is_awaited = self.down.empty()
         answer = await self.down.get()
+        self.is_awaited = False
         if isinstance(answer, RpcFailed):
             raise answer
         return answer
@@ -79,7 +96,11 @@ class Link:
         return await self.up.get()
 
     async def send(self, raw):
-        if not self.is_cut:
+        if self.is_cut:
+            return
+        if raw is not None and self.take is not None and self.is_awaited and self.down.empty():
+            self.take(raw)
+        else:
             self.down.put_nowait(raw)
 
 
@@ -236,7 +257,11 @@ class Held:
 
     def __init__(self, monkeypatch, node):
         self.gate = asyncio.Event()
-        write = Draft.write
+        write, write_at_once = Draft.write, Draft.write_at_once
+
+        def not_at_once(draft, chunks, length):
+            is_held = draft.digester is node.spool.digester and not self.gate.is_set()
+            return not is_held and write_at_once(draft, chunks, length)
 
         async def held(draft, chunks, length):
             if draft.digester is node.spool.digester:
@@ -244,6 +269,7 @@ class Held:
             await write(draft, chunks, length)
 
         monkeypatch.setattr(Draft, "write", held)
+        monkeypatch.setattr(Draft, "write_at_once", not_at_once)
 
 
 async def settle(rounds=30):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gazette_platform import Client
     from gazette_platform.embedded.layout import PlatformDir
 
-__all__ = ["README_JOURNALS", "README_ORDERS", "Sales", "json_lines"]
+__all__ = ["Sales", "json_lines"]
 
 # In eu files are compressed, in us they are plain. Both close at the end of the minute, or when asked to.
 JOURNALS = """
@@ -84,23 +84,20 @@ FROM visits
 GROUP BY region
 """,
 }
-README_JOURNALS = """
-name: orders/
-replication: 1
-labels: [{name: content-type, value: application/x-ndjson}]
-fragment:
-  length: 67108864
-  compression_codec: GZIP
-  stores: ["file:///"]
-  refresh_interval: 1m
-  flush_interval: 1m
-  path_postfix_template: date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}
-children:
-  - name: orders/region=eu
+# By no clock: made by hand, or never.
+_UNASKED = """-- name: rollups.sales_{}
+-- sources: [sales.{}]
+-- cron: "0 0 29 2 *"
+--
+SELECT {} AS n FROM {}
 """
-README_ORDERS = [
-    {"order id": n, "amount": 2.5 * n, "ship-to": {"city": "Paris"}} for n in range(1, 5)
-]
+ROLLUPS |= {
+    "sales_words": _UNASKED.format("words", "picky", "count(*)", "picky"),
+    "sales_broken": _UNASKED.format(
+        "broken", "purchases", "max(CAST(customer AS bigint))", "purchases"
+    ),
+    "sales_unasked": _UNASKED.format("unasked", "purchases", "count(*)", "purchases"),
+}
 ORDERS = 1500
 """In each region, at first."""
 NOTES = 300

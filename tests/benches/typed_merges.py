@@ -2,7 +2,6 @@
 
 import uuid
 from contextlib import suppress
-from itertools import groupby
 
 from msgspec import structs
 from pyiceberg.exceptions import CommitFailedException
@@ -41,17 +40,23 @@ def upsert(
     partition_of=None,
     catalog="iceberg",
     log=lambda _: None,
+    changes=None,
 ):
     """A run from `table`, and the state behind it.
 
     Args:
         partition_of: tells the values of a row; each has a file of its own.
+        changes: says which rows delete; they have files of their own.
     """
     parts = {}
     for one in rows:
-        parts.setdefault(tuple(partition_of(one)) if partition_of else (), []).append(one)
-    written = [write_rows(table.metadata, of_part, values) for values, of_part in parts.items()]
-    files = [data_file_of(one, table.metadata) for one in written]
+        values = tuple(partition_of(one)) if partition_of else ()
+        parts.setdefault((values, deletes(one, changes)), []).append(one)
+    files, deletions = [], []
+    for (values, is_deletion), of_part in parts.items():
+        file = data_file_of(write_rows(table.metadata, of_part, values), table.metadata)
+        files.append(file)
+        deletions += [file] * is_deletion
     offset = max([row["_end"] for row in rows], default=1)
     before = table.state.journals.get(JOURNAL, JournalState())
     counts = Counts(messages=len(rows), committed=len(rows), typed=len(rows))
@@ -61,45 +66,77 @@ def upsert(
     told = state_properties(state, path=write_state(table.location, state, table.io), run=run)
     merger = merger or PythonMerger(door)
     return publish_upserts(
-        door, table.start, files, run, told, catalog=catalog, merger=merger, log=log
-    )
+        door, table.start, files, run, told, catalog=catalog, merger=merger, log=log,
+        changes=changes, deletes=deletions,
+    )  # fmt: skip
+
+
+def truncates(row, changes):
+    return changes is not None and changes.is_envelope and row[changes.deleted] == "t"
+
+
+def deletes(row, changes):
+    """Whether a message deletes its key's row, or all of them."""
+    if changes is None:
+        return False
+    value = row[changes.deleted]
+    return value in {"d", "t"} if changes.is_envelope else str(value).lower() == "true"
 
 
 def clock(row):
     return parse_uuid(row["_uuid"]).clock if row["_uuid"] is not None else 0
 
 
-def is_later(one, other):
+def is_later(one, other, changes=None):
     """Whether the message of a row is later than that of another row of the same key."""
+    at = changes.position if changes is not None else ""
+    if at and one[at] != other[at]:
+        return one[at] > other[at]
     if one["_journal"] == other["_journal"]:
         return one["_begin"] > other["_begin"]
     return (clock(one), one["_journal"]) > (clock(other), other["_journal"])
 
 
-def last_of(rows):
+def last_of(rows, changes=None):
     """Of rows of one key in a run: of each journal the last, and of these the last."""
     by_journal = {}
     for one in rows:
         known = by_journal.get(one["_journal"])
-        if known is None or is_later(one, known):
+        if known is None or is_later(one, known, changes):
             by_journal[one["_journal"]] = one
     found, *others = by_journal.values()
     for one in others:
-        found = one if is_later(one, found) else found
+        found = one if is_later(one, found, changes) else found
     return found
 
 
-def merged(rows, new, key):
-    """Rows of a table, with those of a run in it, sorted by key."""
+def merged(rows, new, key, changes=None, kept_deletes=()):
+    """Rows of a table, with those of a run in it, sorted by key.
+
+    Args:
+        kept_deletes: deletions of earlier runs.
+    """
 
     def key_of(row):
         return tuple(row[name] for name in key)
 
     kept = {key_of(row): row for row in rows}
     assert len(kept) == len(rows)
-    for value, of_key in groupby(sorted(new, key=key_of), key_of):
-        last = last_of(list(of_key))
-        if value not in kept or is_later(last, kept[value]):
+    told = {key_of(row): [] for row in new if not truncates(row, changes)}
+    if any(truncates(row, changes) for row in new):
+        told |= {value: told.get(value, []) for value in kept}
+    for one in (*new, *kept_deletes):
+        if truncates(one, changes):
+            for value, of_key in told.items():
+                of_key.append(one | dict(zip(key, value, strict=True)) | {changes.deleted: "d"})
+        elif key_of(one) in told:
+            told[key_of(one)].append(one)
+    for value, of_key in told.items():
+        last = last_of(of_key, changes)
+        if value in kept and not is_later(last, kept[value], changes):
+            continue
+        kept.pop(value, None)
+        if not deletes(last, changes):
             kept[value] = last
     return [kept[value] for value in sorted(kept)]
 
@@ -125,7 +162,8 @@ class PythonMerger:
         assert len(new) == merge.rows
         if self._before:
             self._before.pop(0)()
-        self._stage(now, merged(rows, new, merge.key), merge)
+        deletes = self._rows(now, merge.deletes)
+        self._stage(now, merged(rows, new, merge.key, merge.changes, deletes), merge)
         if self._behind:
             self._behind.pop(0)()
 

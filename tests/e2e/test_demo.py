@@ -167,7 +167,9 @@ class TestDagsterUi:
 
     async def test_shows_what_a_table_is(self, browser, dagster, keep):
         await browser.open(f"{dagster}/assets/flights/flights")
-        await browser.wait_for("Departures from New York City", "Nothing is to be run", "dep_delay")
+        await browser.wait_for(
+            "Departures from New York City", "You do not run it", "dep_delay", "fragments"
+        )
         await keep("table")
 
     async def test_shows_plots_of_numbers(self, browser, dagster, keep, pictures):
@@ -211,7 +213,29 @@ class TestDagsterUi:
     async def test_shows_the_checks_of_a_table(self, browser, dagster, keep):
         await browser.open(f"{dagster}/assets/flights/flights?view=checks")
         await browser.wait_for("keeps_up", "no_gap", "no_overlap", "counts_agree", "fits_spec")
+        await browser.click("fits_spec")
+        await browser.wait_for("records, 0 unfit.")
         await keep("checks", height=900)
+
+    async def test_shows_why_a_rollup_was_not_asked_for(self, browser, dagster, keep):
+        async def is_said():
+            await browser.open(f"{dagster}/assets/rollups/route_by_month?view=automation")
+            await browser.wait_for("Not requested")
+            await browser.click_in_row("Not requested")
+            shown = await browser.wait_for("no run is making it")
+            return "nothing new in flights.flights since the last run" in shown
+
+        # Right after a run it is that the run is not over.
+        await eventually(is_said, timeout_s=120)
+        await keep("evaluation", height=900)
+
+    async def test_shows_one_automation_sensor_for_all_rollups(self, browser, dagster, keep):
+        await browser.open(f"{dagster}/automation")
+        shown = await browser.wait_for(
+            "fragments", "catalog", "rollup_automation", "typed_automation"
+        )
+        assert "rollups__" not in shown
+        await keep("automation", height=700)
 
     async def test_shows_no_dump_of_the_sensors_cursor(self, browser, dagster, keep):
         location = "__repository__@gazette_platform.definitions"
@@ -289,8 +313,9 @@ class TestChecks:
             ("keeps_up", "no_gap", "no_overlap", "counts_agree", "fits_spec"), "CAN_EXECUTE"
         )
         made = ask(CHECKS, path=["rollups", "route_by_month"])["assetNodeOrError"]
-        assert made["assetChecksOrError"]["checks"] == [
-            {"name": "slices_complete", "canExecuteIndividually": "CAN_EXECUTE"}
+        assert sorted(made["assetChecksOrError"]["checks"], key=lambda c: c["name"]) == [
+            {"name": name, "canExecuteIndividually": "CAN_EXECUTE"}
+            for name in ("query_fits", "slices_complete")
         ]
         for check in ("keeps_up", "counts_agree"):
             launched = ask(EXECUTE, path=path, check=check)["launchPipelineExecution"]
@@ -304,14 +329,14 @@ class TestChecks:
 
     async def test_rollups_are_made_by_their_automation_with_their_check(self, ask, ended):
         for name in ("route_by_month", "delays_by_arrival", "delays_by_month"):
-            path, sensor = ["rollups", name], f"rollups__{name}_automation"
+            path = ["rollups", name]
 
-            def made(sensor=sensor):
-                return ask(RUNS, sensor=sensor)["runsOrError"]["results"]
+            def made(path=path):
+                runs = ask(RUNS, sensor="rollup_automation")["runsOrError"]["results"]
+                return [run for run in runs if run["assetSelection"] == [{"path": path}]]
 
             # The demo ends once the rollup has its rows, which is before their run does.
-            runs = await eventually(made, timeout_s=120)
-            assert all(run["assetSelection"] == [{"path": path}] for run in runs)
+            await eventually(made, timeout_s=120)
             assert ended(path, "slices_complete")[0]["status"] == "SUCCEEDED"
 
     async def test_a_refused_rollup_is_red(self, ended, demo):

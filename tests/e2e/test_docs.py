@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from readme_text import missing_lines
 
 from gazette_platform.testing.waiting import wait_until
 
@@ -64,18 +65,6 @@ def snippets_of(text: str) -> list[Snippet]:
             line = text.count("\n", 0, match.start()) + 1
             found.append(Snippet(language=language or "", words=words, body=body, line=line))
     return found
-
-
-def missing_lines(expected: str, output: str) -> list[str]:
-    """Lines of `expected` that no line of `output` matches, in which … stands for any text."""
-    lines = [" ".join(line.split()) for line in output.splitlines()]
-    missing = []
-    for wanted in filter(str.strip, expected.splitlines()):
-        parts = [re.escape(" ".join(part.split())) for part in wanted.split("…")]
-        pattern = re.compile(r"\s*.*?\s*".join(parts))
-        if not any(pattern.fullmatch(line) for line in lines):
-            missing.append(wanted)
-    return missing
 
 
 def platform_roots(workdir: Path) -> list[Path]:

@@ -5,6 +5,7 @@ Long because all tests share one Spark, which takes its time to begin.
 
 import re
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,9 +13,14 @@ from lake_bench import FragmentFiles
 from value_cases import (
     LINES,
     RECORDS,
+    SHAPES,
     VALUES,
+    WHOLE_SHAPES,
     Difference,
+    Shape,
+    are_alike,
     line_table,
+    shape_table,
     shown,
     spec_of,
     value_table,
@@ -24,7 +30,7 @@ from gazette_platform.lake import (
     Auditor,
     Registrar,
     StoreRoots,
-    ensure_exact_view,
+    ensure_views,
     excluded_files,
     parse_table_spec,
 )
@@ -103,7 +109,7 @@ def test_a_journal_whose_codec_changes_is_right_in_the_view_of_both_engines(
         ]
         excluded = excluded_files(findings)
         assert [len(names) for names in excluded.values()] == [1]
-        ensure_exact_view(session, spec, report.definition, excluded)
+        ensure_views(session, spec, report.definition, excluded)
     held = [n for n in range(count) if not 40 <= n < 50]
     expected = [(len(held), len(held), sum(held))]
     query = "SELECT count(*), count(id), sum(id) FROM"
@@ -137,7 +143,7 @@ def test_keys_that_are_no_names_are_read_by_both_engines(registrar, files, metas
     report = registrar.tick(spec, {})
     assert (report.errors, report.misfits) == ([], [])
     with metastore.connect() as session:
-        assert ensure_exact_view(session, spec, report.definition, {})
+        assert ensure_views(session, spec, report.definition, {})
     expected = [(1, 2.5, "Oslo", "x", "p"), (2, None, None, None, None)]
     names = "orderid, unit_price, ship_to.city, tick, plain"
     for table in ("odd", "odd_exact"):
@@ -153,7 +159,7 @@ def test_keys_that_are_no_names_are_read_by_both_engines(registrar, files, metas
     wider = parse_table_spec(ODD_KEYS + "  - {name: second, from: 2nd, type: bigint}\n")
     report = registrar.tick(wider, {})
     with metastore.connect() as session:
-        assert ensure_exact_view(session, wider, report.definition, {})
+        assert ensure_views(session, wider, report.definition, {})
     rows = [(1, None), (2, 7)]
     assert trino.query("SELECT orderid, second FROM hive.engines.odd ORDER BY 1") == rows
     spark.catalog.refreshTable("engines.odd")
@@ -171,15 +177,17 @@ JSON_LINES = "{name: n, type: bigint}, {name: Text, type: string}"
 CSV_LINES = "{name: a, type: string}, {name: b, type: string}"
 
 
+def lines_of(cases):
+    return "".join(f'{{"n":"{i}","{c.column}":{c.raw}}}\n' for i, c in enumerate(cases)).encode()
+
+
 @pytest.fixture
 def read_values(registrar, files, trino, spark):
     """Registers cases as a row each of one fragment, and reads them in both engines."""
 
-    def read(cases, name, *, is_partitioned=True):
-        spec = spec_of(cases, name, partitions=PARTITIONS if is_partitioned else "")
-        content = "".join(f'{{"n":"{i}","{c.column}":{c.raw}}}\n' for i, c in enumerate(cases))
-        journal, postfix = (f"{name}/part=1", "hour=05") if is_partitioned else (f"{name}/log", "")
-        files.append(journal, content.encode(), postfix=postfix)
+    def read(cases, name):
+        spec = spec_of(cases, name, partitions=PARTITIONS)
+        files.append(f"{name}/part=1", lines_of(cases), postfix="hour=05")
         assert registrar.tick(spec, {}).errors == []
         columns = list(dict.fromkeys(c.column for c in cases))
         dates = {c.column for c in cases if c.type == "date"}  # of which Python has no year 0
@@ -248,21 +256,79 @@ def test_engines_agree_on_all_that_fits_and_the_page_tells_the_rest(
     lines = read_lines(LINES, "lined", "json", JSON_LINES)
     records = read_lines(RECORDS, "recorded", "csv", CSV_LINES)
     for found in (*values, *lines, *records):
-        assert found.trino == found.spark or not found.is_fit, found
+        assert found.are_alike or not found.is_fit, found
+    rewritten(request, "values", value_table(values))
+    rewritten(request, "lines", line_table(lines))
+    rewritten(request, "records", line_table(records))
+
+
+def rewritten(request, mark, table):
+    """Compare a table of the page with what the engines answered, or put it there (`--rewrite`)."""
     page = request.config.rootpath / "docs/reference/table-spec.md"
     text = page.read_text("utf-8")
-    for mark, table in (
-        ("values", value_table(values)),
-        ("lines", line_table(lines)),
-        ("records", line_table(records)),
-    ):
-        begin, end = f"<!-- {mark}: as read by the engines -->\n", "\n<!-- end -->"
-        former = re.findall(f"{begin}.*?{end}", text, re.DOTALL)
-        assert len(former) == 1
-        text = text.replace(former[0], f"{begin}{table}{end}")
+    begin, end = f"<!-- {mark}: as read by the engines -->\n", "\n<!-- end -->"
+    former = re.findall(f"{begin}.*?{end}", text, re.DOTALL)
+    assert len(former) == 1
+    text = text.replace(former[0], f"{begin}{table}{end}")
     if request.config.getoption("--rewrite"):
         page.write_text(text, "utf-8")
     assert text == page.read_text("utf-8"), "if the engines are right, run pytest with --rewrite"
+
+
+@pytest.fixture
+def read_shapes(registrar, files, metastore, trino, spark):
+    """Registers good values, then those of other shapes beside them, and reads the table and its view."""
+
+    def read(cases, name, *, is_partitioned=True):
+        spec = spec_of(cases, name, partitions=PARTITIONS if is_partitioned else "")
+        journal, postfix = (f"{name}/part=1", "hour=05") if is_partitioned else (f"{name}/log", "")
+        good = [case if case.is_fit else replace(case, raw="null") for case in cases]
+        files.append(journal, lines_of(good), postfix=postfix and "hour=04")
+        report = registrar.tick(spec, {})
+        content = lines_of(cases).replace(b'"n":"', b'"n":"bad ')
+        files.append(journal, content, postfix=postfix)
+        for _ in range(2):
+            report = registrar.tick(spec, report.cursors)
+        assert (report.errors, report.has_more) == ([], False)
+        with metastore.connect() as session:
+            ensure_views(session, spec, report.definition, {})
+        columns = list(dict.fromkeys(c.column for c in cases))
+        query = f"SELECT n, {', '.join(columns)} FROM {{}}engines.{name}"
+        by_engine = []
+        for rows in (
+            trino.query(query.format("hive.")),
+            trino.query(query.format("hive.") + "_exact"),
+            in_spark(spark, query.format("") + "_exact"),
+        ):
+            by_row = {n: dict(zip(columns, values, strict=True)) for n, *values in rows}
+            assert len(by_row) == 2 * len(cases)
+            by_engine.append(
+                [
+                    [by_row[f"{mark}{i}"][c.column] for i, c in enumerate(cases)]
+                    for mark in ("", "bad ")
+                ]
+            )
+        for index, case in enumerate(cases):
+            if case.is_fit:  # what stood in another Hive partition is shown as before
+                _, in_view, in_spark_ = (before[index] for before, _ in by_engine)
+                assert are_alike(in_view, in_spark_), case
+        return [
+            Shape(case, *values)
+            for case, *values in zip(cases, *(after for _, after in by_engine), strict=True)
+        ]
+
+    return read
+
+
+def test_value_of_another_shape_hides_no_good_value(request, read_shapes):
+    found = read_shapes(SHAPES, "shaped")
+    for one in (*found, *read_shapes(WHOLE_SHAPES, "whole", is_partitioned=False)):
+        if one.case.is_fit:
+            assert are_alike(one.view, one.spark), one
+            assert one.view is not None or one.case.raw == "null", one
+        # Text of the table is there, whatever the value.
+        assert one.trino is not None or one.case.raw == "null", one
+    rewritten(request, "shapes", shape_table(found))
 
 
 def test_answers_do_not_depend_on_the_columns_asked(lined, trino, spark):

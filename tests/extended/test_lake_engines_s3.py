@@ -14,7 +14,7 @@ from gazette_platform.lake import (
     Registrar,
     Repairer,
     StoreRoots,
-    ensure_exact_view,
+    ensure_views,
     excluded_files,
     parse_table_spec,
 )
@@ -105,7 +105,7 @@ def test_tables_on_s3_in_both_engines(tmp_path, lake_bucket, metastore, trino, s
     with metastore.connect() as session:
         table = session.table("engines_s3", "events")
         findings = auditor.audit(session, spec, table, JOURNAL, lists_objects=True).findings
-        ensure_exact_view(session, spec, table, excluded_files(findings))
+        ensure_views(session, spec, table, excluded_files(findings))
         assert ask("events_exact") == [(5, 10, 45), (6, 20, 90)]
         repair = repairer.repair(session, table, findings, {JOURNAL: JournalCursor(270)})
     assert [m.rows for m in repair.moved] == [4]
@@ -148,7 +148,7 @@ def test_rollups_on_s3_by_both_engines(tmp_path, lake_bucket, metastore, trino, 
         report = Registrar(files, metastore, roots).tick(spec, {})
         assert report.errors == []
         with metastore.connect() as session:
-            ensure_exact_view(session, spec, report.definition, {})
+            ensure_views(session, spec, report.definition, {})
 
     def made():
         found = []

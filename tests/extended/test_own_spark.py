@@ -9,7 +9,7 @@ from lake_bench import FragmentFiles
 from lake_servers import spark_session
 from spark_servers import spark_cluster
 
-from gazette_platform.lake import Registrar, StoreRoots, ensure_exact_view, parse_table_spec
+from gazette_platform.lake import Registrar, StoreRoots, ensure_views, parse_table_spec
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.rollups.engines import SparkEngine
 from gazette_platform.lake.rollups.iceberg import IcebergTables
@@ -62,7 +62,7 @@ def test_executors_read_raw_tables_and_write_rollups(cluster, lake_settings, met
     spec = parse_table_spec(SPEC)
     report = Registrar(files, metastore, StoreRoots(files.roots)).tick(spec, {})
     with metastore.connect() as session:
-        ensure_exact_view(session, spec, report.definition, {})
+        ensure_views(session, spec, report.definition, {})
     settings = replace(
         lake_settings,
         store="",

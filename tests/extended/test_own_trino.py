@@ -20,7 +20,7 @@ from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.embedded.trino import write_configuration
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import MetastoreClient
-from gazette_platform.lake import Registrar, StoreRoots, ensure_exact_view, parse_table_spec
+from gazette_platform.lake import Registrar, StoreRoots, ensure_views, parse_table_spec
 from gazette_platform.lake.catalogs import TrinoCatalogs
 from gazette_platform.lake.doctor import look_at_trino
 from gazette_platform.lake.rollups import load_rollup_specs
@@ -164,7 +164,7 @@ def flights(own, tmp_path):
     spec = parse_table_spec(FLIGHTS)
     report = Registrar(files, metastore, StoreRoots(files.roots)).tick(spec, {})
     with metastore.connect() as session:
-        ensure_exact_view(session, spec, report.definition, {}, catalog=OTHER.hive)
+        ensure_views(session, spec, report.definition, {}, catalog=OTHER.hive)
         yield report.definition
         for name in ("flights", "flights_exact"):
             session.drop_table("flights", name)

@@ -114,6 +114,57 @@ def test_of_messages_of_a_key_the_last_is_the_row_as_it_is_in_python(upserts):
         assert found == expected
 
 
+# ------------------------------------------------------------------ changes
+
+
+def changes(draw, count, *, truncates):
+    for begin in draw.sample(range(1 << 40), count):
+        op = draw.choice("ccuudd")
+        told = {"_position": f"{draw.randrange(2 * count):020d}", "_uuid": None}
+        yield said(
+            draw.randrange(count // 2), None if op == "d" else str(begin), begin, draw.choice(JOURNALS)
+        ) | told | {"_op": "t" if truncates and draw.random() < 0.01 else op}  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["source", "journal"])
+def test_changes_are_merged_as_they_are_in_python(upserts, order):
+    draw = Random(2)
+    spec = structs.replace(keyed(), change_data="debezium", order=order)
+    # Fewer than are looked for by their values, more, and some that truncate the table.
+    expected, kept = [], []
+    for count, truncates in ((200, False), (900, False), (200, True), (60, False)):
+        new = list(changes(draw, count, truncates=truncates))
+        upserts.upsert(upserts.open(spec), new, changes=spec.changes)
+        expected = merged(expected, new, spec.key, spec.changes, kept)
+        kept += [one for one in new if one["_op"] in {"d", "t"}]
+        assert sorted(upserts.rows(), key=lambda one: one["n"]) == expected
+    # A column comes, which deletions of before do not have.
+    wider = structs.replace(
+        keyed(("n bigint", "k string", "more int")), change_data="debezium", order=order
+    )
+    new = [one | {"more": 1} for one in changes(draw, 60, truncates=False)]
+    upserts.upsert(upserts.open(wider), new, changes=wider.changes)
+    expected = merged(expected, new, spec.key, spec.changes, kept)
+    found = sorted(upserts.rows(), key=lambda one: one["n"])
+    assert [one | {"more": None} for one in found] == [one | {"more": None} for one in expected]
+
+
+def test_column_that_says_deleted_deletes_as_it_does_in_python(upserts):
+    spec = structs.replace(keyed(("n bigint", "k string", "gone boolean")), deleted="gone")
+    draw = Random(3)
+    expected, kept = [], []
+    for _ in range(3):
+        new = [
+            said(draw.randrange(40), str(begin), begin, draw.choice(JOURNALS))
+            | {"gone": draw.choice([True, False, None])}
+            for begin in draw.sample(range(1 << 40), 80)
+        ]
+        upserts.upsert(upserts.open(spec), new, changes=spec.changes)
+        expected = merged(expected, new, spec.key, spec.changes, kept)
+        kept += [one for one in new if one["gone"]]
+        assert sorted(upserts.rows(), key=lambda one: one["n"]) == expected
+
+
 # ------------------------------------------------------------------ tables of all kinds
 
 COLUMNS = (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -43,7 +45,28 @@ class Content:
         return [*self._messages]
 
 
-async def entered(service, min_revision=0):
+class Caller:
+    """The caller of an append that is served without a task."""
+
+    def __init__(self):
+        self.answered = asyncio.get_running_loop().create_future()
+        self.reply = self.answered.set_result
+        self.refuse = self.answered.set_exception
+
+
+async def at_once(service, first):
+    """Append without a task."""
+    caller = Caller()
+    assert service.rpcs["Append"].at_once(first, Content().take_all(1000), {}, caller) is not None
+    return await caller.answered
+
+
+async def with_task(service, first):
+    """Append by the handler."""
+    return await service.append(first, Content(), {})
+
+
+async def entered(service, append, min_revision=0):
     """Modules of the broker of which a function was called by an append, and etcd's revision."""
     files = set()
 
@@ -56,7 +79,7 @@ async def entered(service, min_revision=0):
     before = sys.getprofile()
     sys.setprofile(on_event)
     try:
-        raw = await service.append(first, Content(), {})
+        raw = await append(service, first)
     finally:
         sys.setprofile(before)
     response = pb.AppendResponse.FromString(raw)
@@ -76,9 +99,9 @@ async def test_a_small_append_passes_the_modules_that_are_listed(cluster):
     spec = JournalSpec(JOURNAL, replication=1, fragment=fragment, flags=JournalFlag.O_RDWR)
     await cluster.apply(cluster.stub(broker), spec)
     for _ in range(3):  # the journal is found, synced and ready
-        _, revision = await entered(broker.service)
+        _, revision = await entered(broker.service, with_task)
     # For a minute after it applied specs, a client names the revision that brokers must know.
-    for asked in (0, revision):
-        roads = [(await entered(broker.service, asked))[0] for _ in range(TRACED)]
-        assert set.intersection(*roads) == listed(), f"revision {asked}"
+    for asked, way in product((0, revision), (with_task, at_once)):
+        roads = [(await entered(broker.service, way, asked))[0] for _ in range(TRACED)]
+        assert set.intersection(*roads) == listed(), f"revision {asked}, {way.__name__}"
     assert len(listed()) <= MODULES_MAX

@@ -134,7 +134,7 @@ def test_delete_of_what_is_not_there_says_so(gazctl, root):
     assert done.code == 1
     assert f"{root}/none: JOURNAL_NOT_FOUND (check the name with `gazctl journals list`" in done.err
     neither = gazctl("delete", "--yes")
-    assert "Missing option '--selector', or names of journals" in neither.err
+    assert "name a journal, or give --selector" in neither.err
 
 
 def test_delete_takes_what_no_store_can_take_only_by_force(gazctl, root):

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import re
-from pathlib import Path
 
 import pytest
 
@@ -149,22 +147,14 @@ async def test_arrow_waits_for_more_of_one_journal(client, prefix):
         assert (await first).batch.to_pylist() == [{"n": 1}, {"n": 2}]
 
 
-def test_the_snippet_of_the_readme_reads_every_journal_of_a_prefix(shared, prefix):
-    """As it stands there, with another address and prefix."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    [snippet] = [block for block in blocks if "read_arrow" in block]
-    assert len(snippet.strip().replace("\n\n", "\n").splitlines()) == 3
+def test_prefix_is_read_as_one_arrow_table(shared, prefix):
     with Client(ClientConfig(address=shared.address)) as client:
         names = (f"{prefix}/region=eu", f"{prefix}/region=us")
         client.apply([Change(spec(name)) for name in names])
         for name in names:
             client.append(name, b'{"order":1}\n{"order":2}\n')
-    found = {}
-    assert "name:prefix=orders/" in snippet
-    snippet = snippet.replace("name:prefix=orders/", f"name:prefix={prefix}/")
-    exec(snippet.replace("http://localhost:8080", shared.address), found)
-    assert found["table"].column("order").to_pylist() == [1, 2, 1, 2]
+        table = read_arrow(client, f"name:prefix={prefix}/").read_all()
+    assert table.column("order").to_pylist() == [1, 2, 1, 2]
 
 
 async def publish(client, name, messages, framing=FRAMING):

@@ -185,6 +185,34 @@ def test_csv_is_a_table_of_texts(sql, client, create, codec, is_persisted):
     assert ask(sql, query) == [("1", "a, b"), ("2", "c")]
 
 
+@pytest.mark.parametrize("is_persisted", [False, True])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_header_rows_of_each_append_are_no_rows(sql, client, create, is_persisted, delimiter):
+    files = (
+        (("id", "Unit price", "note"), ("1", "2.5", "a, b")),
+        (("id", "Unit price", "note"), ("2", "3.5", "")),
+    )
+    contents = [
+        "".join(delimiter.join(f'"{cell}"' for cell in row) + "\r\n" for row in file).encode()
+        for file in files
+    ]
+    journal = create("headers", b"\xef\xbb\xbf" + contents[0], contents[1], contents[1])
+    if is_persisted:
+        client.flush(f"name={journal}")
+    assert sql.journal(journal).columns == ["id", "unit_price", "note"]
+    query = f"SELECT id, unit_price, note, _offset FROM journal('{journal}', offsets := true) ORDER BY _offset"
+    first, second = (content.index(b"\n") + 1 for content in contents)
+    begins = [
+        3 + first,
+        3 + len(contents[0]) + second,
+        3 + len(contents[0]) + len(contents[1]) + second,
+    ]
+    rows = [("1", "2.5", "a, b"), ("2", "3.5", ""), ("2", "3.5", "")]
+    assert ask(sql, query) == [(*row, begin) for row, begin in zip(rows, begins, strict=True)]
+    assert ask(sql, f"SELECT count(*) FROM journal('{journal}')") == [(3,)]
+    assert ask(sql, f"SELECT id FROM journal('{journal}') WHERE note = ''") == [("2",), ("2",)]
+
+
 def test_columns_stay_for_the_session(sql, client, create, settings):
     journal = create("grows", lines({"a": 1}))
     assert sql.journal(journal).columns == ["a"]
@@ -260,9 +288,12 @@ def test_journals_of_different_formats_are_refused(sql, create, names):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"\x1f\x8b\x08\x00,\n\x01,\n", "gzip: append it decompressed, or name other journals"),
+        (
+            b"\x1f\x8b\x08\x00,\n\x01,\n",
+            r"gzip: append it decompressed .*--decompress`\), or name other journals",
+        ),
         (b"\x66\x33\x93\x36\x05\x00\x00\x00hello", "fixed framing"),
-        (b"\x00\xff,\n", "is not text in UTF-8"),
+        (b"\x00\xff,\n", "is not text: append JSON lines or CSV in UTF-8"),
         (b"plain\ntext\n", "neither JSON objects nor"),
         (b"x" * (3 << 20), "no line ends within"),
     ],
@@ -327,7 +358,8 @@ def test_saved_spec_is_a_table(gazctl_sql, events, tmp_path):
     assert (again.code, "shop.events: unchanged" in again.err) == (0, True)
     other = gazctl_sql(f"FROM journal('{events}region=eu')", "--save", "shop.events", "--tables", "tables")  # fmt: skip
     assert (other.code, other.out) == (1, b"")
-    assert "shop.events has another spec in tables: choose another name" in other.err
+    assert "shop.events exists with another spec (tables/shop.events.yaml)" in other.err
+    assert "choose another name" in other.err
 
 
 def test_spec_that_no_table_can_follow_is_not_saved(gazctl_sql, create, names, tmp_path):

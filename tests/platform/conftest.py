@@ -17,8 +17,8 @@ from types import SimpleNamespace
 import pytest
 from lake_servers import ending, keeping_interrupt
 from live_platform import LivePlatform, SparkStart, running_platform
-from readme_text import Readme
-from sales import README_JOURNALS, README_ORDERS, Sales, json_lines
+from readme_text import ROOT, Readme
+from sales import Sales
 
 from gazette_platform import Change, Client, ClientConfig
 from gazette_platform.cli.gazctl import main as gazctl_main
@@ -41,13 +41,18 @@ ORDER = (
     "consumers",
     "wrong_input",
     "raw_tables",
+    "realistic_sets",
     "typed_tables",
     "rollups",
     "unfit_records",
     "dagster",
 )
 SHARED_SCHEMAS = {"default", "sales", "shop", "typed", "rollups", "gazette_staging"}
-SHARED_JOURNALS = ("sales/", "orders/")
+SHARED_JOURNALS = ("sales/", "events/")
+# A table that nothing but sensors fills.
+VIEWS = """gazctl journals create events/views
+gazctl journals append events/views examples/clicks.jsonl
+gazctl lake create shop.views events/views --yes --raw-only"""
 
 
 def pytest_collection_modifyitems(items):
@@ -100,16 +105,15 @@ def shared_sales(client):
 
 @pytest.fixture(scope="session")
 def readme_commands(platform, tmp_path_factory):
-    """What the commands of "Your own data" gave, at this platform instead of one that they start and stop."""
-    lines = Readme().shell("gazette up --light").splitlines()
-    commands = [line.partition("  #")[0].rstrip() for line in lines]
-    assert commands[1] == "gazette up --light"
-    assert commands[-2:] == ["gazette up", "gazette down"]
+    """What the commands of the quick start gave, at this platform instead of one that they start."""
+    quick = Readme().shell("gazette up --light").splitlines()
+    more = Readme().shell("gazctl lake create").splitlines()
+    assert quick[1] == "gazette up --light"
+    assert more[0] == "gazette up"
     folder = tmp_path_factory.mktemp("readme")
     (folder / ".gazette").symlink_to(platform.layout.root)
-    (folder / "orders.journals.yaml").write_text(README_JOURNALS)
-    (folder / "eu.jsonl").write_bytes(json_lines(*README_ORDERS))
-    script = "\n".join(["set -e", *commands[2:-2]])
+    (folder / "examples").symlink_to(ROOT / "examples")
+    script = "\n".join(["set -e", *quick[2:], *more[1:], VIEWS])
     return subprocess.run(
         ["bash", "-c", script],
         cwd=folder,
@@ -232,10 +236,10 @@ class Own:
         )
         return name
 
-    def spec(self, table: str, columns: str, more: str = "") -> str:
+    def spec(self, table: str, columns: str, more: str = "", *, data_format: str = "json") -> str:
         """Write a table spec over all journals of the test. Return the table's name."""
         (self.tables / f"{table}.yaml").write_text(
-            f"name: {self.schema}.{table}\nselector: 'name:prefix={self.name}/'\nformat: json\n"
+            f"name: {self.schema}.{table}\nselector: 'name:prefix={self.name}/'\nformat: {data_format}\n"
             f"columns: {columns}\n{more}"
         )
         return f"{self.schema}.{table}"
@@ -272,7 +276,7 @@ def nothing_left(client, platform, metastore):
     assert [name for name in journals if not name.startswith(SHARED_JOURNALS)] == []
     with metastore.connect() as session:
         assert set(session.databases()) - SHARED_SCHEMAS == set()
-    assert _specs(platform) - specs <= {"orders.yaml"}
+    assert _specs(platform) - specs <= {"shop.clicks.yaml", "shop.views.yaml"}
 
 
 def _specs(platform):

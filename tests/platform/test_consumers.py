@@ -1,4 +1,4 @@
-"""README.md's program that keeps state and publishes, each message exactly once, against the platform."""
+"""A program that keeps state and publishes, each message exactly once, against the platform."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from gazette_platform import AsyncClient, ClientConfig, Flags, read_committed
-from gazette_platform.app import SQLiteStore
+from gazette_platform.app import Application, SQLiteStore
 from gazette_platform.consumer.protocol import ShardSource, ShardSpec
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.ops.durations import SECOND_NS
@@ -23,13 +23,19 @@ ON CONFLICT DO UPDATE SET orders = orders + 1, amount = amount + :amount
 RETURNING customer, orders, amount"""
 
 
-@pytest.fixture
-def application(readme, own):
-    """The class of README.md, and one of it that publishes each new total, as its comment says."""
-    names = {"__name__": "readme", "SCHEMA": SCHEMA, "ADD": ADD}
-    exec(readme.python("class Totals(Application)"), names)
+class Totals(Application):
+    def new_store(self, shard, recorder):
+        return SQLiteStore(recorder, schema=SCHEMA)
 
-    class Publishing(names["Totals"]):
+    async def consume(self, txn, envelope):
+        txn.store.db.execute(ADD, envelope.message)
+
+
+@pytest.fixture
+def application(own):
+    """A program that keeps totals, and one that publishes each new total as well."""
+
+    class Publishing(Totals):
         async def consume(self, txn, envelope):
             if envelope.uuid.flags == Flags.ACK_TXN:
                 return
@@ -38,7 +44,7 @@ def application(readme, own):
                 total = {"customer": customer, "orders": orders, "amount": amount}
                 await txn.publisher.publish(f"{own.name}/totals", total)
 
-    return {"as written": names["Totals"], "publishing": Publishing}
+    return {"keeping": Totals, "publishing": Publishing}
 
 
 @pytest_asyncio.fixture
@@ -93,10 +99,10 @@ async def totals(consumers):
     return list(store.db.execute("SELECT * FROM totals ORDER BY customer"))
 
 
-async def test_readme_program_counts_each_message_once(
+async def test_program_counts_each_message_once(
     consumers, application, shard, own, gazctl, tmp_path
 ):
-    await consumers.start(application["as written"]())
+    await consumers.start(application["keeping"]())
     await consumers.create_shards(shard)
     content = stamped(gazctl, tmp_path, 0, 100)
     for _ in range(2):  # a producer that got no answer appends again

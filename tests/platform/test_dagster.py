@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 
@@ -30,6 +31,17 @@ SENSORS = """{ sensorsOrError(repositorySelector: {repositoryName: "__repository
     repositoryLocationName: "gazette_platform.definitions"}) {
   ... on Sensors { results { name sensorState { status
     ticks(limit: 20) { status error { message } } } } } } }"""
+TARGETING = """query($path: [String!]!) { assetNodeOrError(assetKey: {path: $path}) {
+  ... on AssetNode { targetingInstigators { ... on Sensor { name } } } } }"""
+COLUMNS = """query($path: [String!]!) { assetNodeOrError(assetKey: {path: $path}) {
+  ... on AssetNode { metadataEntries { label
+    ... on TableSchemaMetadataEntry { schema { columns { name constraints { other } } } } } } } }"""
+NEWEST_COLUMNS = """query($path: [String!]!) { assetOrError(assetKey: {path: $path}) {
+  ... on Asset { assetMaterializations(limit: 1) { metadataEntries { label
+    ... on TableSchemaMetadataEntry { schema { columns { name constraints { other } } } } } } } } }"""
+EVALUATIONS = """query($path: [String!]!) { assetConditionEvaluationRecordsOrError(
+  assetKey: {path: $path}, limit: 5) { ... on AssetConditionEvaluationRecords { records {
+    numRequested evaluationNodes { expandedLabel numTrue } } } } }"""
 CURSOR = """mutation($cursor: String) { setSensorCursor(cursor: $cursor, sensorSelector: {
   sensorName: "fragments", repositoryName: "__repository__",
   repositoryLocationName: "gazette_platform.definitions"}) {
@@ -121,6 +133,17 @@ def test_checks_are_green_on_good_data(evaluation):
         evaluation(["sales", "purchases"], check, lambda told: told["success"])
 
 
+def test_green_checks_say_how_much_was_checked(sales, evaluation):
+    def is_told(told):
+        count, _, text = (told["description"] or "").partition(" records, 0 ")
+        return text == "unfit." and int(count.replace(",", "")) >= 2 * ORDERS
+
+    evaluation(["sales", "purchases"], "fits_spec", is_told)
+    evaluation(
+        ["sales", "purchases"], "no_gap", lambda told: told["description"] == "2 journals, 0 gaps."
+    )
+
+
 def test_check_is_red_and_shows_the_bad_record(evaluation):
     found = evaluation(["sales", "picky"], "fits_spec", lambda told: not told["success"])
     assert found["severity"] == "ERROR"
@@ -141,9 +164,107 @@ def test_stale_tables_have_a_freshness_policy(ask):
         assert nodes[path]["internalFreshnessPolicy"]["failWindowSeconds"] >= 24 * 3600
 
 
+def test_pages_name_the_sensor_that_fills_an_asset(ask):
+    def sensors(*path):
+        found = ask(TARGETING, path=path)["assetNodeOrError"]["targetingInstigators"]
+        return [each["name"] for each in found]
+
+    assert sensors("sales", "purchases") == ["fragments"]
+    assert sensors("journals", "sales", "purchases") == ["fragments"]
+    assert sensors("typed", "payments_quarantine") == ["typed"]
+    assert sorted(sensors("typed", "payments")) == ["typed", "typed_automation"]
+    assert sensors("rollups", "sales_by_customer") == ["rollup_automation"]
+
+
+def test_partition_columns_are_in_the_column_list(ask):
+    entries = ask(COLUMNS, path=["sales", "purchases"])["assetNodeOrError"]["metadataEntries"]
+    (schema,) = [e["schema"] for e in entries if e["label"] == "dagster/column_schema"]
+    columns = {c["name"]: c["constraints"]["other"] for c in schema["columns"]}
+    assert columns == {
+        **{key: [] for key in ("id", "customer", "amount", "ordered")},
+        **{key: ["partition column"] for key in ("date", "hour")},
+    }
+
+
+def test_columns_of_events_include_undescribed_partitions(ask, sales):
+    """The spec describes `date` and `hour`, and not the `region` in the journals' names."""
+
+    def columns():
+        found = ask(NEWEST_COLUMNS, path=["sales", "purchases"])["assetOrError"]
+        events = found.get("assetMaterializations", [])
+        entries = [e for event in events for e in event["metadataEntries"]]
+        return [
+            [c["name"] for c in e["schema"]["columns"] if c["constraints"]["other"]]
+            for e in entries
+            if e["label"] == "dagster/column_schema"
+        ]
+
+    assert wait_until(columns, timeout_s=TOLD_S, poll_s=1.0) == [["region", "date", "hour"]]
+
+
+def test_evaluation_says_why_a_rollup_is_not_asked_for(ask):
+    def reasons():
+        found = ask(EVALUATIONS, path=["rollups", "sales_by_customer"])
+        records = found["assetConditionEvaluationRecordsOrError"].get("records", [])
+        return [
+            " ".join(node["expandedLabel"])
+            for record in records
+            if not record["numRequested"]
+            for node in record["evaluationNodes"]
+        ]
+
+    wait_until(
+        lambda: "nothing new in sales.purchases since the last run" in reasons(),
+        timeout_s=TOLD_S,
+        poll_s=1.0,
+    )
+
+
+WRONG = """-- name: rollups.wrong_names
+-- sources: [sales.purchases]
+SELECT custom, count(*) AS orders FROM purchases GROUP BY custom
+"""
+
+
+def test_wrong_query_is_red_before_its_first_run(ask, evaluation, platform, gazctl):
+    file = platform.layout.rollups / "trino" / "wrong_names.sql"
+    path, text = (
+        ["rollups", "wrong_names"],
+        "no source has a column `custom` (did you mean `customer`?)",
+    )
+    file.write_text(WRONG)
+    try:
+        found = evaluation(path, "query_fits", lambda told: not told["success"])
+        assert found["severity"] == "ERROR"
+        assert found["description"].startswith(text)
+        checked = gazctl("lake", "check", "--quick", "-o", "json")
+        assert checked.code == 1
+        (told,) = [each for each in json.loads(checked.out) if each["check"] == "query"]
+        assert (told["table"], told["severity"]) == ("rollups.wrong_names", "error")
+        assert told["text"].startswith(text)
+        # No run of it is asked for, which could only fail.
+        wait_until(
+            lambda: any(
+                node["expandedLabel"][0].startswith(
+                    "the query is wrong: rollups.wrong_names query_fits: no source"
+                )
+                for record in ask(EVALUATIONS, path=path)[
+                    "assetConditionEvaluationRecordsOrError"
+                ].get("records", [])
+                for node in record["evaluationNodes"]
+            ),
+            timeout_s=TOLD_S,
+            poll_s=1.0,
+        )
+        file.write_text(WRONG.replace("custom", "customer"))
+        evaluation(path, "query_fits", lambda told: told["success"])
+    finally:
+        file.unlink()
+
+
 def test_sensors_tick_without_failure(ask):
     sensors = {each["name"]: each for each in ask(SENSORS)["sensorsOrError"]["results"]}
-    for name in ("fragments", "typed", "catalog", "rollups__sales_by_customer_automation"):
+    for name in ("fragments", "typed", "catalog", "rollup_automation"):
         state = sensors[name]["sensorState"]
         assert state["status"] == "RUNNING", name
         failed = [tick["error"] for tick in state["ticks"] if tick["status"] == "FAILURE"]

@@ -8,9 +8,9 @@ import json
 from datetime import date
 
 import pytest
-from sales import FRESH, NOTES, ORDERS, README_ORDERS, json_lines
+from sales import FRESH, NOTES, ORDERS, json_lines
 
-from gazette_platform import Flags, build_uuid, clock_of, read_committed
+from gazette_platform import Change, Flags, build_uuid, clock_of, read_committed
 from gazette_platform.lake import BrokerSource, Registrar, StoreRoots, parse_table_spec
 from gazette_platform.protocol import CompressionCodec
 from gazette_platform.testing.waiting import wait_until
@@ -77,21 +77,39 @@ def test_sensor_registers_after_the_flush_interval(visible, sales, duckdb, clien
     visible("fresh", FRESH)
 
 
-def test_applied_spec_makes_a_table_by_itself(readme_commands, trino):
-    total = sum(each["amount"] for each in README_ORDERS)
+@pytest.fixture
+def views(readme_commands, trino):
+    """Rows of the table that was created without a flush; None while it is not made."""
+    assert readme_commands.returncode == 0, readme_commands.stderr
 
-    # What was appended before there was a spec; nobody asks for anything.
-    def rows():
+    def ask():
         schemas = [row[0] for row in trino("SHOW SCHEMAS FROM hive")]
-        if "shop" not in schemas or not trino("SHOW TABLES FROM hive.shop"):
-            return []
-        query = (
-            "SELECT region, count(*), sum(amount), max(order_id) FROM hive.shop.orders GROUP BY 1"
-        )
-        return trino(query)
+        if "shop" not in schemas or ["views"] not in [
+            [*r] for r in trino("SHOW TABLES FROM hive.shop")
+        ]:
+            return None
+        return trino("SELECT count(*), sum(ms), max(visitor) FROM hive.shop.views")
 
-    # At the end of the flush interval, and some seconds more.
-    wait_until(lambda: rows() == [("eu", len(README_ORDERS), total, 4)], timeout_s=120, poll_s=1.0)
+    return ask
+
+
+def test_applied_spec_makes_a_table_by_itself(views):
+    # What was appended before there was a spec; nobody asks for anything. At the end of the flush interval, and some
+    # seconds more.
+    wait_until(lambda: views() == [(6, 360, "linus")], timeout_s=120, poll_s=1.0)
+
+
+def test_dropped_table_leaves_its_files(views, gazctl, platform, client):
+    wait_until(views, timeout_s=120, poll_s=1.0)
+    spec = platform.layout.tables / "shop.views.yaml"
+    text = spec.read_text()
+    done = gazctl("lake", "drop", "shop.views")
+    assert (done.code, done.out) == (0, text), done.err
+    assert "shop.views: dropped; its journals and files stay" in done.err
+    assert not spec.exists()
+    assert views() is None
+    assert client.write_head("events/views")
+    assert [*(platform.layout.fragments / "events/views").rglob("*.gz")]
 
 
 def test_partitions_are_typed_and_leave_out_files(visible, sales, trino, spark, platform):
@@ -128,6 +146,80 @@ def test_csv_and_plain_files_are_tables_too(visible, sales, trino, spark, duckdb
     journals = {region: f"sales/purchases/region={region}" for region in ("eu", "us")}
     endings = {r: {path.suffix for path in own.files(j)} for r, j in journals.items()}
     assert endings == {"eu": {".gz"}, "us": {".raw"}}
+
+
+def test_header_rows_are_no_rows_in_any_engine(
+    own, flushed, client, gazctl, trino, spark, tmp_path
+):
+    journal = own.journal("region=eu")
+    header = 'id;Größe;"it\'s"\r\n'.encode()
+    # A fragment that begins with a header, has one in the middle, and one as its last line; and one without any.
+    client.append(journal, b"\xef\xbb\xbf" + header + b"1;x;a\r\n")
+    client.append(journal, b'\xef\xbb\xbf"id";' + header[3:])
+    client.append(journal, header + b'2;"y;z";\n3;id;b\n')
+    client.append(journal, b'id;"Gr\xc3\xb6\xc3\x9fe"\nid;y\n')
+    client.append(own.journal("region=us"), b"4;w;c\n")
+    table = own.spec(
+        "sizes",
+        "[{name: id, type: string}, {name: size, from: Größe, type: string}, {name: note, from: it's, type: string}]",
+        data_format="csv",
+        more="delimiter: ';'\nheader: true\n",
+    )
+    assert "5 row(s) more" in flushed(table)
+    rows = [("1", "x", "a"), ("2", "y;z", ""), ("3", "id", "b"), ("4", "w", "c"), ("id", "y", None)]
+    query = "SELECT id, size, note FROM {} ORDER BY id"
+    for each in (table, f"{table}_exact"):
+        assert trino(query.format(f"hive.{each}")) == rows
+        assert spark(query.format(each)) == rows
+    assert trino(f"SELECT count(*) FROM hive.{table} WHERE region = 'eu'") == [(4,)]
+    assert trino(f"SELECT count(*) FROM hive.{table}_lines") == [(9,)]
+    seen = gazctl("sql", query.format(table), "-o", "json", "--tables", own.tables)
+    assert [tuple(json.loads(line).values()) for line in seen.out.splitlines()] == rows, seen.err
+    checked = gazctl("lake", "check", table, "--tables", own.tables)
+    assert "header" not in checked.out + checked.err
+    described = json.loads(
+        gazctl("lake", "describe", table, "-o", "json", "--tables", own.tables).out
+    )
+    assert sum(each["rows"] for each in described[0]["hive_partitions"]) == 5
+
+
+def test_spec_applied_wrongly_is_replaced(own, flushed, client, gazctl, trino, spark, tmp_path):
+    journal = own.journal("region=eu")
+    client.append(journal, b"id;size\n1;x\n2;y\n")
+
+    def apply(columns, more="", *options):
+        text = f"name: {own.schema}.sizes\nselector: 'name:prefix={own.name}/'\nformat: csv\n{more}columns: {columns}\n"
+        (tmp_path / "sizes.yaml").write_text(text)
+        return gazctl("lake", "apply", "sizes.yaml", "--tables", own.tables, *options)
+
+    assert apply("[{name: line, type: string}]").code == 0
+    table = f"{own.schema}.sizes"
+    flushed(table)
+    assert trino(f"SELECT count(*) FROM hive.{table}") == [(3,)]
+    right = (
+        "[{name: id, type: string}, {name: size, type: string}]",
+        "delimiter: ';'\nheader: true\n",
+    )
+    refused = apply(*right)
+    assert refused.code == 1
+    assert "column line is gone" in refused.err
+    assert "`gazctl lake apply --recreate`" in refused.err
+    assert "would make" in apply(*right, "--recreate", "--dry-run").err
+    assert trino(f"SELECT count(*) FROM hive.{table}") == [(3,)]
+    done = apply(*right, "--recreate")
+    assert done.code == 0, done.err
+    assert "3 rows" in done.err
+    assert "2 row(s) more" in flushed(table)
+    rows = [("1", "x"), ("2", "y")]
+    assert trino(f"SELECT id, size FROM hive.{table} ORDER BY 1") == rows
+    assert spark(f"SELECT id, size FROM {table} ORDER BY 1") == rows
+    # Rows of a journal that is gone would not come back.
+    client.apply([Change(None, delete=journal, revision=-1)])
+    own.journal("region=us")
+    kept = apply("[{name: line, type: string}]", "", "--recreate")
+    assert kept.code == 1
+    assert "because that journal is" in kept.err
+    assert trino(f"SELECT count(*) FROM hive.{table}") == [(2,)]
 
 
 def test_new_column_shows_in_old_data(own, flushed, client, gazctl, trino, spark):

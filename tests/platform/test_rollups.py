@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from sales import ORDERS
 
@@ -38,6 +40,11 @@ def made(sales, rows):
     wait_until(lambda: rows() == sales.by_customer(), timeout_s=MADE_S, poll_s=1.0)
 
 
+def launch(platform, rollup):
+    launched = platform.ask(LAUNCH, path=rollup.split("."))["launchPipelineExecution"]
+    assert launched["__typename"] == "LaunchRunSuccess", launched
+
+
 def test_rollup_agrees_with_raw_in_both_engines(made, sales, trino, spark):
     query = "SELECT region, customer, count(*), sum(amount) FROM {}sales.purchases GROUP BY 1, 2 ORDER BY 1, 2"
     expected = sales.by_customer()
@@ -53,9 +60,7 @@ def test_late_data_remakes_only_its_slice(made, sales, rows, trino, gazctl, plat
     sales.order("us", 100)
     assert gazctl("lake", "flush", "sales.purchases").code == 0
     # By hand, so that no test waits for the minute of the automation.
-    path = TABLE.split(".")
-    launched = platform.ask(LAUNCH, path=path)["launchPipelineExecution"]
-    assert launched["__typename"] == "LaunchRunSuccess", launched
+    launch(platform, TABLE)
     wait_until(lambda: rows() == sales.by_customer(), timeout_s=MADE_S, poll_s=0.5)
     assert trino(files) == before
 
@@ -68,3 +73,32 @@ def test_snapshot_says_of_which_offsets_it_is(made, trino, client):
     journals = [f"sales/purchases/region={region}" for region in ("eu", "us")]
     told = dict(each.rsplit(" ", 1) for each in trino(newest)[0][0].split("; "))
     assert told == {journal: f"0-{client.write_head(journal)}" for journal in journals}
+
+
+def test_list_shows_the_state_of_each_rollup_and_why(made, gazctl, platform):
+    launch(platform, "rollups.sales_broken")
+    names = [TABLE, *(f"rollups.sales_{name}" for name in ("words", "broken", "unasked"))]
+
+    def listed():
+        done = gazctl("lake", "list", *names, "-o", "json")
+        assert done.code == 0, done.err
+        return {each["table"]: each for each in json.loads(done.out)}
+
+    states = ["fresh", "blocked", "failed", "never made"]
+    wait_until(
+        lambda: [listed()[name]["state"] for name in names] == states, timeout_s=MADE_S, poll_s=2.0
+    )
+    found = listed()
+    assert found[TABLE]["rows"]
+    assert found[TABLE]["problems"] == []
+    (blocked,) = found[names[1]]["problems"]
+    assert blocked.startswith("blocked: check fits_spec of sales.picky is red since ")
+    assert "`gazctl lake check sales.picky` shows all" in blocked
+    (failed,) = found[names[2]]["problems"]
+    assert "Cannot cast 'c" in failed
+    shown = gazctl("lake", "describe", names[2])
+    assert "  State:      failed" in shown.out
+    assert any(
+        line.split()[:3] == [TABLE, "rollup", "fresh"]
+        for line in gazctl("lake", "list").out.splitlines()
+    )

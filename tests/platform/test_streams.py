@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import re
 import statistics
 import subprocess
@@ -233,24 +232,16 @@ def test_pruning_deletes_whole_fragments_only(own, client, gazctl, platform):
 
 
 def test_readme_snippet_tails_what_it_appends(own, platform, client, readme):
-    journal = own.journal("region=eu")
-    code = readme.python("client.tail").replace("orders/region=eu", journal)
+    journal = own.journal("clicks")
+    code = readme.python("client.tail").replace("events/clicks", journal)
     code = code.replace("http://localhost:8080", platform.endpoints.broker)
     with subprocess.Popen(
         [sys.executable, "-u", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         try:
             # Its loop follows the journal without end, so a later append comes, too.
-            assert b"'order': 6" in process.stdout.readline()
-            client.append(journal, b'{"order": 7, "amount": 2}\n')
-            assert b"'order': 7" in process.stdout.readline()
+            assert b"'visitor': 'ada'" in process.stdout.readline()
+            client.append(journal, b'{"visitor": "grace", "page": "/"}\n')
+            assert b"'visitor': 'grace'" in process.stdout.readline()
         finally:
             process.kill()
-
-
-def test_readme_snippet_reads_an_arrow_table(own, platform, client, readme):
-    client.append(own.journal("region=eu"), json.dumps({"order": 6}).encode() + b"\n")
-    code = readme.python("read_arrow").replace("orders/", f"{own.name}/")
-    names = {}
-    exec(code.replace("http://localhost:8080", platform.endpoints.broker), names)
-    assert names["table"].to_pylist() == [{"order": 6}]

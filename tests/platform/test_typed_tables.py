@@ -7,10 +7,14 @@ from datetime import date
 from decimal import Decimal
 
 import pytest
+from debezium import Database, mysql_source, postgres_source
 from sales import APPENDED, CLOCK, COMMITTED, PRODUCER, REASONS, json_lines, payments
 
 from gazette_platform import Flags, build_uuid
+from gazette_platform.lake import parse_table_spec
 from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
+from gazette_platform.lake.typed.runs.running import TypedRunner
+from gazette_platform.spark.typed_workers import SparkWorkers
 
 ROWS = [(region, n) for region, numbers in COMMITTED.items() for n in numbers]
 
@@ -159,3 +163,116 @@ def test_query_of_typed_table_includes_live_tail(own, client, lake, gazctl):
     query = f"SELECT n FROM {own.schema}.rows ORDER BY n"
     seen = gazctl("sql", query, "-o", "csv", "--tables", own.tables)
     assert seen.out.split() == ["n", "1", "2"], seen.err
+
+
+# ------------------------------------------------------------------ changes of a database
+
+
+@pytest.fixture
+def run_by_spark(platform, client, spark_session):
+    """Run a typed table with a key, which Spark merges."""
+
+    def run(path):
+        raw = parse_table_spec(path.read_text())
+        workers = SparkWorkers(spark_session)
+        return TypedRunner(typed_catalog(platform.settings), workers, client).run(raw.typed, raw)
+
+    return run
+
+
+ENVELOPE = (
+    '[{name: before, type: "struct<id:bigint,name:string>"}, {name: after, type: "struct<id:bigint,name:string>"}, '
+    "{name: op, type: string}]"
+)
+
+
+@pytest.mark.parametrize("source", [postgres_source, mysql_source])
+def test_changes_become_the_rows_of_their_source(
+    source, own, client, lake, trino, spark, gazctl, run_by_spark
+):
+    journal = own.journal("part=0")
+    typed = f"typed: {{change_data: debezium, key: [id], name: {own.schema}.rows}}\n"
+    own.spec("t", ENVELOPE, typed)
+    database = Database(source, wraps=source is mysql_source)
+    rows_of = f"SELECT id, name FROM {{}}{own.schema}.rows ORDER BY id"
+
+    def every_engine_has(told):
+        """Before a run by its tail, and behind it in all engines."""
+        client.append(journal, b"".join(told))
+        expected = sorted((key, row["name"]) for key, row in database.rows.items())
+        as_texts = [[str(key), name] for key, name in expected]
+        for _ in range(2):
+            seen = gazctl("sql", rows_of.format(""), "-o", "csv", "--tables", own.tables)
+            assert [line.split(",") for line in seen.out.splitlines()[1:]] == as_texts, seen.err
+            report = run_by_spark(own.tables / "t.yaml")
+        assert report.counts.quarantined == 0
+        assert trino(rows_of.format("iceberg.")) == expected
+        assert spark(rows_of.format("iceberg.")) == expected
+
+    for key in range(1, 7):
+        database.upsert(key, f"name {key}")
+    database.snapshot()
+    first = database.lines()
+    every_engine_has(first)
+    database.upsert(1, "Ann")
+    database.delete(2)
+    database.move(3, 30)
+    database.rename_key(4, 40)
+    database.message()
+    second = database.lines()[len(first) :]
+    # Backwards: updates come before inserts, and deletions before what they delete.
+    every_engine_has([*second[::-1], *first])
+    # The connector restarted: all is told again, and then what is new.
+    database.truncate()
+    database.upsert(5, "back")
+    database.upsert(2, "again")
+    every_engine_has(database.lines())
+    database.delete(2)
+    third = database.lines()
+    every_engine_has([third[-2], *third[:-2]])
+    checked = lake("check", f"{own.schema}.rows")
+    assert checked.code == 0, checked.out + checked.err
+    # What somebody deleted by hand is seen.
+    table = f"iceberg.{own.schema}.rows"
+    spark(f"DELETE FROM {table} WHERE id = 5")
+    checked = lake("check", f"{own.schema}.rows")
+    assert checked.code == 1
+    assert "has no row of the last message of 1 key (5)" in checked.out + checked.err
+
+
+def test_column_that_says_deleted_deletes_rows(own, client, trino, spark, gazctl, run_by_spark):
+    journal = own.journal("part=0")
+    typed = f"typed: {{uuid: none, key: [id], deleted: __deleted, name: {own.schema}.rows}}\n"
+    own.spec("t", "[{name: id, type: bigint}, {name: __deleted, type: string}]", typed)
+    rows_of = f"SELECT id FROM {{}}{own.schema}.rows ORDER BY id"
+    # As Debezium's ExtractNewRecordState writes them.
+    for told, expected in (
+        ([(1, "false"), (2, "false"), (3, "false"), (2, "true")], [1, 3]),
+        ([(3, "true"), (4, "true"), (2, "false")], [1, 2]),
+    ):
+        client.append(journal, json_lines(*({"id": n, "__deleted": gone} for n, gone in told)))
+        seen = gazctl("sql", rows_of.format(""), "-o", "csv", "--tables", own.tables)
+        assert seen.out.split()[1:] == [str(n) for n in expected], seen.err
+        run_by_spark(own.tables / "t.yaml")
+        assert trino(rows_of.format("iceberg.")) == [(n,) for n in expected]
+        assert spark(rows_of.format("iceberg.")) == [(n,) for n in expected]
+
+
+def test_created_table_is_typed_too_until_it_is_dropped(readme_commands, gazctl, trino, platform):
+    assert readme_commands.returncode == 0, readme_commands.stderr
+    query = "SELECT visitor, count(*), max(ms) FROM iceberg.typed.clicks GROUP BY 1 ORDER BY 1"
+    assert trino(query) == [
+        ("ada", 3, 88), ("barbara", 1, 9), ("grace", 2, 95), ("linus", 1, 120)
+    ]  # fmt: skip
+    described = {row[0]: row[1] for row in trino("DESCRIBE iceberg.typed.clicks")}
+    assert described["at"] == "timestamp(6) with time zone"
+    refused = gazctl("lake", "drop", "typed.clicks")
+    assert refused.code == 1
+    assert "typed.clicks: 7 rows; its files stay in " in refused.err
+    assert "repeat the command with --yes" in refused.err
+    assert trino(query)
+    assert gazctl("lake", "drop", "typed.clicks", "--yes").code == 0
+    tables = [row[0] for row in trino("SHOW TABLES FROM iceberg.typed")]
+    assert not [name for name in tables if name.startswith("clicks")]
+    assert "typed:" not in (platform.layout.tables / "shop.clicks.yaml").read_text()
+    assert trino("SELECT count(*) FROM hive.shop.clicks") == [(7,)]

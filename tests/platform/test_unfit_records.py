@@ -142,10 +142,11 @@ def test_two_percent_bad_records_stop_rollups_and_say_so(
     def reasons():
         asked = platform.ask(EVALUATIONS, path=ROLLUP.split("."))
         records = asked["assetConditionEvaluationRecordsOrError"]["records"]
-        labels = [node["userLabel"] or "" for each in records for node in each["evaluationNodes"]]
+        nodes = [node for each in records for node in each["evaluationNodes"]]
+        labels = [" ".join(node["expandedLabel"]) for node in nodes]
         return [label for label in labels if "rollups wait: " in label]
 
-    (reason,) = wait_until(reasons, timeout_s=TOLD_S, poll_s=1.0)
+    reason = wait_until(reasons, timeout_s=TOLD_S, poll_s=1.0)[-1]
     assert TABLE in reason
     assert "`gazctl lake apply`" in reason
     assert rows() == before
@@ -159,5 +160,6 @@ def test_two_percent_bad_records_stop_rollups_and_say_so(
     check("WARN")
     after = [(VISITS + 1 + MANY, VISITS, 2 * VISITS)]
     wait_until(lambda: rows() == after, timeout_s=MADE_S, poll_s=1.0)
-    assert unfit_records(ROLLUP) == 1 + MANY
+    # Dagster is told of a run once its rows are there.
+    wait_until(lambda: unfit_records(ROLLUP) == 1 + MANY, timeout_s=TOLD_S, poll_s=1.0)
     assert listed()["problems"] == []

@@ -46,7 +46,7 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.auth import Capability, Claims
 from gazette_platform.protocol.content import encode_append_content, encode_read_content
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
-from gazette_platform.serving.interface import Code, NotTaken, RpcFailed
+from gazette_platform.serving.interface import Code, ContentSource, NotTaken, RpcFailed
 from gazette_platform.testing.waiting import eventually, patient, turns
 
 PREFIX = "/p"
@@ -206,7 +206,7 @@ class Stage:
         return status, pb.FragmentsResponse.FromString(raw)
 
 
-class Client:
+class Client(ContentSource):
     """The messages of an append; waits for more behind the last one, unless that is the end."""
 
     def __init__(self, *messages):

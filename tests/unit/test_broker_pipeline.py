@@ -29,7 +29,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.content import encode_replicate_content
 from gazette_platform.serving.interface import Code, RpcFailed
-from gazette_platform.testing.waiting import turns
+from gazette_platform.testing.waiting import eventually, turns
 
 A, B, OWN = ProcessId("A", "peer-1"), ProcessId("B", "peer-2"), ProcessId("C", "own-1")
 ROUTE = Route((A, B, OWN), 2, ("http://a:1", "http://b:1", "http://c:1"))
@@ -58,6 +58,16 @@ class Peer:
             raise self.refusal
         self.got.append(decode_request(raw))
         self.arrived.set()
+
+    def write_now(self, raw):
+        if not self.may_take.is_set() or self.refusal is not None:
+            return False
+        self.got.append(decode_request(raw))
+        self.arrived.set()
+        return True
+
+    def listen(self, take):
+        self.take = take
 
     async def read(self):
         answer = await self.answers.get()
@@ -311,6 +321,37 @@ async def test_what_nobody_foresaw_breaks_it_too(bench, doing):
     with pytest.raises(RpcFailed, match=f"{doing} zone.*: unforeseen ZeroDivisionError"):
         await bench.pipeline.sync(FRAGMENT, EMPTY, timeout_s=5)
     assert not bench.pipeline.is_usable
+
+
+async def test_answers_are_taken_as_they_come(bench):
+    for peer in bench.peers.values():
+        peer.answers.put_nowait(OK)
+    await bench.pipeline.sync(FRAGMENT, EMPTY, timeout_s=5)
+    bench.ask()
+    for peer in bench.peers.values():
+        peer.take(OK)
+    assert bench.settled == [1]
+    bench.peers[A].take(b"\xff")
+    (failure,) = bench.broken
+    assert "malformed ReplicateResponse" in failure.text
+
+
+async def test_unforeseen_error_of_an_answer_breaks_the_pipeline_and_is_reported(
+    bench, monkeypatch
+):
+    for peer in bench.peers.values():
+        peer.answers.put_nowait(OK)
+    await bench.pipeline.sync(FRAGMENT, EMPTY, timeout_s=5)
+
+    def fail(*_):
+        raise ZeroDivisionError("unforeseen")
+
+    monkeypatch.setattr(bench.pipeline, "on_reply", fail)
+    bench.ask()
+    bench.peers[A].take(OK)
+    (failure,) = bench.broken
+    assert "unforeseen ZeroDivisionError" in failure.text
+    await eventually(lambda: isinstance(bench.tasks.failure, ZeroDivisionError))
 
 
 async def test_fs5_a_failed_sync_says_so(bench):

@@ -42,6 +42,12 @@ class Content:
     def __init__(self, *messages):
         self.messages = list(messages)
 
+    def take_all(self, bytes_max):
+        if self.messages[-1] is not None or sum(map(len, self.messages[:-1])) > bytes_max:
+            return None
+        taken, self.messages = self.messages[:-1], [None]
+        return taken
+
     async def next(self):
         message = self.messages.pop(0)
         if isinstance(message, Exception):
@@ -83,3 +89,44 @@ async def test_nobody_waits_for_a_sender_that_failed():
     assert call.is_cancelled
     assert sender.failure.code is Code.INTERNAL
     assert "ZeroDivisionError" in sender.failure.text
+
+
+class QuickCall:
+    """A call that takes so many messages without a wait."""
+
+    def __init__(self, room):
+        self.room = room
+        self.now, self.sent = 0, []
+
+    def send_now(self, raw):
+        if self.now >= self.room:
+            return False
+        self.now += 1
+        self.sent.append(raw)
+        return True
+
+    def end_now(self):
+        return self.send_now(None)
+
+    async def send(self, raw):
+        self.sent.append(raw)
+
+    async def done_sending(self):
+        self.sent.append(None)
+
+
+@pytest.mark.parametrize("room", range(6))
+@pytest.mark.parametrize("is_here", [True, False])
+async def test_messages_go_once_and_in_order_however_many_need_no_wait(room, is_here):
+    call = QuickCall(room)
+    content = Content(b"1", b"2", b"", None)
+    if not is_here:
+        content.take_all = lambda _: None
+    sender = Sender(call, content)
+    if not sender.run_now(b"first"):
+        assert sender.is_begun == (room > 0)
+        if not sender.is_begun:
+            assert content.messages == [b"1", b"2", b"", None], "another call may need them"
+        await sender.run(b"first")
+    assert call.sent == [b"first", b"1", b"2", b"", None]
+    assert call.now == (min(room, 5) if is_here else min(room, 1))

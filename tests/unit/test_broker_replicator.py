@@ -42,8 +42,9 @@ from gazette_platform.protocol import (
 from gazette_platform.serving.interface import Code, RpcFailed
 
 
-@pytest.fixture
-async def bench(tmp_path):
+@pytest.fixture(params=[False, True], ids=["turn by turn", "at once"])
+async def bench(request, monkeypatch, tmp_path):
+    monkeypatch.setattr(Link, "is_direct", request.param)
     tasks = TaskGroup("test")
     executor = ThreadPoolExecutor(2)
     found = Bench(tmp_path, tasks, executor)
@@ -604,9 +605,26 @@ async def test_after_what_nobody_foresaw_replicas_forget_what_they_were_sent(ben
 
     with monkeypatch.context() as patch:
         patch.setattr(Draft, "write", fail)
+        patch.setattr(Draft, "write_at_once", lambda *_: False)
         with pytest.raises(RpcFailed, match="unforeseen KeyError"):
             await bench.append(b"lost ")
     assert link.messages[-1] == ContentMessage(0, b"lost ")
+    assert await bench.append(b"after") == (7, 12)
+    assert bench.contents() == [b"before after"] * 3
+
+
+async def test_batch_that_cannot_be_recorded_is_unknown_to_replicas(bench, monkeypatch):
+    await bench.append(b"before ")
+
+    def fail(*_):
+        raise RpcFailed(Code.UNAVAILABLE, "the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.primary.spool, "keep_at_once", fail)
+        with pytest.raises(RpcFailed, match="the disk is full"):
+            await bench.append(b"lost")
+    contents = [m for m in bench.nodes[A].link.messages if isinstance(m, ContentMessage)]
+    assert [bytes(m.content) for m in contents] == [b"before "]
     assert await bench.append(b"after") == (7, 12)
     assert bench.contents() == [b"before after"] * 3
 

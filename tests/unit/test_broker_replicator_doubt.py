@@ -16,8 +16,9 @@ from gazette_platform.protocol import AppendSuspend, LabelSet, ProcessId, Route
 from gazette_platform.serving.interface import Code, RpcFailed
 
 
-@pytest.fixture
-async def bench(tmp_path):
+@pytest.fixture(params=[False, True], ids=["turn by turn", "at once"])
+async def bench(request, monkeypatch, tmp_path):
+    monkeypatch.setattr(Link, "is_direct", request.param)
     tasks = TaskGroup("test")
     with ThreadPoolExecutor(2) as executor:
         found = Bench(tmp_path, tasks, executor)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 from typing import TYPE_CHECKING
 
 import pytest
 import typer
+from typer.core import TyperGroup
 
 from gazette_platform.cli import gazctl, gazette
 from gazette_platform.cli.serve_options import SERVE_OPTIONS, broker_config
@@ -114,7 +116,7 @@ def test_options_become_the_settings_of_a_broker(tmp_path: Path):
         (["env"], 1, "no platform was started yet"),
         (["logs", "--root=.", "etcd"], 1, "has no log of 'etcd'; there are none yet"),
         (["down", "--root=missing"], 1, "there is no folder"),
-        (["status", "--root=.", "-o", "xml"], 1, "--output: expected table or json"),
+        (["status", "--root=.", "-o", "xml"], 1, "--format: expected table or json"),
         (["status", "--root=."], 1, "no platform was ever started"),
         (["env", "--root=."], 1, "no platform is up in"),
     ],
@@ -133,16 +135,21 @@ def test_bad_input_is_one_clear_message(
     assert list(tmp_path.iterdir()) == []
 
 
+BEGIN = [
+    "gazctl journals create events/clicks",
+    "gazctl journals append events/clicks FILE",
+    "gazctl sql \"FROM journal('events/clicks')\"",
+]
+TABLES = ["gazctl lake create shop.clicks events/clicks", "gazctl lake list"]
+
+
 @pytest.mark.parametrize(
     ("addresses", "commands"),
     [
-        (
-            {"broker": "http://b:1"},
-            ["gazctl journals list", "gazette up", "gazette down"],
-        ),
+        ({"broker": "http://b:1"}, [*BEGIN, "gazette up", "gazette down"]),
         (
             {"broker": "http://b:1", "metastore": "thrift://m:1"},
-            ["gazctl journals list", "gazctl lake list", "gazette down"],
+            [*BEGIN, *TABLES, "gazette down"],
         ),
         ({"metastore": "thrift://m:1"}, ["gazette down"]),
     ],
@@ -150,10 +157,12 @@ def test_bad_input_is_one_clear_message(
 def test_next_commands_fit_the_platform_and_exist(addresses, commands):
     lines = gazette.next_commands(Endpoints(**addresses)).splitlines()
     assert [line.partition("#")[0].strip() for line in lines[1:]] == commands
-    for program, *words in (command.split() for command in commands):
+    for program, *words in (shlex.split(command) for command in commands):
         found = typer.main.get_command({"gazctl": gazctl, "gazette": gazette}[program].app)
-        for word in words:
-            found = found.commands[word]
+        while isinstance(found, TyperGroup):
+            found = found.commands[words.pop(0)]
+        with found.make_context(found.name, words) as parsed:
+            assert not parsed.args
 
 
 def test_broken_ini_file_is_one_clear_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -58,6 +58,10 @@ CASES = [
 ]
 
 
+def words(output):
+    return " ".join(output.replace("│", " ").split())
+
+
 @pytest.mark.parametrize("args", CASES, ids=" ".join)
 def test_they_are_what_typer_makes_of_them(args, monkeypatch):
     parameter = typer.core._TyperParameter
@@ -67,7 +71,9 @@ def test_they_are_what_typer_makes_of_them(args, monkeypatch):
     quick_values.install()
     assert parameter.get_runtime_param.of_typer is getattr(made, "of_typer", made)
     found = CliRunner().invoke(app, args)
-    assert (found.exit_code, found.output) == (expected.exit_code, expected.output)
+    assert found.exit_code == expected.exit_code
+    # Pydantic's name for the fault says nothing to a user.
+    assert words(found.output) == words(expected.output).replace("Value error, ", "")
 
 
 def test_a_typer_of_another_kind_is_left_as_it_is(monkeypatch):

@@ -26,6 +26,7 @@ from dagster_instances import new_instance
 
 from gazette_platform.assets import (
     SOURCES_KEY,
+    automation,
     raw_asset_specs,
     raw_checks,
     rollup_definitions,
@@ -35,8 +36,10 @@ from gazette_platform.assets import (
 from gazette_platform.assets.automation import red_checks
 from gazette_platform.assets.checks import check_evaluations, keeps_up_evaluation
 from gazette_platform.assets.freshness import sources_mark
+from gazette_platform.assets.query_checks import new_evaluations
 from gazette_platform.lake import Finding, LakeSettings, parse_table_spec
 from gazette_platform.lake.rollups import RollupSpec
+from gazette_platform.lake.rollups.query_check import QueryCheck
 from gazette_platform.resources import platform_resources
 
 pytestmark = pytest.mark.long
@@ -49,6 +52,7 @@ NIGHTLY = RollupSpec(
     name="r.nightly", engine="trino", sql="z", sources={"raw": "s.raw"}, cron="0 3 * * *"
 )
 SPECS = (FIRST, SECOND, NIGHTLY)
+ALSO_FIRST = RollupSpec(name="r.also_first", engine="trino", sql="v", sources={"raw": "s.raw"})
 OTHER_FIRST = RollupSpec(name="r.first", engine="trino", sql="y", sources={"raw": "s.raw"})
 NOON = datetime(2026, 1, 2, 12, 0, 30, tzinfo=UTC)
 
@@ -66,7 +70,7 @@ def instance():
 
 @functools.cache
 def definitions_of(names, *, has_raw=True):
-    rollups = [spec for spec in (*SPECS, OTHER_FIRST) if spec.code_version in names]
+    rollups = [spec for spec in (*SPECS, OTHER_FIRST, ALSO_FIRST) if spec.code_version in names]
     raw = [parse_table_spec(TABLE)] if has_raw else []
     return Definitions.merge(
         Definitions(
@@ -258,11 +262,11 @@ def test_while_a_run_is_to_make_it_a_rollup_is_not_asked_for(tmp_path):
 def test_an_evaluation_without_an_answer_leaves_the_one_before_it_in_force(tmp_path):
     key = AssetCheckKey(rollup_key("r.first"), "adds_up")
     with DagsterInstance.local_temp(str(tmp_path)) as instance:
-        assert red_checks(instance, [key]) == []
+        assert red_checks(instance, [key]) == {}
         instance.report_runless_asset_event(
             AssetCheckEvaluation(asset_key=key.asset_key, check_name=key.name, passed=False)
         )
-        assert red_checks(instance, [key]) == [key]
+        assert list(red_checks(instance, [key])) == [key]
         definitions = Definitions(
             assets=[AssetSpec(key.asset_key)],
             asset_checks=[adds_up],
@@ -273,7 +277,7 @@ def test_an_evaluation_without_an_answer_leaves_the_one_before_it_in_force(tmp_p
         assert not isinstance(
             newest[key].evaluation, AssetCheckEvaluation
         )  # else this shows nothing
-        assert red_checks(instance, [key]) == [key]
+        assert list(red_checks(instance, [key])) == [key]
         instance.report_runless_asset_event(
             AssetCheckEvaluation(
                 asset_key=key.asset_key,
@@ -282,27 +286,117 @@ def test_an_evaluation_without_an_answer_leaves_the_one_before_it_in_force(tmp_p
                 severity=AssetCheckSeverity.WARN,
             )
         )
-        assert red_checks(instance, [key]) == []
+        assert red_checks(instance, [key]) == {}
 
 
-def test_each_rollup_has_a_running_sensor_that_asks_for_it_with_its_check(tmp_path):
+def test_one_running_sensor_asks_for_a_run_of_each_rollup_with_its_checks(tmp_path):
     with DagsterInstance.local_temp(str(tmp_path)) as instance:
-        daemon = Daemon(instance)
+        daemon = Daemon(instance, rollups=(FIRST, ALSO_FIRST))
         repository = daemon.definitions().get_repository_def()
-        sensors = {s.name: s for s in repository.sensor_defs}
-        assert {(s.name, s.default_status.value) for s in sensors.values()} == {
-            ("r__first_automation", "RUNNING"),
-            ("r__second_automation", "RUNNING"),
-        }
+        (sensor,) = repository.sensor_defs
+        assert (sensor.name, sensor.default_status.value) == ("rollup_automation", "RUNNING")
         daemon.register()
         context = build_sensor_context(instance=instance, repository_def=repository)
-        asked = sensors["r__first_automation"].evaluate_tick(context)
-        (request,) = asked.run_requests
-        assert request.asset_selection == [rollup_key("r.first")]
-        assert {key.name for key in request.asset_check_keys} == {"slices_complete", "adds_up"}
-        assert len(asked.automation_condition_evaluations) == 1  # which the UI shows
+        asked = sensor.evaluate_tick(context)
+        assert [(r.asset_selection, {c.name for c in r.asset_check_keys}) for r in asked.run_requests] == [
+            ([rollup_key(name)], {"slices_complete", "query_fits"})
+            for name in ("r.also_first", "r.first")
+        ]  # fmt: skip
+        assert len(asked.automation_condition_evaluations) == 2  # which the UI shows
         again = build_sensor_context(
             instance=instance, repository_def=repository, cursor=asked.cursor
         )
-        assert not sensors["r__first_automation"].evaluate_tick(again).run_requests
-        assert not sensors["r__second_automation"].evaluate_tick(context).run_requests
+        assert not sensor.evaluate_tick(again).run_requests
+
+
+def test_sensor_of_many_rollups_is_several(monkeypatch):
+    monkeypatch.setattr(automation, "_ASSETS_MAX", 2)
+    sensors = automation.automation_sensors("asks", "rollups", [f"r.t{n}" for n in range(5)])
+    assert [s.name for s in sensors] == ["asks", "asks_2", "asks_3"]
+    copied = sensors[2].with_attributes(metadata={"a": 1})
+    assert (type(copied), copied.name) == (type(sensors[2]), "asks_3")
+
+
+def reasons(daemon, spec=FIRST, **options):
+    """What the evaluation of a rollup says of each condition, as the UI shows it: whether it is met, and its text."""
+    daemon.at += timedelta(seconds=options.pop("after_s", 60))
+    result = evaluate_automation_conditions(
+        daemon.definitions(),
+        daemon.instance,
+        AssetSelection.assets(rollup_key(spec.name)),
+        evaluation_time=daemon.at,
+        cursor=daemon.cursor,
+    )
+    daemon.cursor = result.cursor
+    (root,) = [r.serializable_evaluation for r in result.results]
+    return [
+        (e.true_subset.size > 0, e.condition_snapshot.label or e.condition_snapshot.name)
+        for e in root.child_evaluations
+    ]
+
+
+def test_evaluation_says_why_a_rollup_is_not_asked_for(daemon):
+    assert reasons(daemon)[0] == (False, "waits for the first data of s.raw")
+    daemon.register()
+    assert reasons(daemon) == [
+        (True, "never made, or its last run has to be repeated"),
+        (True, "no blocking check of a source is red"),
+        (True, "the query fits its sources"),
+        (True, "no run is making it"),
+        (True, "not asked for in this minute yet"),
+    ]
+    assert reasons(daemon, after_s=5)[-1] == (False, "not asked for in this minute yet")
+    daemon.make(FIRST)
+    assert reasons(daemon)[0] == (False, "nothing new in s.raw since the last run")
+    daemon.register("000/6")
+    daemon.check("fit")
+    found = reasons(daemon)
+    assert found[0] == (True, "s.raw or its code changed since the last run")
+    assert found[1] == (False, "blocked by a red check: s.raw fits_spec: ?")
+
+
+def test_rollup_whose_query_is_wrong_is_not_asked_for_until_a_run_proves_it(daemon):
+    def check(*faults):
+        told = new_evaluations(
+            daemon.instance, [QueryCheck(rollup="r.first", faults=faults, known={})]
+        )
+        for evaluation in told:
+            daemon.instance.report_runless_asset_event(evaluation)
+        return len(told)
+
+    daemon.register()
+    assert check("no source has a column `x`") == 1
+    assert check("no source has a column `x`") == 0  # Dagster has it
+    assert reasons(daemon)[2] == (
+        False,
+        "the query is wrong: r.first query_fits: no source has a column `x`",
+    )
+    assert daemon.asked() == set()
+    assert check() == 1
+    assert daemon.asked() == {"r.first"}
+
+
+def test_new_reason_makes_a_new_evaluation(daemon):
+    daemon.register()
+    daemon.make(FIRST)
+    daemon.asked()
+
+    def hashes():
+        daemon.at += timedelta(seconds=1)
+        result = evaluate_automation_conditions(
+            daemon.definitions(),
+            daemon.instance,
+            AssetSelection.assets(rollup_key("r.first")),
+            evaluation_time=daemon.at,
+            cursor=daemon.cursor,
+        )
+        return [r.value_hash for r in result.results]
+
+    daemon.register("000/6")
+    daemon.check("fit")
+    first = hashes()
+    assert hashes() == first
+    found = [Finding(kind="fit", journal="a", begin=0, end=9, text="more", is_error=True)]
+    for evaluation in check_evaluations("s.raw", found):
+        daemon.instance.report_runless_asset_event(evaluation)
+    assert hashes() != first

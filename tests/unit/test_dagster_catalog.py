@@ -13,7 +13,7 @@ from gazette_platform.assets.rollup_folder import ROLLUPS_KEY
 from gazette_platform.errors import SetupError
 from gazette_platform.lake import SpecFolder, read_spec_folder
 from gazette_platform.lake.rollups import RollupFolder
-from gazette_platform.resources import LakeResource
+from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
 from gazette_platform.resources.lake import catalog_digest
 from gazette_platform.sensors import catalog, catalog_sensor
 
@@ -42,14 +42,16 @@ def tick(tmp_path, monkeypatch, instance):
     )
     begun = catalog_digest(SpecFolder(), RollupFolder())
 
-    def run(cursor, *, ui="http://ui", loaded=begun, told=None):
+    def run(cursor, *, ui="http://ui", loaded=begun, told=None, metastore=None):
         context = build_sensor_context(
             instance=instance,
             cursor=cursor,
             resources={
                 "lake": LakeResource(
                     tables=str(tmp_path), rollups=str(tmp_path), dagster_ui=ui, loaded=loaded
-                )
+                ),
+                "metastore": metastore or MetastoreResource(uri=""),
+                "broker": BrokerResource(address=""),
             },
         )
         context._code_location_origin = Origin()

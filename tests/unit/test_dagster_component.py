@@ -141,7 +141,7 @@ def test_a_defs_yaml_gives_what_one_call_does(project, tmp_path):
     assert {a for a in assets if a[0] != "mine/carriers"} == {
         a for a in shown(called)[0] if a[0] != "mine/carriers"
     }
-    assert {"fragments", "catalog", "mine__carriers_automation"} < ticking
+    assert {"fragments", "catalog", "rollup_automation"} < ticking
     resources = loaded.resources
     assert resources.keys() == {"broker", "metastore", "lake", "trino", "spark"}
     assert resources["broker"].address == "http://broker:1"

@@ -102,10 +102,8 @@ def test_snapshot(settings):
         "fragments": (3, "RUNNING"),
         "typed": (20, "RUNNING"),
         "catalog": (5, "RUNNING"),
-        "typed__flights_automation": (30, "RUNNING"),
-    } | {
-        f"rollups__{name}_automation": (30, "RUNNING")
-        for name in ("delays_by_arrival", "delays_by_month", "route_by_month")
+        "typed_automation": (30, "RUNNING"),
+        "rollup_automation": (30, "RUNNING"),
     }
     assert {
         s.name: (s.cron_schedule, s.default_status.value) for s in repository.schedule_defs
@@ -144,8 +142,9 @@ def test_snapshot_of_checks(settings):
         ("table_specs", "specs_are_good", False),
         ("rollup_specs", "specs_are_good", False),
         *(
-            (f"rollups/{name}", "slices_complete", False)
+            (f"rollups/{name}", check, False)
             for name in ("delays_by_arrival", "delays_by_month", "route_by_month")
+            for check in ("slices_complete", "query_fits")
         ),
     }
     # What the UI needs to offer to execute a check by itself.
@@ -171,13 +170,80 @@ def test_a_table_whose_spec_is_refused_is_there_with_its_check(settings):
     ]
 
 
-def test_pages_say_who_fills_a_table_for_dagster_says_that_nobody_does(settings):
+def test_sensors_name_the_assets_that_they_fill(settings):
+    """The page of an asset shows these sensors, and not that no automation was found for it."""
+    repository = build_definitions(settings).get_repository_def()
+    graph = repository.asset_graph
+    fills = {
+        s.name: {key.to_user_string() for key in s.asset_selection.resolve(graph)}
+        for s in repository.sensor_defs
+        if s.asset_selection is not None
+    }
+    rollups = {"delays_by_arrival", "delays_by_month", "route_by_month"}
+    assert fills == {
+        "fragments": {"table_specs", "flights/flights", "journals/flights/flights"},
+        "typed": {"typed/flights", "typed/flights_quarantine"},
+        "typed_automation": {"typed/flights"},
+        "rollup_automation": {f"rollups/{name}" for name in rollups},
+    }
+
+
+def test_each_of_several_sensors_names_the_tables_that_it_fills(settings):
+    from dataclasses import replace
+
+    (Path(settings.tables) / "other.yaml").write_text(
+        "{name: s.other, selector: name=a, format: json, columns: [{name: id, type: int}]}"
+    )
+    repository = build_definitions(replace(settings, sensor_shards=4)).get_repository_def()
+    fills = [
+        key.to_user_string()
+        for s in repository.sensor_defs
+        if s.name.startswith("fragments") and s.asset_selection is not None
+        for key in s.asset_selection.resolve(repository.asset_graph)
+    ]
+    assert sorted(fills) == [
+        *("flights/flights", "journals/flights/flights"),
+        *("journals/s/other", "s/other", "table_specs"),
+    ]
+
+
+def test_column_list_marks_partition_columns(settings):
+    graph = build_definitions(settings).get_repository_def().asset_graph
+
+    def marked(name):
+        columns = graph.get(table_key(name)).metadata["dagster/column_schema"].columns
+        return {c.name: c.constraints.other[0] for c in columns if c.constraints.other}
+
+    assert marked("flights.flights") == dict.fromkeys(
+        ["origin", "part", "append_date", "append_hour"], "partition column"
+    )
+    assert marked("typed.flights") == {"departs_at": "partition: month(departs_at)"}
+
+
+def test_rollup_is_described_by_its_header_and_its_query(settings):
+    graph = build_definitions(settings).get_repository_def().asset_graph
+    paragraphs = graph.get(rollup_key("rollups.route_by_month")).description.split("\n\n")
+    header, query, made = paragraphs
+    spec = read_rollup_folder(settings.rollups, ()).specs["rollups.route_by_month"]
+    assert header == spec.comment
+    assert query.startswith("Grain: one row")
+    assert made == (
+        "Trino makes it of `flights.flights`, as soon as one changes. Each `origin` is a slice."
+    )
+    bare = RollupSpec(
+        name="r.bare", engine="spark", sql="select 1", sources={"a": "s.a", "b": "s.b"}
+    )
+    (asset,) = rollup_definitions([bare]).assets
+    assert asset.specs_by_key[rollup_key("r.bare")].description == (
+        "Spark makes it of `s.a`, `s.b`, as soon as one changes."
+    )
+
+
+def test_pages_say_who_fills_a_table(settings):
     graph = build_definitions(settings).get_repository_def().asset_graph
     first, *_, last = graph.get(FLIGHTS).description.splitlines()
     assert first == "Departures from New York City in 2013, as published."
-    assert last.startswith(
-        "Raw table of the journals `name:prefix=flights/`. Nothing is to be run: a"
-    )
+    assert last.startswith("Raw table of the journals `name:prefix=flights/`. You do not run it: a")
     journals = graph.get(AssetKey(["journals", "flights", "flights"])).description
     for name in ("`flights.flights`", "`write_head`", "`registered`", "`lag_bytes`"):
         assert name in journals
@@ -259,7 +325,7 @@ def test_rollups_may_be_functions(settings):
     assert (node.parent_keys, node.kinds) == ({FLIGHTS}, {"pyspark", "iceberg"})
     assert node.code_version == carriers.spec.code_version
     assert "0 3 * * *" in node.automation_condition.get_label()
-    assert "mine__carriers_automation" in {s.name for s in repository.sensor_defs}
+    assert "rollup_automation" in {s.name for s in repository.sensor_defs}
 
 
 def test_definitions_of_a_hundred_tables_load_in_seconds(settings):
@@ -273,7 +339,7 @@ def test_definitions_of_a_hundred_tables_load_in_seconds(settings):
     keys = repository.asset_graph.asset_check_keys
     taken_s = time.process_time() - begun
     assert (
-        len(keys) == 101 * 5 + 1 + 4 + 4
+        len(keys) == 101 * 5 + 1 + 7 + 4
     )  # of tables, of their folder, of rollups, and of a typed table
     assert taken_s < 20
 

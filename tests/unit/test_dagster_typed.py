@@ -100,7 +100,7 @@ def test_what_there_is_of_a_typed_table():
     jobs = sorted(j.name for j in repository.get_all_jobs() if not j.name.startswith("__"))
     assert jobs == ["typed__flights_backfill_job", "typed__flights_job", "typed_maintenance"]
     assert [(s.name, s.minimum_interval_seconds) for s in repository.sensor_defs] == [
-        ("typed__flights_automation", 30)
+        ("typed_automation", 30)
     ]
     assert [(s.name, s.cron_schedule) for s in repository.schedule_defs] == [
         ("typed_maintenance_schedule", "47 3 * * *")

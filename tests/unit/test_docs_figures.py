@@ -21,6 +21,8 @@ ABOUT = {f"about_{name}": about(value) for name, value in KEPT.items()}
 TOLD = {
     "README.md": """
         {append_1mib_c8_raw_mb_per_s:.0f} MB/s of large appends on two cores, but {about_append_100b_c16_per_s} small ones
+        cost a broker {broker_cpu_s_per_gb_append_gzip:.1f} s of CPU a GB
+        sees an append after {tail_p50_ms:.1f} ms (median). `gazctl sql` answers a first query in {lake_sql_first_answer_s:.1f} s
     """,
     "docs/concepts/choosing.md": """
         {broker_cpu_s_per_gb_append_gzip:.1f} s of CPU a GB

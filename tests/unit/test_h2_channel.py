@@ -111,6 +111,27 @@ async def test_downloaded_messages_all_arrive_in_order(channel, count, size):
     assert await call.next() is None
 
 
+async def test_listener_takes_messages_as_they_come(channel):
+    call, taken = channel.call(path("Both"), Kind.BIDI_STREAM), []
+    assert not call.send_now(b"not connected yet")
+    await call.send(b"first")
+    assert await call.next() == b"tsrif"
+    call.listen(taken.append)
+    parts = [b"%d" % number for number in range(10, 60)]
+    for part in parts:
+        assert call.send_now(part)
+    assert not call.send_now(bytes(100_000_000)), "there is no room"
+    while len(taken) < len(parts):
+        # What comes while nothing waits for it is returned, as without a listener.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.01):
+                taken.append(await call.next())
+    assert taken == [part[::-1] for part in parts]
+    await call.done_sending()
+    assert await call.next() is None
+    assert not call.send_now(b"over")
+
+
 async def test_messages_go_both_ways_after_a_greeting(channel):
     call = channel.call(path("Both"), Kind.BIDI_STREAM)
     for part in (b"abc", b"", bytes(5 << 20)):

@@ -10,7 +10,7 @@ from lake_bench import MemoryMetastore
 from sqlglot import exp
 
 from gazette_platform.hive import JSON_STORAGE, HiveColumn, HiveTable
-from gazette_platform.lake import ensure_exact_view, parse_table_spec
+from gazette_platform.lake import ensure_views, parse_table_spec
 from gazette_platform.lake.exact import exact_view, excluded_digests
 
 ODD = "O'H\\A\"R`E"
@@ -114,7 +114,7 @@ def test_a_view_keeps_its_owner():
     with metastore.connect() as session:
         session.ensure_database("s")
         session.create_table(TABLE)
-        assert ensure_exact_view(session, spec_of(), TABLE, {})
+        assert ensure_views(session, spec_of(), TABLE, {})
         metastore.thrift._tables["s", "t_exact"].owner = "ada"
-        assert ensure_exact_view(session, spec_of(), TABLE, {HOUR_5: ["a"]})
+        assert ensure_views(session, spec_of(), TABLE, {HOUR_5: ["a"]})
         assert session.table("s", "t_exact").owner == "ada"

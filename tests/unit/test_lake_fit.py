@@ -1,14 +1,25 @@
 """What fragments hold, and what becomes of tables that hold what does not fit."""
 
+import base64
+import json
+
 import pytest
 from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.errors import LakeError, SchemaMismatch
-from gazette_platform.hive import CSV_ESCAPE, HIDDEN, MetastoreSession
-from gazette_platform.lake import Registrar, StoreRoots, parse_table_spec
+from gazette_platform.hive import CSV_ESCAPE, MetastoreSession
+from gazette_platform.lake import Registrar, StoreRoots, ensure_views, parse_table_spec
 from gazette_platform.lake.fit import FitChecker
+from gazette_platform.lake.layout import Layout
 from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.tables import DIGEST
+from gazette_platform.lake.tables import (
+    DIGEST,
+    evolved_table,
+    is_current,
+    table_definition,
+    text_columns,
+    with_text_columns,
+)
 
 COLUMNS = (
     "{name: id, type: bigint}, {name: price, type: 'decimal(10,2)'}, "
@@ -45,10 +56,14 @@ def as_read(metastore, *names):
     return {tuple(p.values): {c.name: c.type for c in p.sd.cols} for p in found}
 
 
-def hidden(metastore, name):
-    (partition,) = metastore.thrift.get_partitions_by_names("s", "events", [name])
-    parameters = partition.sd.serdeInfo.parameters
-    return {k.removeprefix("mapping.") for k in parameters if k.startswith("mapping.")}
+def table_of(metastore):
+    with metastore.connect() as session:
+        return session.table("s", "events")
+
+
+def types(metastore):
+    """Types of the table's columns in Trino."""
+    return {c.name: c.type for c in table_of(metastore).columns}
 
 
 def test_every_value_that_does_not_fit_is_counted_and_shown(files, registrar):
@@ -68,24 +83,15 @@ def test_every_value_that_does_not_fit_is_counted_and_shown(files, registrar):
     assert f"id (bigint): 2, such as '5.0' at offset {first}; " in found.text
     assert f"price (decimal(10,2)): 1, such as '\"1\"' at offset {second}" in found.text
     assert "not JSON: 1, such as 'nope'" in found.text
-    assert "Trino would fail" not in found.text
+    assert "Trino's JSON reader" not in found.text
 
 
-def test_texts_that_engines_write_in_forms_of_their_own_get_advice_that_helps(files, registrar):
+def test_any_json_value_fits_a_text(files, registrar):
     spec = spec_of("{name: note, type: string}")
-    files.append("events/part=0", b'{"note":{"a": 1}}\n{"note":1e22}\n', postfix=HOUR_5)
-    (found,) = registrar.tick(spec, {}).misfits
-    assert "note (string): 2, such as" in found.text
-    assert "without blanks, or all of these as JSON texts" in found.text
-    assert "Correct the types" not in found.text
-
-
-def test_a_wrong_type_does_not_hide_the_advice_for_texts(files, registrar):
-    spec = spec_of("{name: id, type: bigint}, {name: note, type: string}")
-    files.append("events/part=0", b'{"id":"x","note":{"a": 1}}\n' + GOOD, postfix=HOUR_5)
-    (found,) = registrar.tick(spec, {}).misfits
-    assert "Correct the types in the table spec" in found.text
-    assert "without blanks, or all of these as JSON texts" in found.text
+    files.append(
+        "events/part=0", b'{"note":{"a": 1}}\n{"note":1e22}\n{"note":"x"}\n', postfix=HOUR_5
+    )
+    assert registrar.tick(spec, {}).misfits == []
 
 
 def test_lines_that_are_no_records_are_counted(files, registrar):
@@ -138,50 +144,138 @@ def test_hive_partitions_are_read_as_types_that_take_any_value(files, registrar,
     assert types["place"] == "struct<int:double>"
 
 
-def test_a_column_at_which_trino_fails_is_hidden_where_it_does(files, registrar, metastore):
+BAD = GOOD.replace(b"1.5", b'{"value":1.5}')
+
+
+def test_column_that_trino_fails_at_becomes_text_everywhere(files, registrar, metastore):
     files.append("events/part=0", GOOD, postfix=HOUR_5)
-    files.append("events/part=0", GOOD + b'{"id":{},"price":{"value":6.1}}\n', postfix=HOUR_6)
     report = registrar.tick(spec_of(), {})
-    assert hidden(metastore, "part=0/hour=05") == set()
-    assert hidden(metastore, "part=0/hour=06") == {"price"}
-    text = "Trino would fail at a list or object in price, or at anything else"
-    assert text in report.misfits[0].text
-    assert "all of the column in this Hive partition" in report.misfits[0].text
+    declared = types(metastore)
+    files.append("events/part=0", BAD, postfix=HOUR_6)
+    report = registrar.tick(spec_of(), report.cursors)
+    (found,) = report.misfits
+    assert (
+        "Trino shows price of s.events as JSON text. s.events_exact has the declared" in found.text
+    )
+    assert report.has_more
+    assert not is_current(spec_of(), table_of(metastore))
 
-    # It stays hidden, and others join it.
+    report = registrar.tick(spec_of(), report.cursors)
+    assert (report.has_more, is_current(spec_of(), table_of(metastore))) == (False, True)
+    assert types(metastore) == {**declared, "price": "string"}
+    read = as_read(metastore, "part=0/hour=05", "part=0/hour=06")
+    assert {columns["price"] for columns in read.values()} == {"string"}
+
+    # It stays text, and others join it.
     files.append("events/part=0", GOOD + b'{"place":7}\n', postfix=HOUR_6)
+    report = registrar.tick(spec_of(), report.cursors)
     registrar.tick(spec_of(), report.cursors)
-    assert hidden(metastore, "part=0/hour=06") == {"price", "place"}
-
-    # A type that takes any value ends it.
-    registrar.tick(spec_of(COLUMNS.replace("'decimal(10,2)'", "string")), report.cursors)
-    assert hidden(metastore, "part=0/hour=06") == {"place"}
+    assert text_columns(spec_of(), table_of(metastore)) == {"price", "place"}
 
 
-def test_a_list_at_which_trino_fails_is_noted(files, registrar, metastore):
+def test_text_column_is_marked_before_its_fragment_is_registered(
+    files, registrar, metastore, monkeypatch
+):
+    """A crash between both must not lose the mark: nothing counts the fragment again."""
+    files.append("events/part=0", GOOD, postfix=HOUR_5)
+    report = registrar.tick(spec_of(), {})
+    files.append("events/part=0", BAD, postfix=HOUR_5)
+
+    def broken(*_):
+        raise LakeError("the metastore went away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MetastoreSession, "alter_partitions", broken)
+        with pytest.raises(LakeError, match="went away"):
+            registrar.tick(spec_of(), report.cursors)
+    assert text_columns(spec_of(), table_of(metastore)) == {"price"}
+
+
+def test_list_line_makes_the_columns_it_breaks_text(files, registrar, metastore):
     files.append("events/part=0", GOOD + b"[{},[2],[],[]]\n", postfix=HOUR_5)
     report = registrar.tick(spec_of(), {})
-    (found,) = report.misfits
-    assert report.accounts[0].state.unfit[0].is_unreadable
-    assert "Trino's queries of price in this Hive partition fail at a line that is a" in found.text
-    assert hidden(metastore, "part=0/hour=05") == set()
+    assert report.misfits[0].unfit == 1
+    assert text_columns(spec_of(), table_of(metastore)) == {"price"}
 
 
-def test_a_table_without_hive_partitions_hides_columns_by_their_keys(files, registrar, metastore):
-    files.append("events/log", GOOD + b'{"id":{},"place":[{}]}\n')
+def test_table_without_hive_partitions_reads_numbers_as_text_too(files, registrar, metastore):
+    files.append("events/log", GOOD + b'{"id":{},"place":7}\n')
     report = registrar.tick(spec_of(), {})
-    with metastore.connect() as session:
-        table = session.table("s", "events")
-    assert table.parameters[HIDDEN] == "id,place"
-    assert table.parameters["mapping.id"] == table.parameters["mapping.place"] != ""
-    assert "mapping.price" not in table.parameters
+    rows = PartitionState.from_parameters(table_of(metastore).parameters).rows
+    report = registrar.tick(spec_of(), report.cursors)
+    assert not report.has_more
+    assert types(metastore) == {
+        "id": "string",
+        "price": "decimal(10,2)",
+        "tags": "array<int>",
+        "place": "string",
+    }
+    assert PartitionState.from_parameters(table_of(metastore).parameters).rows == rows == 2
 
-    # A change of the spec keeps what is hidden, unless the type takes any value.
-    registrar.tick(spec_of(COLUMNS.replace("bigint", "string")), report.cursors)
+
+def test_column_that_trino_reads_as_text_may_become_a_string(files, registrar, metastore):
+    files.append("events/part=0", GOOD + b'{"place":7}\n', postfix=HOUR_5)
+    cursors = registrar.tick(spec_of(), {}).cursors
+    cursors = registrar.tick(spec_of(), cursors).cursors
+    as_string = spec_of(COLUMNS.replace("'struct<int:double>'", "string"))
+    report = registrar.tick(as_string, cursors)
+    assert report.is_changed
+    assert is_current(as_string, table_of(metastore))
+    assert text_columns(as_string, table_of(metastore)) == set()
+
+
+def test_mark_that_comes_while_a_table_evolves_is_kept(files, registrar, metastore, monkeypatch):
+    files.append("events/part=0", GOOD, postfix=HOUR_5)
+    cursors = registrar.tick(spec_of(), {}).cursors
+    wider = spec_of(f"{COLUMNS}, {{name: more, type: int}}")
+    real = MetastoreSession.partitions_named
+
+    def meanwhile(session, table, names):
+        monkeypatch.setattr(MetastoreSession, "partitions_named", real)
+        found = real(session, table, names)
+        with metastore.connect() as its:
+            marked = with_text_columns(wider, its.table("s", "events"), ["price"])
+            its.alter_table(marked, is_cascading=False)
+        return found
+
+    monkeypatch.setattr(MetastoreSession, "partitions_named", meanwhile)
+    registrar.tick(wider, cursors)
+    assert text_columns(wider, table_of(metastore)) == {"price"}
+
+
+def test_evolution_keeps_marks_that_are_newer_than_its_plan():
+    spec, layout = spec_of(), Layout.parse("events/{part}")
+    old = table_definition(spec, layout, "file:///f/events")
+    marked = with_text_columns(spec, old, ["price"])
+    wider = spec_of(f"{COLUMNS}, {{name: more, type: int}}")
+    evolved = evolved_table(marked, table_definition(wider, layout, old.location))
+    assert text_columns(wider, evolved) == {"price"}
+    assert not is_current(wider, evolved)
+
+
+def test_very_many_text_columns_are_marked_as_all_of_them():
+    names = [f"column_{n}_{'x' * 60}" for n in range(80)]
+    listed = ", ".join(f"{{name: {n}, type: 'map<string,int>'}}" for n in names)
+    spec = spec_of(f"{listed}, {{name: id, type: bigint}}, {{name: s, type: string}}")
+    table = table_definition(spec, Layout.parse("events/{part}"), "file:///f/events")
+    marked = with_text_columns(spec, table, names)
+    assert text_columns(spec, marked) == {*names, "id"}
+    assert all(len(value) <= 4000 for value in marked.parameters.values())
+
+
+def test_exact_view_gives_text_columns_their_types(files, registrar, metastore):
+    files.append("events/part=0", BAD + GOOD, postfix=HOUR_5)
+    cursors = registrar.tick(spec_of(), {}).cursors
+    files.append("events/part=0", BAD, postfix=HOUR_6)
+    registrar.tick(spec_of(), cursors)
     with metastore.connect() as session:
-        parameters = session.table("s", "events").parameters
-    assert "mapping.id" not in parameters
-    assert "mapping.place" in parameters
+        ensure_views(session, spec_of(), session.table("s", "events"), {})
+        view = session.table("s", "events_exact")
+    definition = json.loads(base64.b64decode(view.view_original.split(" ")[3]))
+    assert 'TRY_CAST("price" AS decimal(10,2)) AS "price"' in definition["originalSql"]
+    assert {"name": "price", "type": "decimal(10,2)"} in definition["columns"]
+    assert [c.type for c in view.columns][:2] == ["bigint", "decimal(10,2)"]
+    assert "TRY_CAST" not in view.view_expanded
 
 
 # --------------------------------------------------------------------------- tables that exist

@@ -6,7 +6,7 @@ import pytest
 from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.errors import SchemaMismatch
-from gazette_platform.lake import Registrar, StoreRoots, ensure_exact_view, parse_table_spec
+from gazette_platform.lake import Registrar, StoreRoots, ensure_views, parse_table_spec
 from gazette_platform.lake.check import check_sample
 from gazette_platform.lake.layout import Layout
 from gazette_platform.lake.tables import evolved_table, key_mappings, table_definition
@@ -61,9 +61,9 @@ def test_the_view_has_one_name_for_both_engines(spec, tmp_path):
     assert report.columns == {"order id", "a`b", "customer"}
     assert report.misfits == []
     with metastore.connect() as session:
-        assert ensure_exact_view(session, spec, report.definition, {})
+        assert ensure_views(session, spec, report.definition, {})
         view = session.table("shop", "orders_exact")
-        assert not ensure_exact_view(session, spec, report.definition, {})
+        assert not ensure_views(session, spec, report.definition, {})
     assert view.view_expanded.startswith(
         "SELECT `order id` AS `orderId`, `a``b` AS `tick`, `customer`, `part`, `date` FROM"
     )

@@ -6,8 +6,7 @@ import duckdb
 import pytest
 
 from gazette_platform.errors import SchemaMismatch
-from gazette_platform.lake import foreign
-from gazette_platform.lake.infer import format_of, infer_spec
+from gazette_platform.lake.infer import infer_spec
 from gazette_platform.lake.local_sql import journal_names
 from gazette_platform.lake.local_sql.journal_names import (
     MACRO,
@@ -20,7 +19,7 @@ from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.protocol import LabelSelector
 
 
-@pytest.mark.parametrize("module", [journal_names, foreign])
+@pytest.mark.parametrize("module", [journal_names])
 def test_examples_hold(module):
     ran = doctest.testmod(module)
     assert (ran.failed, ran.attempted > 0) == (0, True)
@@ -92,34 +91,6 @@ def test_errors_of_other_tables_name_no_journal():
 )
 def test_describe_gets_its_from(query, expected):
     assert describable(query, duckdb.tokenize(query)) == (expected or query)
-
-
-@pytest.mark.parametrize(
-    ("lines", "says"),
-    [
-        ([b"\x1f\x8b\x08\x00", b"\xff\x00"], "gzip"),
-        ([b"", b"\x28\xb5\x2f\xfd,1"], "zstd"),
-        ([b"PK\x03\x04,,"], "zip"),
-        ([b"PAR1,"], "Parquet"),
-        ([b"\x66\x33\x93\x36\x05\x00\x00\x00hello"], "fixed framing"),
-        (['{"a": 1}'.encode("utf-16"), b"\x00{\x00"], "UTF-8"),
-        ([b'{"a": "\xe9"}', b'{"a": 1}', b'{"a": 2}'], ""),
-        (["é,1".encode(), b"e,2"], ""),
-        ([b" ", b""], ""),
-    ],
-)
-def test_content_that_is_not_text_is_recognised(lines, says):
-    found = foreign.foreign_content(lines)
-    assert says in found
-    assert bool(found) == bool(says)
-    if says:
-        with pytest.raises(SchemaMismatch, match=says):
-            infer_spec("a.b", "name=a", lines)
-
-
-def test_format_is_that_of_most_lines():
-    assert format_of([b'{"a": 1}', b"oops"]) == "json"
-    assert format_of([b'{"a": 1}', b"a,b", b"c,d"]) == "csv"
 
 
 def test_inferred_spec_takes_another_name():

@@ -7,7 +7,6 @@ import pytest
 from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.errors import LakeError, StoreUnavailable, ValidationError
-from gazette_platform.hive import HIDDEN
 from gazette_platform.lake import (
     Auditor,
     Registrar,
@@ -168,17 +167,6 @@ def test_what_a_repair_was_killed_at_is_named_on_when_accounts_are_counted_anew(
         session.alter_partitions(table, [replace(found, parameters=begun.within(found.parameters))])
     lake.set_aside(bad)
     assert (lake.state().rows, lake.state().moving) == (1, ("a.gz",))
-
-
-def test_a_column_that_only_this_file_spoilt_is_shown_again(tmp_path):
-    lake = Lake(tmp_path, SPEC.replace("bigint", "smallint"))
-    lake.append()
-    bad = lake.append(b'{"id":[1]}\n')
-    lake.register()
-    assert lake.partition().parameters[HIDDEN] == "id"
-    lake.set_aside(bad)
-    assert HIDDEN not in lake.partition().parameters
-    assert lake.state().rows == 1
 
 
 def test_a_hive_partition_of_which_all_is_aside_is_told_and_may_be_dropped(lake):

@@ -69,6 +69,11 @@ def test_samples_are_whole_lines_within_bounds(appends, length, lacks_newline, g
         assert samples[-1].end == len(content)
 
 
+def test_newline_at_the_end_adds_no_blank_line():
+    assert sample_lines(Content(b"one\ntwo\n", [0]), JOURNALS)[0] == [b"one", b"two"]
+    assert sample_lines(Content(b"one\n\n", [0]), JOURNALS)[0] == [b"one", b""]
+
+
 def test_the_last_line_of_a_journal_is_read_without_its_newline():
     assert sample_lines(Content(b"one\ntwo", [0]), JOURNALS)[0] == [b"one", b"two"]
     long = b"x" * 50 + b"\n" + b"y\n" * 50 + b"end"

@@ -77,12 +77,12 @@ def test_a_schema_chooses_columns_and_their_types():
     [batch] = _JsonParser(schema).parse(b'{"a":1,"b":2}\n')
     assert batch.schema == schema
     assert batch.to_pylist() == [{"a": 1.0, "z": None}]
-    [batch] = _CsvParser(schema, None).parse(b'1,"x\ny"\n')
+    [batch] = _CsvParser(schema, None, ",").parse(b'1,"x\ny"\n')
     assert batch.to_pylist() == [{"a": 1.0, "z": "x\ny"}]
-    [batch] = _CsvParser(None, None).parse(b"1,x\n")
+    [batch] = _CsvParser(None, None, ",").parse(b"1,x\n")
     assert batch.schema.names == ["f0", "f1"]
     with pytest.raises(DataError, match="Expected 2 columns, got 1"):
-        _CsvParser(None, ("a", "b")).parse(b"1\n")
+        _CsvParser(None, ("a", "b"), ",").parse(b"1\n")
 
 
 def test_batches_of_several_schemas_make_one_table():

@@ -24,17 +24,14 @@ def promised():
         for item in bullets(section(README, "What it promises"))
         for sentence in re.split(r"(?<=\.) ", item)
     ]
-    blocks = re.findall(r"^```(?:python)?\n(.*?)\n", README, re.MULTILINE)
-    # The first two are a picture, and what the demo prints.
-    code = [
-        re.split(r"  +#", line)[0] for line in blocks if line.startswith(("make", "source", "from"))
-    ]
+    blocks = re.findall(r"^```(?:bash|python)\n(.*?)\n", README, re.MULTILINE)
+    code = [re.split(r"  +#", line)[0] for line in blocks]
     limits = bullets(section(CHOOSING, "Limits"))
     titles = [re.match(r"\*\*(.*?)\*\*", item) for item in limits]
     return {
         "What it promises": sentences,
         "Code of the README": code,
-        "Before you build on it": bullets(section(README, "Before you build on it")),
+        "When not to use it": bullets(section(README, "When not to use it")),
         "Beside what you may have": [
             row[0] for row in rows(section(CHOOSING, "Beside what you may have"))
         ],

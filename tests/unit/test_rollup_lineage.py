@@ -7,7 +7,7 @@ import pytest
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.rollups import load_rollup_specs
 from gazette_platform.lake.rollups.lineage import column_lineage
-from gazette_platform.lake.rollups.lineage_process import column_lineage_apart
+from gazette_platform.lake.rollups.query_process import column_lineage_apart
 
 SOURCES = {"f": ["a", "b", "arr", "s", "m", "k"], "g": ["k", "x", "Y"]}
 F = {name: [f"f.{name}"] for name in SOURCES["f"]}

@@ -8,7 +8,7 @@ from rollup_bench import SUMS, Lake, told
 
 from gazette_platform.assets.rollups import rollup_asset
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.rollups import lineage_process, rollup
+from gazette_platform.lake.rollups import query_process, rollup
 
 LINEAGE = "dagster/column_lineage"
 WARNING = "which columns it is made of is not told"
@@ -62,7 +62,7 @@ def test_no_fault_in_lineage_fails_a_run(lake, instance, capfd, monkeypatch, fau
     def fail(*_):
         raise fault
 
-    monkeypatch.setattr(lineage_process, "column_lineage_apart", fail)
+    monkeypatch.setattr(query_process, "column_lineage_apart", fail)
     lake.publish(("a", 5))
     metadata, _ = told(lake, rollup_asset(SUMS), instance)
     assert (metadata["rows_made"].value, LINEAGE in metadata) == (1, False)

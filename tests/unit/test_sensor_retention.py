@@ -202,7 +202,9 @@ def test_a_store_that_went_away_is_no_prune(world):
             JOURNAL, b'{"id":1}\n', begin=made.begin, postfix=made.path_postfix, mod_time=world.now
         )
     world.settle(quiet=6)
-    assert problems(world)[1:] == ["As it should be."]
+    assert problems(world)[1:] == [
+        "The spec is good, and all stored content of 1 journal is registered."
+    ]
     # And now it is pruned.
     for made in world.files.fragments(JOURNAL, 0, 2):
         world.prune(made, "05")

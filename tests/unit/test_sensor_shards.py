@@ -17,7 +17,7 @@ from gazette_platform.components import GazetteLake
 from gazette_platform.definitions import lake_definitions
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import LakeSettings
-from gazette_platform.sensors import fragments, fragments_sensor, fragments_sensors
+from gazette_platform.sensors import fragments, fragments_sensors
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.retention import RetentionState
 from gazette_platform.sensors.shards import SHARDS_MAX, Shard, epoch_of, shards
@@ -329,7 +329,6 @@ def test_definitions_have_as_many_as_are_asked_for(
     made = lake_definitions(settings)
     assert [s.name for s in made.sensors] == [*names, "typed", "catalog"]
     assert {s.default_status.value for s in made.sensors} == {"RUNNING"}
-    assert (made.sensors[0] is fragments_sensor) == (len(names) == 1)
 
 
 @pytest.mark.parametrize("text", ["two", "-1", "1.5", "0", "33"])

@@ -301,7 +301,7 @@ async def test_context_knows_caller_and_deadline(stub):
         await words.Say(said(""), timeout=100)
         peer, left_s = servicer.notes
         assert peer.startswith("ipv4:127.0.0.1:")
-        assert 0 < left_s <= 100.1
+        assert 0 < left_s <= 101.1  # gRPC may round up
         await words.Say(said(""))
         assert servicer.notes[1] is None
 

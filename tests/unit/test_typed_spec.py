@@ -240,8 +240,8 @@ MISTAKES = [
         r"typed.columns\[0\].truncate: is about times that are texts",
     ),
     (
-        "{uuid: none, columns: [{name: a, type: timestamp, format: epoch_s}]}",
-        r"typed.columns\[0\].format: .* is not a form of timestamp .leave it out",
+        "{uuid: none, columns: [{name: a, type: uuid, format: epoch_s}]}",
+        r"typed.columns\[0\].format: .* is not a form of uuid .leave it out",
     ),
     (
         "{uuid: none, columns: [{name: a, type: double, segment: a}]}",

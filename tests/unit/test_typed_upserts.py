@@ -6,15 +6,19 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 import pytest
+from msgspec import structs
 from pyiceberg.table.update import RemoveSnapshotsUpdate, SetPropertiesUpdate
 from typed_merges import PythonMerger, is_later, keyed, last_of, said, upsert
 from typed_world import JOURNAL, Held, World
 
-from gazette_platform.errors import LakeError, TypedFenced, TypedRolledBack
+from gazette_platform.errors import LakeError, SchemaMismatch, TypedFenced, TypedRolledBack
 from gazette_platform.lake.typed.catalog.publishing import RUN, head_of, progress_of, publish_staged
 from gazette_platform.lake.typed.checks.completeness import check_counts
 from gazette_platform.lake.typed.planning.state import JournalState
+from gazette_platform.lake.typed.tables import kept_deletes
+from gazette_platform.lake.typed.tables.kept_deletes import DELETES, deletes_of
 from gazette_platform.lake.typed.tables.table import open_table
+from gazette_platform.lake.typed_spec.changes import ChangeOrder
 
 pytestmark = pytest.mark.long
 
@@ -394,3 +398,127 @@ def test_too_many_keys_are_not_looked_at_and_a_query_is_told(world, monkeypatch)
     monkeypatch.setattr("gazette_platform.lake.typed.checks.completeness._KEYS_MAX", 1)
     _, told = check_counts(door, None, is_upserted=True).notes
     assert "of more than 1 rows: `SELECT n FROM typed.flights GROUP BY n" in told
+
+
+# ------------------------------------------------------------------ deletions
+
+
+CHANGES = ChangeOrder(deleted="gone")
+
+
+def gone(n, begin, **more):
+    return said(n, None, begin, **more) | {"gone": True}
+
+
+def alive(n, k, begin, **more):
+    return said(n, k, begin, **more) | {"gone": False}
+
+
+@pytest.fixture
+def changed(world):
+    world.spec = structs.replace(keyed(("n bigint", "k string", "gone boolean")), deleted="gone")
+    assert world.spec.changes == CHANGES
+    return world
+
+
+def merge_changes(world, *rows, **more):
+    door, table = world.open(world.spec)
+    return upsert(door, table, list(rows), changes=CHANGES, **more), door
+
+
+def test_deletions_delete_and_are_kept_for_messages_that_come_late(changed):
+    _, door = merge_changes(changed, alive(1, "a", 10), alive(2, "b", 20))
+    assert DELETES not in door.load().metadata.refs
+    merge_changes(changed, gone(1, 30), gone(3, 40))
+    assert values(door) == {(2, "b")}
+    # Of another journal, whose clocks are those of before.
+    late = [alive(n, "late", 5, journal=OTHER, clock=25) for n in (1, 3)]
+    merge_changes(changed, *late)
+    assert values(door) == {(2, "b")}
+    merge_changes(changed, alive(1, "again", 7, journal=OTHER, clock=90))
+    assert values(door) == {(1, "again"), (2, "b")}
+    metadata = door.load().metadata
+    kept = door.load().token.scan(snapshot_id=deletes_of(metadata)).to_arrow()
+    assert sorted(kept["n"].to_pylist()) == [1, 3]
+    assert progress_of(metadata) == head_of(metadata)
+
+
+def test_deletions_of_all_runs_are_kept_when_snapshots_expire(changed):
+    for n in range(5):
+        _, door = merge_changes(changed, alive(n, "a", 10 * n + 10), gone(n + 100, 10 * n + 15))
+    loaded = door.load()
+    named = {ref.snapshot_id for ref in loaded.metadata.refs.values()}
+    old = [one.snapshot_id for one in loaded.metadata.snapshots if one.snapshot_id not in named]
+    gone_now = RemoveSnapshotsUpdate.model_validate({"snapshot-ids": old})
+    door.commit(loaded, (), (gone_now,))
+    kept = door.load().token.scan(snapshot_id=deletes_of(door.load().metadata)).to_arrow()
+    assert sorted(kept["n"].to_pylist()) == [100, 101, 102, 103, 104]
+    late = alive(100, "late", 5, journal=OTHER, clock=12)
+    merge_changes(changed, late)
+    assert (100, "late") not in values(door)
+
+
+def test_small_files_of_deletions_are_put_together(changed, monkeypatch):
+    monkeypatch.setattr(kept_deletes, "_SMALL_MAX", 4)
+    counts = []
+    for n in range(10):
+        _, door = merge_changes(changed, alive(n, "a", 10 * n + 10), gone(n + 100, 10 * n + 15))
+        scan = door.load().token.scan(snapshot_id=deletes_of(door.load().metadata))
+        counts.append(len(list(scan.plan_files())))
+        assert sorted(scan.to_arrow()["n"].to_pylist()) == list(range(100, 101 + n))
+    assert counts == [1, 2, 3, 4, 2, 3, 4, 2, 3, 4]
+    merge_changes(changed, alive(100, "late", 5, journal=OTHER, clock=12))
+    assert values(door) == {(n, "a") for n in range(10)}
+
+
+def test_run_that_is_fenced_keeps_none_of_its_deletions(changed):
+    _, door = merge_changes(changed, alive(1, "a", 10))
+    _, table = changed.open(changed.spec)
+    merge_changes(changed, alive(2, "b", 20), run="other")
+    with pytest.raises(TypedFenced):
+        upsert(door, table, [gone(1, 30)], changes=CHANGES)
+    assert deletes_of(door.load().metadata) is None
+    assert values(door) == {(1, "a"), (2, "b")}
+
+
+def test_deletions_are_kept_once_if_maintenance_comes_between(changed):
+    _, door = merge_changes(changed, alive(1, "a", 10), gone(7, 15))
+    merger = PythonMerger(door, behind=[lambda: by_hand(door)])
+    merge_changes(changed, gone(1, 30), merger=merger)
+    assert len(merger.merges) == 2
+    assert values(door) == set()
+    kept = door.load().token.scan(snapshot_id=deletes_of(door.load().metadata)).to_arrow()
+    assert sorted(kept["n"].to_pylist()) == [1, 7]
+
+
+def test_deletions_that_expired_before_they_were_published_are_told(changed):
+    _, door = merge_changes(changed, alive(1, "a", 10))
+
+    def expire():
+        loaded = door.load()
+        heads = {ref.snapshot_id for ref in loaded.metadata.refs.values()}
+        staged = loaded.metadata.snapshots[-1].snapshot_id
+        old = [
+            one.snapshot_id
+            for one in loaded.metadata.snapshots
+            if one.snapshot_id not in {*heads, staged}
+        ]
+        update = RemoveSnapshotsUpdate.model_validate({"snapshot-ids": old})
+        door.commit(loaded, (), (update,))
+
+    merger = PythonMerger(door, behind=[expire])
+    with pytest.raises(LakeError, match="has expired, so nothing was changed"):
+        merge_changes(changed, gone(1, 30), merger=merger)
+    assert values(door) == {(1, "a")}
+
+
+def test_table_of_changes_is_counted_by_its_messages(changed):
+    _, door = merge_changes(changed, alive(1, "a", 10), alive(2, "b", 20), gone(1, 30))
+    found = check_counts(door, None, is_upserted=True)
+    assert (found.rows, found.counts.typed, found.findings) == (1, 3, ())
+
+
+def test_table_keeps_what_it_was_made_with_as_what_deletes(changed):
+    merge_changes(changed, alive(1, "a", 10))
+    with pytest.raises(SchemaMismatch, match=r"was made with `deleted gone`.*its spec says `none`"):
+        changed.open(structs.replace(changed.spec, deleted=""))

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, final
 
+from google.protobuf.message import DecodeError
+
+from gazette_platform.broker.api.append_calls import Asked, Counts, Gathered, WaitingAppend
 from gazette_platform.broker.api.prologue import find, rules
 from gazette_platform.broker.api.proxy import PrimaryNotReached
 from gazette_platform.broker.append import events, fsm
@@ -26,6 +28,7 @@ from gazette_platform.broker.append.content import (
     Stock,
     cost_of,
     pump,
+    whole_content,
 )
 from gazette_platform.broker.journal.spec_writes import write_suspend
 from gazette_platform.protocol import (
@@ -42,12 +45,16 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import TRY_AGAIN, Code, ContentSource, NotNow, RpcFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gazette_platform.broker.api.append_calls import AppendEnds
     from gazette_platform.broker.api.proxy import Proxy
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolution, Resolver
     from gazette_platform.protocol import CompressionCodec
     from gazette_platform.protocol.auth import Claims
+    from gazette_platform.serving.interface import Waiting
 
 __all__ = ["AppendApi"]
 
@@ -62,7 +69,7 @@ _SMALL_BYTES_MAX = 64 << 10
 _KNOWN_BYTES_MAX = 512
 
 # Hashed on the event loop up to this size: a hop to a thread costs more.
-_INLINE_BYTES_MAX = 64 << 10
+_INLINE_BYTES_MAX = 128 << 10
 
 # Seconds after which a primary that could not be connected to is tried again.
 _RECONNECT_S = 0.2
@@ -97,7 +104,7 @@ class AppendApi:
         Cancellation: nothing is applied, unless the append's turn had come already.
         """
         decoded, content = _taken_apart(first) if content is None else (_known(first), content)
-        asked = _Asked(*decoded, claims)
+        asked = Asked(*decoded, claims)
         replica = self._at_hand(asked) or await self._resolve(asked)
         while replica is None:
             answer = await self._elsewhere(asked, content)
@@ -105,14 +112,15 @@ class AppendApi:
                 return answer
             replica = await self._resolve(asked)
         body = Body(content, replica.balance, self._judge)
+        done = asyncio.get_running_loop().create_future()
         pending = Pending(
             machine=fsm.AppendFSM(asked.request),
-            done=asyncio.get_running_loop().create_future(),
+            done=done,
             wait_until=self._context.clock.monotonic() + self._context.config.append_wait_s,
         )
         pumping: asyncio.Task[None] | None = None
         stream: ContentQueue | None = None
-        gathered = _Gathered(self._stock)
+        gathered = Gathered(self._stock)
         try:
             is_whole = self._gather_at_once(pending, body, gathered)
             if not is_whole:
@@ -127,24 +135,83 @@ class AppendApi:
                     pump(body, stream), name=f"stream {asked.request.journal}"
                 )
             replica.appender.submit(pending)
-            outcome = await pending.done
+            outcome = await done
             if outcome.is_remote:
                 answer, outcome = await self._again(asked, pending, outcome)
                 if answer is not None:
                     return answer
         finally:
-            pending.done.cancel()
+            done.cancel()
             if pumping is not None:
                 pumping.cancel()
             if stream is not None:
                 stream.drop()
             gathered.release()
+        return self.answer(asked, outcome, body)
+
+    def append_at_once(
+        self, first: bytes, messages: Sequence[bytes] | None, caller: Waiting, ends: AppendEnds
+    ) -> Callable[[], None] | None:
+        """Serve a small Append whose content is all here, without a task; else as `append`.
+
+        Args:
+            messages: all that follow the first; None: all of it is in `first`.
+            caller: may append to any journal. It is told of the outcome later, by `ends`.
+
+        Returns: what is called if the caller leaves before that; None: the append is one for `append`, or
+            malformed, and nothing has changed.
+        """
+        try:
+            if messages is None:
+                decoded, content = _taken_apart(first)
+                messages = content.take_all(_SMALL_BYTES_MAX)
+            else:
+                decoded = _known(first)
+            if messages is None or sum(map(len, messages)) > _SMALL_BYTES_MAX:
+                return None
+            asked = Asked(*decoded, ALL_CLAIMS)
+            replica = self._at_hand(asked)
+            if replica is None or replica.balance.rate > 0:
+                return None
+            chunks = whole_content(messages)
+        except (RpcFailed, DecodeError):
+            return None
+        context = self._context
+        waiting = WaitingAppend(
+            self,
+            ends,
+            caller,
+            asked,
+            machine=fsm.AppendFSM(asked.request),
+            chunks=chunks,
+            gathered=Gathered(self._stock),
+            total_chunks=len(messages),
+            wait_until=context.clock.monotonic() + context.config.append_wait_s,
+        )
+        pending = waiting.pending
+        assert pending is not None
+        try:
+            replica.appender.submit(pending)
+        except RpcFailed:
+            waiting.leave()
+            return None
+        return waiting.leave
+
+    def answer(self, asked: Asked, outcome: Outcome, counts: Counts) -> tuple[Status, bytes]:
+        """Return the status and the AppendResponse of an append that ended here."""
         if outcome.status is Status.OK and outcome.commit is not None:
-            return Status.OK, asked.resolution.header_field + self._commits.encode(outcome, body)
-        return outcome.status, _response(asked.resolution, outcome, body)
+            return Status.OK, asked.resolution.header_field + self._commits.encode(outcome, counts)
+        return outcome.status, _response(asked.resolution, outcome, counts)
+
+    async def go_on(
+        self, asked: Asked, pending: Pending, outcome: Outcome, counts: Counts
+    ) -> tuple[Status, bytes]:
+        """Try an append again that another broker serves by now, as `append` does."""
+        answer, outcome = await self._again(asked, pending, outcome)
+        return answer if answer is not None else self.answer(asked, outcome, counts)
 
     async def _again(
-        self, asked: _Asked, pending: Pending, outcome: Outcome
+        self, asked: Asked, pending: Pending, outcome: Outcome
     ) -> tuple[tuple[Status, bytes] | None, Outcome]:
         """Try an append again, after another broker became the primary before it was written.
 
@@ -155,6 +222,8 @@ class AppendApi:
         while outcome.is_remote:
             replica = await self._resolve(asked)
             pending = _renewed(pending)
+            done = pending.done
+            assert isinstance(done, asyncio.Future)
             try:
                 if replica is None:
                     answer = await self._elsewhere(asked, Replay(pending))
@@ -162,17 +231,15 @@ class AppendApi:
                         return answer, outcome
                     continue
                 replica.appender.submit(pending)
-                outcome = await pending.done
+                outcome = await done
             finally:
-                if not pending.done.cancel() and not pending.done.cancelled():
-                    pending.done.exception()  # `answer` told it; asyncio logs what nobody retrieves
+                if not done.cancel() and not done.cancelled():
+                    done.exception()  # `answer` told it; asyncio logs what nobody retrieves
             if clock.monotonic() >= deadline:
                 break
         return None, outcome
 
-    async def _elsewhere(
-        self, asked: _Asked, content: ContentSource
-    ) -> tuple[Status, bytes] | None:
+    async def _elsewhere(self, asked: Asked, content: ContentSource) -> tuple[Status, bytes] | None:
         """Serve an append that is not for a replica of ours.
 
         Returns: the answer; None if the primary cannot be reached. Then etcd will soon know, and the
@@ -197,7 +264,7 @@ class AppendApi:
             await self._wait_change(min(left_s, _RECONNECT_S))
             return None
 
-    def _at_hand(self, asked: _Asked) -> Replica | None:
+    def _at_hand(self, asked: Asked) -> Replica | None:
         """Our replica, if it was resolved at this revision, and the request asks for no later one."""
         key = asked.found_as
         if key is None or asked.claims is not ALL_CLAIMS:
@@ -211,7 +278,7 @@ class AppendApi:
         asked.resolution = found
         return self._resolver.replicas.get(found.journal)
 
-    async def _resolve(self, asked: _Asked) -> Replica | None:
+    async def _resolve(self, asked: Asked) -> Replica | None:
         """Find out who is to take an append, and wait a bounded time for that.
 
         The machine decides, as it does again at the journal's appender, for which this is not known yet.
@@ -285,7 +352,7 @@ class AppendApi:
         """Wait until something of the cluster changes, or time is up."""
         await self._wait_revision(self._context.space.revision + 1, limit_s)
 
-    def _gather_at_once(self, pending: Pending, body: Body, gathered: _Gathered) -> bool:
+    def _gather_at_once(self, pending: Pending, body: Body, gathered: Gathered) -> bool:
         """Take the content of a small append if all of it is here, with its sum. Returns: whether it is.
 
         Raises: RpcFailed: the stream is malformed.
@@ -300,7 +367,7 @@ class AppendApi:
         pending.sum = content_sum(chunks)
         return True
 
-    async def _gather(self, pending: Pending, body: Body, gathered: _Gathered) -> bool:
+    async def _gather(self, pending: Pending, body: Body, gathered: Gathered) -> bool:
         """Take content until the commit marker, or until the append should stream.
 
         Returns: whether all content is here. Its sum is then known, or on its way.
@@ -352,39 +419,6 @@ class _Messages:
         return taken
 
 
-@final
-class _Gathered:
-    """The part of the stock that one append takes up while it is gathered."""
-
-    __slots__ = ("_stock", "bytes")
-
-    def __init__(self, stock: Stock) -> None:
-        self._stock = stock
-        self.bytes = 0
-
-    def add(self, length: int) -> None:
-        self.bytes += length
-        self._stock.held_bytes += length
-
-    def release(self) -> None:
-        self._stock.held_bytes -= self.bytes
-        self.bytes = 0
-
-
-@dataclass(slots=True)
-class _Asked:
-    """An append as its caller asked for it, and who is to serve it."""
-
-    message: pb.AppendRequest
-    request: events.AppendRequest
-    found_as: tuple[str, bool, bool] | None
-    """Its key in `Resolver.found`; None: it comes from another broker, whose view is to be checked."""
-    claims: Claims
-    resolution: Resolution = field(init=False)
-    unreached_at: float | None = None
-    """When its primary was first out of reach, on the monotonic clock."""
-
-
 def _renewed(pending: Pending) -> Pending:
     """Another attempt at an append of which nothing was written."""
     renewed = Pending(
@@ -401,7 +435,7 @@ def _renewed(pending: Pending) -> Pending:
     return renewed
 
 
-# The first fields of an `_Asked`.
+# The first fields of an `Asked`.
 _Decoded = tuple[pb.AppendRequest, events.AppendRequest, tuple[str, bool, bool] | None]
 
 
@@ -476,7 +510,7 @@ class _CommitResponse:
         self._codec: CompressionCodec | None = None
         self._registers: LabelSet | None = None
 
-    def encode(self, outcome: Outcome, body: Body) -> bytes:
+    def encode(self, outcome: Outcome, counts: Counts) -> bytes:
         """Encode what `_response` would, without the header, at a third of the cost."""
         fragment, registers = outcome.commit, outcome.registers
         assert fragment is not None
@@ -491,12 +525,12 @@ class _CommitResponse:
             self._codec = fragment.codec
         commit.journal = fragment.journal
         fragment.span_into_pb(commit)
-        message.total_chunks = body.total_chunks
-        message.delayed_chunks = body.delayed_chunks
+        message.total_chunks = counts.total_chunks
+        message.delayed_chunks = counts.delayed_chunks
         return message.SerializeToString()
 
 
-def _response(resolution: Resolution, outcome: Outcome, body: Body | None = None) -> bytes:
+def _response(resolution: Resolution, outcome: Outcome, counts: Counts | None = None) -> bytes:
     message = pb.AppendResponse()
     if outcome.status is not Status.OK:
         message.status = outcome.status.value  # type: ignore[assignment]
@@ -505,8 +539,8 @@ def _response(resolution: Resolution, outcome: Outcome, body: Body | None = None
         outcome.commit.into_pb(message.commit)
     if outcome.registers is not None:
         outcome.registers.into_pb(message.registers)
-    if body is not None:
-        message.total_chunks = body.total_chunks
-        message.delayed_chunks = body.delayed_chunks
+    if counts is not None:
+        message.total_chunks = counts.total_chunks
+        message.delayed_chunks = counts.delayed_chunks
     # Fields of a message may come in any order, so a header is encoded once for many responses.
     return resolution.header_field + message.SerializeToString()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.api.admin import AdminApi
 from gazette_platform.broker.api.append import AppendApi
+from gazette_platform.broker.api.append_calls import AppendCalls
 from gazette_platform.broker.api.fragments import FragmentsApi
 from gazette_platform.broker.api.listing import ListApi
 from gazette_platform.broker.api.proxy import Proxy
@@ -23,11 +25,10 @@ if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolver
+    from gazette_platform.broker.metrics import BrokerMetrics
     from gazette_platform.protocol.auth import Claims
-    from gazette_platform.serving.call_metrics import Tally
     from gazette_platform.serving.interface import (
         BidiStream,
-        ContentSource,
         MessageStream,
         Metadata,
         Send,
@@ -37,10 +38,28 @@ if TYPE_CHECKING:
 __all__ = ["BrokerService"]
 
 _JOURNAL, _ADMIN = "protocol.Journal", "gazette_platform.Admin"
+_APPEND = "Append"
 
 # How the API modules serve a call, without what all calls have in common.
 _Once = Callable[[bytes, "Claims"], Awaitable[tuple[Status, bytes]]]
 _Streamed = Callable[[bytes, "Send", "Claims"], Awaitable[None]]
+
+
+@final
+class _Counts:
+    """Counts the calls of one kind."""
+
+    def __init__(self, metrics: BrokerMetrics, name: str) -> None:
+        self._completed, self._name = metrics.completed, name
+        self.begun = metrics.tallies.of(metrics.started.labels(name))
+        self.ok = metrics.tallies.of(metrics.completed.labels(name, "ok"))
+
+    def end(self, status: Status) -> None:
+        """A call has ended with a status."""
+        if status is Status.OK:
+            self.ok.count += 1
+        else:
+            self._completed.labels(self._name, status.name).inc()
 
 
 @final
@@ -61,29 +80,43 @@ class BrokerService:
         self._metrics = context.metrics
         self._faults = context.faults
         self._auth = context.auth
-        self._membership = context.membership
         self._proxy = proxy = Proxy(context, resolver)
         self._list = listing = ListApi(context, resolver)
-        self._append = AppendApi(context, resolver, proxy)
         self._read = ReadApi(context, resolver, proxy)
         fragments, admin = FragmentsApi(context, resolver, proxy), AdminApi(context, resolver)
         replicate, heads = ReplicateApi(resolver), ResetHeadApi(context, resolver)
         can = Capability
 
-        self.append = self._client_stream("Append", can.APPEND, self._append.append)
+        counts = self._counted(_APPEND)
+        appends = AppendCalls(
+            AppendApi(context, resolver, proxy),
+            context.auth,
+            context.membership,
+            begun=counts.begun,
+            ok=counts.ok,
+            end=counts.end,
+            failed=partial(self._failed, _APPEND),
+        )
+        self.append = appends.serve
         self.read = self._server_stream("Read", can.READ, self._read.read, is_resumed=True)
         self.list_journals = self._server_stream("List", can.LIST, listing.list_journals)
         replicated = self._bidi_stream("Replicate", can.REPLICATE, replicate.replicate)
         history = {HISTORY: context.spools.history}
         rpcs = [
-            Rpc(_JOURNAL, "Append", Kind.CLIENT_STREAM, self.append),
+            Rpc(_JOURNAL, _APPEND, Kind.CLIENT_STREAM, appends.serve, at_once=appends.at_once),
             Rpc(_JOURNAL, "Read", Kind.SERVER_STREAM, self.read),
             Rpc(_JOURNAL, "List", Kind.SERVER_STREAM, self.list_journals, history),
             Rpc(_JOURNAL, "Replicate", Kind.BIDI_STREAM, replicated),
             self._unary(_JOURNAL, "Apply", can.APPLY, listing.apply),
             self._unary(_JOURNAL, "ListFragments", can.READ, fragments.list_fragments),
             self._unary(_JOURNAL, "FragmentStoreHealth", can.READ, fragments.fragment_store_health),
-            Rpc(_ADMIN, "AppendWhole", Kind.UNARY, self._append_whole),
+            Rpc(
+                _ADMIN,
+                "AppendWhole",
+                Kind.UNARY,
+                appends.serve_whole,
+                at_once=appends.whole_at_once,
+            ),
             self._unary(_ADMIN, "Flush", can.APPEND, admin.flush),
             self._unary(_ADMIN, "ResetHead", can.APPLY, heads.reset_head),
             self._unary(_ADMIN, "CheckStores", can.APPLY, fragments.check_stores),
@@ -100,15 +133,11 @@ class BrokerService:
         self._list.stop_watches()
         self._proxy.stop_reads()
 
-    async def _append_whole(self, request: bytes, metadata: Metadata) -> bytes:
-        """Serve AppendWhole as the Append that it stands for, and count it as one."""
-        return await self.append(request, None, metadata)
-
     def _unary(self, service: str, name: str, capability: Capability, method: _Once) -> Rpc:
-        begun, end = self._counted(name)
+        counts = self._counted(name)
 
         async def serve(request: bytes, metadata: Metadata) -> bytes:
-            begun.count += 1
+            counts.begun.count += 1
             try:
                 claims = self._auth.authorize(metadata, capability)
                 status, response = await before_expiry(
@@ -119,38 +148,10 @@ class BrokerService:
                 raise  # and not `from` itself: that cycle would keep what its frames hold
             except Exception as err:
                 raise self._failed(name, err) from err
-            end(status)
+            counts.end(status)
             return response
 
         return Rpc(service, name, Kind.UNARY, serve)
-
-    def _client_stream(
-        self,
-        name: str,
-        capability: Capability,
-        method: Callable[[bytes, ContentSource | None, Claims], Awaitable[tuple[Status, bytes]]],
-    ) -> Callable[[bytes, ContentSource | None, Metadata], Awaitable[bytes]]:
-        begun, end = self._counted(name)
-
-        async def serve(first: bytes, content: ContentSource | None, metadata: Metadata) -> bytes:
-            begun.count += 1
-            try:
-                claims = self._auth.everyone or self._auth.authorize(metadata, capability)
-                serving = method(first, content, claims)
-                if claims.expires_at is not None:
-                    serving = before_expiry(self._auth.limit(claims), serving)
-                status, response = await serving
-                if status is Status.OK:
-                    self._check_fence()
-            except RpcFailed:
-                self._count_error(name)
-                raise  # and not `from` itself: that cycle would keep what its frames hold
-            except Exception as err:
-                raise self._failed(name, err) from err
-            end(status)
-            return response
-
-        return serve
 
     def _bidi_stream(
         self,
@@ -158,10 +159,10 @@ class BrokerService:
         capability: Capability,
         method: Callable[[MessageStream, Metadata, Claims], Awaitable[None]],
     ) -> BidiStream:
-        begun, end = self._counted(name)
+        counts = self._counted(name)
 
         async def serve(stream: MessageStream, metadata: Metadata) -> None:
-            begun.count += 1
+            counts.begun.count += 1
             try:
                 claims = self._auth.authorize(metadata, capability)
                 await before_expiry(self._auth.limit(claims), method(stream, metadata, claims))
@@ -170,7 +171,7 @@ class BrokerService:
                 raise  # and not `from` itself: that cycle would keep what its frames hold
             except Exception as err:
                 raise self._failed(name, err) from err
-            end(Status.OK)
+            counts.end(Status.OK)
 
         return serve
 
@@ -183,11 +184,11 @@ class BrokerService:
             is_resumed: whether the stream ends without an error when its caller's token expires, as
                 Gazette's reads do: clients go on with another read and a new token.
         """
-        begun, end = self._counted(name)
+        counts = self._counted(name)
         cancelled = self._metrics.completed.labels(name, "cancelled")
 
         async def serve(request: bytes, send: Send, metadata: Metadata) -> None:
-            begun.count += 1
+            counts.begun.count += 1
             try:
                 claims = self._auth.authorize(metadata, capability)
                 limit = self._auth.limit(claims)
@@ -213,33 +214,19 @@ class BrokerService:
             except asyncio.CancelledError:
                 cancelled.inc()
                 raise
-            end(Status.OK)
+            counts.end(Status.OK)
 
         return serve
 
-    def _check_fence(self) -> None:
-        """Raises: RpcFailed: other brokers may have taken over without knowing of the append."""
-        problem = self._membership.problem
-        if problem:
-            text = f"{problem}: whether it was appended is unknown"
-            raise RpcFailed(Code.UNAVAILABLE, text)
-
-    def _counted(self, name: str) -> tuple[Tally, Callable[[Status], None]]:
-        """Two functions: one counts that a call began, one that it ended with a status."""
-        metrics = self._metrics
-        ok = metrics.tallies.of(metrics.completed.labels(name, "ok"))
-
-        def end(status: Status) -> None:
-            if status is Status.OK:
-                ok.count += 1
-            else:
-                metrics.completed.labels(name, status.name).inc()
-
-        return metrics.tallies.of(metrics.started.labels(name)), end
+    def _counted(self, name: str) -> _Counts:
+        return _Counts(self._metrics, name)
 
     def _count_error(self, operation: str) -> None:
         self._metrics.completed.labels(operation, "error").inc()
 
     def _failed(self, operation: str, err: Exception) -> RpcFailed:
+        """Count a call that failed. Returns: what its caller is told."""
         self._count_error(operation)
+        if isinstance(err, RpcFailed):
+            return err
         return failure_of(operation, err, self._faults)

@@ -107,7 +107,7 @@ class Appender:
         self._queue.append(pending)
         if not self._running:
             self._running = True
-            pending.done.get_loop().call_soon(self._start)
+            asyncio.get_running_loop().call_soon(self._start)
 
     async def close(self) -> RecoveredTenure | None:
         """Close the open fragment and hand it to the persister, after the appends in the queue.
@@ -149,13 +149,18 @@ class Appender:
     def _start(self) -> None:
         """Take one step at once if nothing has to be waited for, and start a task for the rest.
 
-        So small appends to a journal without other replicas do not pay for a task.
+        So small appends do not pay for a task. While replicas have enough to do, the step waits for their
+        next answer.
         """
         batch: list[Pending] = []
+        replicator, is_held = self._replicator, False
         try:
             if self._tasks.is_closed:
                 self._refuse_all("this broker has stopped")
-            elif not self._replicator.has_peers:
+            elif replicator.has_peers and replicator.holds_back(self._waiting_bytes()):
+                replicator.once_answered(self._start)
+                is_held = True
+            elif not replicator.has_peers or replicator.takes_at_once:
                 batch = self._plan()
                 if batch and self._commit_at_once(batch):
                     batch = []
@@ -163,7 +168,9 @@ class Appender:
             batch = []
             self._fail_step(err, 0.0)
         finally:
-            if batch or self._queue:
+            if is_held:
+                pass
+            elif batch or self._queue:
                 self._tasks.spawn(self._run(batch), name=f"append {self._journal.name}")
             else:
                 self._rest()
@@ -293,18 +300,30 @@ class Appender:
                 length += pending.length
                 appends += 1
                 chunks += pending.chunks
-        spool = self._spool
-        if spool.is_durable or not spool.takes_at_once(length):
+        spool, replicator = self._spool, self._replicator
+        has_peers = replicator.has_peers
+        if spool.is_durable or not spool.takes_at_once(length, with_digest=has_peers):
             return False
-        draft = spool.draft(with_digest=False)
+        if has_peers and self._refusal() is not None:
+            return False
+        draft = spool.draft(with_digest=has_peers)
         registers = batch[-1].registers
         assert registers is not None
         if length:
             if not draft.write_at_once(chunks, length):
                 return False
-            spool.keep_at_once(draft, registers)
+            try:
+                spool.keep_at_once(draft, registers)
+            except RpcFailed as err:
+                if not has_peers:
+                    raise
+                self._refuse(batch, err)  # replicas have heard nothing of it
+                return True
+            if has_peers:
+                replicator.send(chunks, 0)
         answer = Answers(self._journal.name, batch, sums, spool.digester.spool.codec)
-        self._settle(draft, registers, answer, appends=appends)
+        end = self._propose if has_peers else self._settle
+        end(draft, registers, answer, appends=appends)
         return True
 
     async def _commit(self, batch: list[Pending]) -> None:

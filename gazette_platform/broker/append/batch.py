@@ -32,6 +32,7 @@ __all__ = [
     "BATCH_APPENDS_MAX",
     "BATCH_BYTES_MAX",
     "Answers",
+    "Caller",
     "Outcome",
     "Pending",
     "Planner",
@@ -77,12 +78,28 @@ class Outcome:
     """This replica no longer serves the journal, and nothing was written: look the journal up again."""
 
 
+class Caller(Protocol):
+    """Who is told how an append ended: a future, or what answers without one."""
+
+    def done(self) -> bool:
+        """Whether it was told, or has gone."""
+        ...
+
+    def set_result(self, result: Outcome, /) -> None:
+        """Tell it."""
+        ...
+
+    def set_exception(self, exception: GazetteError, /) -> None:
+        """Tell it that the append failed."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Pending:
     """An append in the queue of its journal."""
 
     machine: fsm.AppendFSM
-    done: asyncio.Future[Outcome]
+    done: Caller
     chunks: list[bytes | memoryview] = field(default_factory=list)
     length: int = 0
     sum: asyncio.Future[bytes] | bytes = b""

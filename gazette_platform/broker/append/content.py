@@ -31,6 +31,7 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import READ_AHEAD_BYTES, Code, ContentSource, RpcFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
     from gazette_platform.broker.append.batch import Outcome, Pending
@@ -46,6 +47,7 @@ __all__ = [
     "Stock",
     "cost_of",
     "pump",
+    "whole_content",
 ]
 
 # Seconds of credit that a client has while its append is gathered. Meanwhile it holds up nobody, and
@@ -316,17 +318,9 @@ class Body:
         messages = self._content.take_all(bytes_max)
         if messages is None:
             return None
-        chunks: list[bytes | memoryview] = []
-        for number, raw in enumerate(messages, start=1):
-            content = decode_append_content(raw)
-            chunk = content if content is not None else memoryview(_decode_chunk(raw))
-            if not chunk:
-                self.total_chunks = number
-                if number < len(messages):
-                    raise _not_ended()
-                return chunks
-            chunks.append(chunk)
-        raise _ended()
+        chunks = whole_content(messages)
+        self.total_chunks = len(messages)
+        return chunks
 
     async def _hold(self, delay_s: float) -> None:
         """Wait until the journal's balance covers a chunk, or its assignments change."""
@@ -376,6 +370,7 @@ class ContentQueue:
         """Go on with another attempt, which begins with what was received and not taken."""
         self._pending = pending
         self._is_over = False
+        assert isinstance(pending.done, asyncio.Future)
         pending.done.add_done_callback(self._end)
         if self._error is not None:
             pending.fail(self._error)
@@ -473,6 +468,23 @@ async def pump(body: Body, stream: ContentQueue) -> None:
     except Exception as err:
         stream.fail(RpcFailed(Code.INTERNAL, f"append stream: {type(err).__name__}: {err}"))
         raise  # to the owner of the task, as a fault of ours
+
+
+def whole_content(messages: Sequence[bytes]) -> list[bytes | memoryview]:
+    """Return the chunks of an append, of all messages that follow its first.
+
+    Raises: RpcFailed: they end without the commit marker, or go on behind it.
+    """
+    chunks: list[bytes | memoryview] = []
+    for number, raw in enumerate(messages, start=1):
+        content = decode_append_content(raw)
+        chunk = content if content is not None else memoryview(_decode_chunk(raw))
+        if not chunk:
+            if number < len(messages):
+                raise _not_ended()
+            return chunks
+        chunks.append(chunk)
+    raise _ended()
 
 
 def cost_of(chunk: bytes | memoryview) -> int:

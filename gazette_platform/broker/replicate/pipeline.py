@@ -126,6 +126,11 @@ class Pipeline:
         self.send(raw)
         return number
 
+    @property
+    def has_room(self) -> bool:
+        """Whether it is usable, and not too much content waits for one of the peers."""
+        return self.is_usable and not any(link.is_full for link in self._links)
+
     async def room(self) -> None:
         """Wait while too much content waits for one of the peers.
 
@@ -259,6 +264,7 @@ class _Link:
 
     __slots__ = (
         "_bytes",
+        "_group",
         "_is_finishing",
         "_number",
         "_outbox",
@@ -283,18 +289,25 @@ class _Link:
         self._waiting: asyncio.Future[None] | None = None
         self._is_finishing = False
         self._tasks: tuple[asyncio.Task[None], ...] = ()
+        self._group: TaskGroup | None = None
 
     @property
     def is_full(self) -> bool:
         return self._bytes > _OUTBOX_BYTES_MAX
 
     def start(self, tasks: TaskGroup) -> None:
+        self._group = tasks
         self._tasks = (
             tasks.spawn(self._send(), name=f"send to {self.peer}"),
             tasks.spawn(self._receive(), name=f"receive from {self.peer}"),
         )
 
     def put(self, raw: bytes) -> None:
+        # If the sender waits for something to send, nothing is on its way that this could overtake.
+        waiting = self._waiting
+        is_idle = waiting is not None and not waiting.done()
+        if is_idle and not self._outbox and self._stream.write_now(raw):
+            return
         self._outbox.append(raw)
         self._bytes += len(raw)
         self._wake()
@@ -335,11 +348,21 @@ class _Link:
             self._owner.on_failure(self._number, _unforeseen(err), "send to")
             raise  # to the owner of the task, as a fault of ours
 
+    def _take(self, raw: bytes) -> None:
+        """Take a message as it comes, without a turn of the task that waits for it."""
+        try:
+            self._owner.on_reply(self._number, raw)
+        except Exception as err:  # noqa: BLE001  ends the stream, and is reported as in `_receive`
+            self._owner.on_failure(self._number, _unforeseen(err), "recv from")
+            assert self._group is not None
+            self._group.spawn(_raise(err), name=f"receive from {self.peer}")
+
     async def _receive(self) -> None:
         try:
             raw = await self._stream.read()
             if raw is not None:
                 self.tenure = await self._stream.tenure()
+                self._stream.listen(self._take)
             while True:
                 self._owner.on_reply(self._number, raw)
                 if raw is None:
@@ -352,6 +375,10 @@ class _Link:
             raise  # to the owner of the task, as a fault of ours
         finally:
             self.ended.set()
+
+
+async def _raise(err: Exception) -> None:
+    raise err
 
 
 def _unforeseen(err: Exception) -> RpcFailed:

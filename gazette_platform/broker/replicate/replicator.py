@@ -94,6 +94,7 @@ class Replicator:
         # For each proposal under way, who is told how it ended.
         self._under_way: deque[Callable[[RpcFailed | None], None]] = deque()
         self._moved = asyncio.Event()
+        self._once_moved: Callable[[], None] | None = None
         self._interrupt: Interrupt | None = None
         self._syncing: Route | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -269,6 +270,16 @@ class Replicator:
         self._moved.clear()
         await self._moved.wait()
 
+    def once_answered(self, call: Callable[[], None]) -> None:
+        """Call `call` once, soon after a proposal under way is answered, or replicas failed."""
+        self._once_moved = call
+
+    @property
+    def takes_at_once(self) -> bool:
+        """Whether content may be sent and proposed without a wait."""
+        pipeline = self._pipeline
+        return pipeline is not None and pipeline.has_room and not self.is_old
+
     async def room(self) -> None:
         """Wait while much content waits for one of the replicas, which is taking some of it.
 
@@ -353,7 +364,7 @@ class Replicator:
             self._spool.settle()
             self._under_way.popleft()(None)
         self._moved_at = self._clock.monotonic()
-        self._moved.set()
+        self._has_moved()
 
     def _on_broken(self, pipeline: Pipeline, failure: RpcFailed) -> None:
         if self._pipeline is pipeline:
@@ -371,7 +382,13 @@ class Replicator:
         under_way, self._under_way = self._under_way, deque()
         for done in under_way:
             done(failure)
+        self._has_moved()
+
+    def _has_moved(self) -> None:
         self._moved.set()
+        call, self._once_moved = self._once_moved, None
+        if call is not None:
+            asyncio.get_running_loop().call_soon(call)
 
     async def settled(self) -> None:
         """Wait until nothing is under way. Cancellation: safe."""

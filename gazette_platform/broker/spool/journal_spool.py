@@ -56,7 +56,13 @@ __all__ = ["Draft", "JournalSpool"]
 _log = logging.getLogger(__name__)
 
 # Up to this size content is written and hashed on the event loop: a hop to a thread would cost more.
-_INLINE_BYTES_MAX = 64 << 10
+_INLINE_BYTES_MAX = 128 << 10
+
+# The same of content that is only written, which takes a fifth of the time.
+_INLINE_WRITE_BYTES_MAX = 256 << 10
+
+# Chunks of less than this, in the mean, are written together.
+_TINY_BYTES = 4 << 10
 
 
 @final
@@ -106,7 +112,7 @@ class Draft:
         """
         while True:
             try:
-                if length <= _INLINE_BYTES_MAX and self._owner.is_quick:
+                if self._is_small(length) and self._owner.is_quick:
                     self._write(chunks, length)
                 else:
                     await run_in(self._executor, self._write, chunks, length)
@@ -138,6 +144,9 @@ class Draft:
                 self.length += length
                 return
 
+    def _is_small(self, length: int) -> bool:
+        return length <= (_INLINE_WRITE_BYTES_MAX if self._digest is None else _INLINE_BYTES_MAX)
+
     def write_at_once(self, chunks: list[bytes | memoryview], length: int) -> bool:
         """Write chunks without waiting. Returns: whether that went well; if not, call `write`."""
         try:
@@ -151,8 +160,11 @@ class Draft:
     def _write(self, chunks: list[bytes | memoryview], length: int) -> None:
         owner = self._owner
         began = owner.clock.monotonic()
+        if len(chunks) > 1 and length < _TINY_BYTES * len(chunks):
+            # To copy them costs less than a system call for each.
+            chunks = [b"".join(chunks)]
         self.digester.spool.write(chunks, self.at)
-        if length <= _INLINE_BYTES_MAX:
+        if self._is_small(length):
             owner.time(began)
         digest = self._digest
         if digest is not None:
@@ -295,9 +307,10 @@ class JournalSpool:
         if now - began > SLOW_S:
             self._pace.on_slow(now)
 
-    def takes_at_once(self, length: int) -> bool:
-        """Whether so many bytes may be written and committed without waiting for a thread."""
-        is_small = length <= _INLINE_BYTES_MAX and self.digester.spool.digest_lag < LAG_BYTES_MAX
+    def takes_at_once(self, length: int, *, with_digest: bool) -> bool:
+        """Whether so many bytes may be written, and hashed if asked for, without waiting for a thread."""
+        bytes_max = _INLINE_BYTES_MAX if with_digest else _INLINE_WRITE_BYTES_MAX
+        is_small = length <= bytes_max and self.digester.spool.digest_lag < LAG_BYTES_MAX
         return is_small and self.is_quick
 
     def draft(self, *, with_digest: bool) -> Draft:

@@ -7,12 +7,14 @@ A call carries our own token for its journal. If the peer or the connection fail
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.serving.interface import Code, Kind, RpcFailed
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Generator
 
     from google.protobuf.message import Message
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from gazette_platform.serving.outgoing import OutgoingCall
 
 __all__ = ["PeerCall", "PeerFailed", "PeerMessages", "Sender", "with_header"]
+
+
+# What is sent without a wait. More would have to wait for room anyway.
+_SMALL_BYTES_MAX: Final = 64 << 10
 
 
 class PeerFailed(RpcFailed):
@@ -90,13 +96,16 @@ class PeerCall:
         """
         call = self._begin(Kind.CLIENT_STREAM)
         sender = Sender(call, content)
-        sending = tasks.spawn(sender.run(first), name=f"forward {self.journal}")
+        sending: asyncio.Task[None] | None = None
+        if not sender.run_now(first):
+            sending = tasks.spawn(sender.run(first), name=f"forward {self.journal}")
         try:
             return await call.answer()
         except RpcFailed as err:
             raise sender.failure or self.failed(err, is_begun=sender.is_begun) from err
         finally:
-            sending.cancel()
+            if sending is not None:
+                sending.cancel()
             call.cancel()
 
     @contextlib.contextmanager
@@ -165,6 +174,23 @@ class Sender:
         self._content = content
         self.is_begun = False
         self.failure: RpcFailed | None = None
+        self._taken: deque[bytes] | None = None
+
+    def run_now(self, first: bytes) -> bool:
+        """Send all messages without a wait, if they are here, and there is room for them.
+
+        Returns: whether that was done; if not, call `run`.
+        """
+        if not self._call.send_now(first):
+            return False
+        self.is_begun = True
+        messages = self._content.take_all(_SMALL_BYTES_MAX)
+        if messages is None:
+            return False
+        self._taken = deque(messages)
+        while self._taken and self._call.send_now(self._taken[0]):
+            self._taken.popleft()
+        return not self._taken and self._call.end_now()
 
     async def run(self, first: bytes) -> None:
         """Send all of them. Cancellation: safe."""
@@ -178,13 +204,16 @@ class Sender:
             raise  # the owner of the task reports it as a fault
 
     async def _run(self, first: bytes) -> None:
-        await self._call.send(first)
-        self.is_begun = True
+        if not self.is_begun:
+            await self._call.send(first)
+            self.is_begun = True
         while (raw := await self._next()) is not None:
             await self._call.send(raw)
         await self._call.done_sending()
 
     async def _next(self) -> bytes | None:
+        if self._taken is not None:
+            return self._taken.popleft() if self._taken else None
         try:
             return await self._content.next()
         except RpcFailed as err:

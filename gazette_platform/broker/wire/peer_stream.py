@@ -9,6 +9,8 @@ from gazette_platform.protocol.auth import Capability
 from gazette_platform.serving.interface import Code, RpcFailed, go_spelling
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gazette_platform.broker.wire.peers import Peers
     from gazette_platform.protocol import ProcessId
 
@@ -28,8 +30,16 @@ class PeerStream(Protocol):
         """Send a message. Raises: RpcFailed: the stream broke."""
         ...
 
+    def write_now(self, raw: bytes) -> bool:
+        """Send a message without a wait. Returns: whether it was sent; if not, call `write`."""
+        ...
+
     async def read(self) -> bytes | None:
         """The next message; None at the end. Raises: RpcFailed: the stream broke."""
+        ...
+
+    def listen(self, take: Callable[[bytes], None]) -> None:
+        """Let messages be taken as they come; as `OutgoingCall` has it."""
         ...
 
     async def tenure(self) -> str | None:
@@ -79,6 +89,12 @@ class _CallStream:
             await self._call.send(raw)
         except RpcFailed as err:
             raise self._failed(err) from err
+
+    def write_now(self, raw: bytes) -> bool:
+        return self._call.send_now(raw)
+
+    def listen(self, take: Callable[[bytes], None]) -> None:
+        self._call.listen(take)
 
     async def read(self) -> bytes | None:
         try:

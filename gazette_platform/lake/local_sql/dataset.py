@@ -19,6 +19,7 @@ import pyarrow.dataset as ds  # type: ignore[import-untyped]
 from pyarrow.fs import LocalFileSystem  # type: ignore[import-untyped]
 from typing_extensions import override
 
+from gazette_platform.lake.csv_header import header_pattern, header_places
 from gazette_platform.lake.local_sql.names import quoted
 from gazette_platform.lake.local_sql.reading import ScanCounts, SegmentReader
 from gazette_platform.lake.local_sql.rows import arrow_type, row_parser
@@ -84,6 +85,7 @@ class TableDataset(ds.Dataset):  # type: ignore[misc]
         self._failed = failed
         self._parsers = parsers
         self._parser = row_parser(snapshot.spec)
+        self._header = header_pattern(snapshot.spec)
         self._schema = _schema_of(snapshot)
 
     @property
@@ -175,7 +177,19 @@ class TableDataset(ds.Dataset):  # type: ignore[misc]
         table = pa.Table.from_arrays(
             arrays, schema=pa.schema([self._schema.field(name) for name in read])
         )
+        table = self._without_headers(table, pieces)
         return table if condition is None else table.filter(condition)
+
+    def _without_headers(self, table: pa.Table, pieces: Sequence[Piece]) -> pa.Table:
+        if self._header is None:
+            return table
+        places = header_places(b"".join(piece.content for piece in pieces), self._header)
+        if not places:
+            return table
+        is_row = [True] * table.num_rows
+        for place in places:
+            is_row[place] = False
+        return table.filter(pa.array(is_row))
 
     def _offsets(self, piece: Piece) -> pa.Int64Array:
         ends = self._parser.ends(piece.content)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, Literal, final
 import msgspec
 
 from gazette_platform.errors import GazetteError, LakeError, SchemaMismatch, ValidationError
-from gazette_platform.lake.foreign import foreign_content
-from gazette_platform.lake.infer import Inference, format_of, infer_spec
+from gazette_platform.lake.formats import Kind
+from gazette_platform.lake.infer import Inference, format_of, infer_spec, refusal
 from gazette_platform.lake.layout import Layout
 from gazette_platform.lake.local_sql.journal_names import called, selectors_of
 from gazette_platform.lake.meant import or_meant
@@ -165,22 +165,28 @@ def _format(table: str, lines: Mapping[str, list[bytes]]) -> Literal["json", "cs
 
     Raises: SchemaMismatch: one has none, or another one.
     """
-    journals: dict[Literal["json", "csv"], list[str]] = {}
+    journals: dict[tuple[Literal["json", "csv"], str], list[str]] = {}
     for journal, of_one in lines.items():
-        if what := foreign_content(of_one):
+        found = format_of(of_one)
+        if what := refusal(found):
             raise SchemaMismatch(
                 f"{table}: the content of {journal} {what}, or name other journals"
             )
-        if any(line.strip() for line in of_one):
-            journals.setdefault(format_of(of_one), []).append(journal)
+        if found.kind is not Kind.EMPTY:
+            is_json = found.kind is Kind.JSON_LINES
+            kind: Literal["json", "csv"] = "json" if is_json else "csv"
+            journals.setdefault((kind, "" if is_json else found.delimiter or ","), []).append(
+                journal
+            )
     if len(journals) > 1:
         told = "; ".join(
-            f"{kind.upper()}: {', '.join(found[:_SHOWN])}{' …' if len(found) > _SHOWN else ''}"
-            for kind, found in sorted(journals.items())
+            f"{kind.upper()}{f' with {delimiter!r}' if delimiter not in {'', ','} else ''}: {', '.join(each[:_SHOWN])}"
+            f"{' …' if len(each) > _SHOWN else ''}"
+            for (kind, delimiter), each in sorted(journals.items())
         )
         first = next(iter(journals.values()))[0]
         raise SchemaMismatch(
             f"{table}: journals have different formats, and a table has one ({told}): name those of one format, "
             f"such as {called(first)}"
         )
-    return next(iter(journals))
+    return next(iter(journals))[0]

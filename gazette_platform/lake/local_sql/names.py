@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.table_spec import TableSpec
 
 __all__ = [
+    "DELETES_SUFFIX",
     "HISTORY_SUFFIX",
     "OFFSETS_SUFFIX",
     "RESERVED",
@@ -26,6 +27,8 @@ HISTORY_SUFFIX: Final = "$history"
 """Behind a typed table's name: the rows that runs have published."""
 TAIL_SUFFIX: Final = "$tail"
 """Behind a typed table's name: what no run has published yet."""
+DELETES_SUFFIX: Final = "$deletes"
+"""Behind a typed table's name: deletions that runs have kept; none, but of a table of changes."""
 RESERVED: Final = frozenset({"information_schema", "pg_catalog"})
 """Schemas of DuckDB's own."""
 
@@ -65,7 +68,7 @@ def key_of(name: str) -> str:
     ('orders', 'shop.orders', 'shop.orders')
     """
     name = name.partition(" AS ")[0].replace('"', "").lower()
-    for suffix in (OFFSETS_SUFFIX, HISTORY_SUFFIX, TAIL_SUFFIX):
+    for suffix in (OFFSETS_SUFFIX, HISTORY_SUFFIX, TAIL_SUFFIX, DELETES_SUFFIX):
         name = name.removesuffix(suffix)
     return ".".join(name.split(".")[-2:])
 

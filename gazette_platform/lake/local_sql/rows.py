@@ -221,6 +221,10 @@ class _CsvRows:
 
     def __init__(self, spec: TableSpec) -> None:
         self._names = [column.name for column in spec.columns]
+        self._separator = spec.separator
+        mark = re.escape(spec.separator).encode()
+        # Before a quote, where a field may begin.
+        self._blanks = re.compile(rb'(?:\A|%b|\n)[%b]+"' % (mark, _blanks_of(spec).encode()))
 
     def cut(self, content: bytes) -> int:
         """See `RowParser`."""
@@ -244,11 +248,12 @@ class _CsvRows:
         # Arrow ends a line at a carriage return, too, and knows no quote that is left open.
         if content.count(b"\r") != content.count(b"\r\n") or _has_open_quote(content):
             return None
-        if _ESCAPE.encode() in content or _BLANKS.search(content) is not None:
+        if _ESCAPE.encode() in content or self._blanks.search(content) is not None:
             return None
         schema = pa.schema([(name, pa.string()) for name in self._names])
         try:
-            batches = arrow_parser(_CSV, schema, None).parse(content)
+            parser = arrow_parser(_CSV, schema, None, delimiter=self._separator)
+            batches = parser.parse(content)
         except DataError:
             return None
         table = pa.Table.from_batches(batches, schema).select(list(names))
@@ -258,18 +263,25 @@ class _CsvRows:
         return [column.combine_chunks() for column in table.columns]
 
     def _slow(self, content: bytes, names: Sequence[str]) -> list[pa.Array]:
+        separator = self._separator
         places = [self._names.index(name) for name in names]
         found: list[list[str | None]] = [[] for _ in names]
         lines = content[: self.cut(content)].decode().split("\n")[:-1]
         for line in lines:
             plain = line.removesuffix("\r").replace(_ESCAPE, "")
-            row = next(csv_rows([_begun(_closed(plain))]), [])
+            text = _begun(_closed(plain, separator), separator)
+            row = next(csv_rows([text], separator), [])
             for values, place in zip(found, places, strict=True):
                 values.append(row[place] if place < len(row) else None)
         return [pa.array(values, pa.string()) for values in found]
 
 
-def _begun(line: str) -> str:
+def _blanks_of(spec: TableSpec) -> str:
+    """Blanks that may stand before a quote; a tab that separates fields is none."""
+    return " \t".replace(spec.separator, "")
+
+
+def _begun(line: str, separator: str = ",") -> str:
     """A line without blanks before a quote that begins a field, as engines have it.
 
     >>> _begun('1, "x, y",  z,"a, ",b "c"')
@@ -277,13 +289,13 @@ def _begun(line: str) -> str:
     """
     parts = line.split('"')
     for index in range(0, len(parts) - 1, 2):
-        bare = parts[index].rstrip(" \t")
-        if bare.endswith(",") or (not bare and index == 0):
+        bare = parts[index].rstrip(" \t".replace(separator, ""))
+        if bare.endswith(separator) or (not bare and index == 0):
             parts[index] = bare
     return '"'.join(parts)
 
 
-def _closed(line: str) -> str:
+def _closed(line: str, separator: str = ",") -> str:
     """A line without the field in which a quote is open at its end, which is NULL in engines.
 
     >>> _closed('1,"a, b",5" pipe, 2'), _closed('"a, b'), _closed('a,"b"')
@@ -295,8 +307,8 @@ def _closed(line: str) -> str:
     at = len(line)
     for index in reversed(range(len(parts))):
         at -= len(parts[index])
-        if index % 2 == 0 and "," in parts[index]:
-            return line[: at + parts[index].rindex(",")]
+        if index % 2 == 0 and separator in parts[index]:
+            return line[: at + parts[index].rindex(separator)]
         at -= 1  # of the quote before
     return ""
 
@@ -304,5 +316,3 @@ def _closed(line: str) -> str:
 _CSV: Final = _span("text/csv")
 # As `hive.CSV_ESCAPE`, which takes long to import: engines drop it.
 _ESCAPE: Final = "\x01"
-# Before a quote, where a field may begin.
-_BLANKS: Final = re.compile(rb'(?:\A|[,\n])[ \t]+"')

@@ -563,7 +563,7 @@ class LocalSql(Closing):
             return f"there is no table {name}: to read journals without a table spec, write FROM {called(name)}"
         if not self.tables and not self.refused:
             return (
-                f"there is no table {name}: no table spec is known (give a folder of them, or read journals "
+                f"there is no table {name}: no table spec is known (name their folder by --tables, or read journals "
                 "without one: FROM journal('NAME'))"
             )
         shown = ", ".join(self.tables[:_NAMES_SHOWN])

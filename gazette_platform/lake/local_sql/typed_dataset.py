@@ -22,6 +22,9 @@ from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from pyiceberg.schema import Schema
+
+    from gazette_platform.lake.typed.catalog.doors import Loaded
     from gazette_platform.lake.typed.runs.tail import PinnedTail, SpooledTail
 
 __all__ = ["HistoryDataset", "TailDataset", "plain_schema", "uuid_columns"]
@@ -113,17 +116,20 @@ class HistoryDataset(_Rows):
     """Rows of a table; none, if there is no table yet.
 
     Args:
-        pinned: the table.
+        loaded: the table; its current snapshot is read. None: there is none.
+        schema: of its rows.
         failed: see `_Rows`.
 
     Attributes:
         files: that were opened.
     """
 
-    def __init__(self, pinned: PinnedTail, failed: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, loaded: Loaded | None, schema: Schema, failed: Callable[[BaseException], None]
+    ) -> None:
         self.files = 0
-        self._history = None if pinned.loaded is None else TableHistory(pinned.loaded)
-        super().__init__(arrow_schema(pinned.schema), failed)
+        self._history = None if loaded is None else TableHistory(loaded)
+        super().__init__(arrow_schema(schema), failed)
 
     @override
     def _batches(

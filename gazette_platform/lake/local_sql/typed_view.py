@@ -6,7 +6,12 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.lake.local_sql.names import HISTORY_SUFFIX, TAIL_SUFFIX, quoted
+from gazette_platform.lake.local_sql.names import (
+    DELETES_SUFFIX,
+    HISTORY_SUFFIX,
+    TAIL_SUFFIX,
+    quoted,
+)
 from gazette_platform.ops.extras import required
 
 if TYPE_CHECKING:
@@ -84,7 +89,8 @@ class TypedView:
 
         self._name = name
         self._pinned = pinned
-        self._history = HistoryDataset(pinned, failed)
+        self._history = HistoryDataset(pinned.loaded, pinned.schema, failed)
+        self._deletes = HistoryDataset(pinned.deletes, pinned.schema, failed)
         self._tail = TailDataset(pinned, failed, threads=_THREADS)
 
     @property
@@ -152,23 +158,33 @@ class TypedView:
             else selected([field], is_filtered=is_filtered)
             for field in schema
         )
-        parts = {HISTORY_SUFFIX: self._history, TAIL_SUFFIX: self._tail}
+        parts = {
+            HISTORY_SUFFIX: self._history, TAIL_SUFFIX: self._tail, DELETES_SUFFIX: self._deletes,
+        }  # fmt: skip
         for suffix, rows in parts.items():
             connection.register(f"{self._name}{suffix}", rows)
             registered = f"temp.main.{quoted(self._name + suffix)}"
             query = f"SELECT {listed} FROM {registered}"  # noqa: S608  names of ours
             connection.execute(f"CREATE OR REPLACE VIEW {self._place(database, suffix)} AS {query}")
-        history, tail = (self._place(database, suffix) for suffix in parts)
+        history, tail, deletes = (self._place(database, suffix) for suffix in parts)
         if self._pinned.is_empty:
             query = f"FROM {history}"
         else:
-            query = view_of(schema.names, self._pinned.key, history, tail, quoted)
+            query = view_of(
+                schema.names,
+                self._pinned.key,
+                history,
+                tail,
+                quoted,
+                changes=self._pinned.job.spec.changes,
+                deletes=deletes if self._pinned.deletes is not None else "",
+            )
         for view in (f"VIEW {self._place(database)}", f"TEMP VIEW {quoted(short)}"):
             connection.execute(f"CREATE OR REPLACE {view} AS {query}")
 
     def drop(self, connection: DuckDBPyConnection, database: str, short: str) -> None:
         """Remove its views; arguments are those of `make`."""
-        for suffix in ("", HISTORY_SUFFIX, TAIL_SUFFIX):
+        for suffix in ("", HISTORY_SUFFIX, TAIL_SUFFIX, DELETES_SUFFIX):
             connection.execute(f"DROP VIEW IF EXISTS {self._place(database, suffix)}")
         connection.execute(f"DROP VIEW IF EXISTS temp.main.{quoted(short)}")
 

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from gazette_platform.lake.rollups.covers import Covers
     from gazette_platform.lake.rollups.spec import RollupSpec
 
-__all__ = ["Commit", "Committed", "commit"]
+__all__ = ["CODE", "Commit", "Committed", "commit"]
 
-_CODE: Final = "gazette.code"
+CODE: Final = "gazette.code"
+"""Property of a table, and of its snapshots: the code version that made it."""
 _OFFSETS: Final = "gazette.offsets"
 # So many journals are told in a snapshot's summary, which every reader of the table loads.
 _JOURNALS_MAX: Final = 20
@@ -185,7 +186,7 @@ def _next_metadata(  # noqa: PLR0917
         start = base.metadata
     start = update_table_metadata(
         start,
-        (SetPropertiesUpdate(updates={COVERS: covers_path, _CODE: what.spec.code_version}),),
+        (SetPropertiesUpdate(updates={COVERS: covers_path, CODE: what.spec.code_version}),),
         metadata_location=base.metadata_location if base is not None else None,
     )
     table = Table(
@@ -278,7 +279,7 @@ def _properties(what: Commit, covers_path: str) -> dict[str, str]:
     """What the snapshot says of itself; the covers in words as far as they are short."""
     properties = {
         COVERS: covers_path,
-        _CODE: what.spec.code_version,
+        CODE: what.spec.code_version,
         "gazette.slices-made": str(len(what.made)),
         "gazette.slices": str(len(what.covers.slices)),
     }

@@ -4,8 +4,8 @@ A column comes from all columns that its expression names, by way of subqueries,
 make rows. What only decides which rows there are (joins, WHERE, GROUP BY) is no origin. What is not
 certain is left out, so that each origin told is one.
 
-This module is slow to import, and no bound holds a parser that tries alternatives at each level: runs of
-rollups use it in a process of its own, by `lineage_process`.
+This module is slow to import, and no bound holds a parser that tries alternatives at each level: use it
+through `query_process`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _Origins = frozenset[tuple[str, str]]
 
-__all__ = ["column_lineage"]
+__all__ = ["Tracer", "column_lineage", "query_scope"]
 
 _CHARACTERS_MAX: Final = 100_000
 _NOTHING: Final[_Origins] = frozenset()
@@ -66,7 +66,7 @@ def column_lineage(
     aliases = _by_lower(sources)
     columns = {low: _by_lower(sources[alias]) for low, alias in aliases.items()}
     try:
-        found = _Tracer(_scope(sql, dialect, columns), columns).of_query()
+        found = Tracer(query_scope(sql, dialect, columns), columns).of_query()
     except LakeError:
         raise
     # Text that it does not expect lets the parser fail in any way, by too deep a recursion, say.
@@ -87,7 +87,7 @@ def _by_lower(names: Iterable[str]) -> dict[str, str]:
     return {low: same[0] for low, same in found.items() if len(same) == 1}
 
 
-def _scope(sql: str, dialect: Dialect, columns: Mapping[str, Mapping[str, str]]) -> Scope:
+def query_scope(sql: str, dialect: Dialect, columns: Mapping[str, Mapping[str, str]]) -> Scope:
     """The query with each column bound to its table, as far as that is known, and each star replaced."""
     statements = [s for s in sqlglot.parse(sql, read=dialect) if s is not None]
     if len(statements) != 1 or not isinstance(statements[0], (exp.Select, exp.SetOperation)):
@@ -99,7 +99,7 @@ def _scope(sql: str, dialect: Dialect, columns: Mapping[str, Mapping[str, str]])
         dialect=dialect,
         # A table without columns would be an error.
         schema={a: dict.fromkeys(known, "unknown") for a, known in columns.items() if known},
-        # Copies of what aliases stand for could double with each; `_Tracer` follows them.
+        # Copies of what aliases stand for could double with each; `Tracer` follows them.
         expand_alias_refs=False,
         # One column that is not known is no reason to know none.
         allow_partial_qualification=True,
@@ -155,7 +155,7 @@ class _Outputs:
 
 
 @final
-class _Tracer:
+class Tracer:
     """Follows columns through the scopes of one query, each of them once."""
 
     def __init__(self, root: Scope, columns: Mapping[str, Mapping[str, str]]) -> None:
@@ -165,11 +165,12 @@ class _Tracer:
 
     def of_query(self) -> dict[str, _Origins]:
         """Origins by name, of columns of which they are certain."""
-        outputs = self._outputs(self._root)
+        outputs = self.outputs(self._root)
         found = {name: outputs.named(name) for name, _ in outputs.columns if name}
         return {name: origins for name, origins in found.items() if origins is not None}
 
-    def _outputs(self, scope: Scope) -> _Outputs:
+    def outputs(self, scope: Scope) -> _Outputs:
+        """Return the columns that a query gives."""
         known = self._known.get(id(scope))
         if known is None:
             known = self._known[id(scope)] = self._new_outputs(scope)
@@ -202,7 +203,7 @@ class _Tracer:
 
     def _of_set(self, scope: Scope, expression: exp.SetOperation) -> _Outputs:
         """Columns of the same place; of EXCEPT, whose rows are the first query's, its alone."""
-        left, right = (self._outputs(one) for one in scope.set_operation_scopes)
+        left, right = (self.outputs(one) for one in scope.set_operation_scopes)
         is_complete = left.is_complete and right.is_complete
         if not is_complete or len(left.columns) != len(right.columns):
             return _Outputs(tuple((name, None) for name, _ in left.columns), is_complete=False)
@@ -220,7 +221,7 @@ class _Tracer:
         names = list(node.alias_column_names)
         if isinstance(node, exp.Lateral) and isinstance(node.this, exp.Subquery):
             within = [s for s in scope.subquery_scopes if s.expression is node.this.unnest()]
-            inner = self._outputs(within[0]) if within else _Outputs((), is_complete=False)
+            inner = self.outputs(within[0]) if within else _Outputs((), is_complete=False)
             if not inner.is_complete or not names:
                 return inner
             together = zip(names, (origins for _, origins in inner.columns), strict=True)
@@ -252,7 +253,7 @@ class _Tracer:
                 # One that WINDOW names is looked for in vain.
                 found.append(None if part.args.get("alias") else _NOTHING)
             elif id(part) in queries:
-                inner = self._outputs(queries[id(part)])
+                inner = self.outputs(queries[id(part)])
                 found += [origins for _, origins in inner.columns]
                 found += [] if inner.is_complete else [None]
             else:
@@ -275,16 +276,24 @@ class _Tracer:
             return None
         _, source = at.selected_sources[column.table]
         if isinstance(source, Scope):
-            outputs = self._outputs(source)
+            outputs = self.outputs(source)
             return outputs.named(column.name) if outputs.is_complete else None
         if not self._is_known(source) or column.name not in self._columns[source.name]:
             return None
         return frozenset({(source.name, column.name)})
 
+    def columns_of(self, source: exp.Expr | Scope) -> tuple[str, ...] | None:
+        """Return all columns of what is selected from, in lower case; None: they are not known."""
+        if isinstance(source, Scope):
+            given = self.outputs(source)
+            return tuple(n.lower() for n, _ in given.columns) if given.is_complete else None
+        is_known = isinstance(source, exp.Table) and self._is_known(source)
+        return tuple(self._columns[source.name]) if is_known else None
+
     def _is_known(self, source: exp.Table | Scope) -> bool:
         """Whether all columns of what is selected from are known, by these names."""
         if isinstance(source, Scope):
-            return self._outputs(source).is_complete
+            return self.outputs(source).is_complete
         is_plain = isinstance(source.this, exp.Identifier) and not source.alias_column_names
         return is_plain and bool(self._columns.get(source.name))
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.rollups.spec import RollupSpec
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["RollupReport", "RollupRunner", "slices_behind"]
+__all__ = ["RollupReport", "RollupRunner", "plan_of", "slices_behind"]
 
 # Each is named in the statement, and Iceberg's writers keep a file open for each.
 _SLICES_MAX: Final = 100
@@ -300,8 +300,16 @@ def slices_behind(metastore: Metastore, tables: IcebergTables, spec: RollupSpec)
 
     Raises: LakeError: a source is not there yet, or a server cannot be reached.
     """
+    return plan_of(metastore, tables, spec).behind
+
+
+def plan_of(metastore: Metastore, tables: IcebergTables, spec: RollupSpec) -> Plan:
+    """What the next run would do, as far as that is known before it reads any row; changes nothing.
+
+    Raises: LakeError: a source is not there yet, or a server cannot be reached.
+    """
     _, covers, sources = _read(metastore, tables, spec)
-    return make_plan(spec, _states(sources), covers).behind
+    return make_plan(spec, _states(sources), covers)
 
 
 def _read(

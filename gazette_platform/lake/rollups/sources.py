@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import partition_name
-from gazette_platform.lake.exact import excluded_digests
+from gazette_platform.lake.exact import VIEW_OF, excluded_digests
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.rollups.covers import Seen
 from gazette_platform.lake.rollups.planning import SourceState
 from gazette_platform.lake.rollups.statements import SourceTable
-from gazette_platform.lake.spec_rules import EXACT_SUFFIX
+from gazette_platform.lake.spec_rules import EXACT_SUFFIX, LINES_SUFFIX
 from gazette_platform.lake.tables import LAYOUT
 
 if TYPE_CHECKING:
@@ -56,18 +56,21 @@ def read_sources(
         table = session.table(schema, table_name)
         if table is None:
             raise LakeError(f"{spec.name} waits for {name}, which is not made yet")
+        if table.parameters.get(VIEW_OF) == f"{name}{LINES_SUFFIX}":
+            table = session.table(schema, f"{table_name}{LINES_SUFFIX}") or table
         if LAYOUT in table.parameters:
-            found[alias] = _raw(session, table)
+            found[alias] = _raw(session, name, table)
         else:
             found[alias] = _iceberg(session, tables, name)
     return found
 
 
-def _raw(session: MetastoreSession, table: HiveTable) -> Source:
-    view = session.table(table.database, f"{table.name}{EXACT_SUFFIX}")
+def _raw(session: MetastoreSession, name: str, table: HiveTable) -> Source:
+    view_name = f"{name.partition('.')[2]}{EXACT_SUFFIX}"
+    view = session.table(table.database, view_name)
     if view is None:
         raise LakeError(
-            f"view {table.full_name}{EXACT_SUFFIX} is not made yet; the sensor makes it when it first audits "
+            f"view {name}{EXACT_SUFFIX} is not made yet; the sensor makes it when it first audits "
             "the table"
         )
     excluded = excluded_digests(view)
@@ -78,10 +81,10 @@ def _raw(session: MetastoreSession, table: HiveTable) -> Source:
     if keys:
         for partition in session.partitions(table):
             state = PartitionState.from_parameters(partition.parameters)
-            name = partition_name(keys, partition.values)
+            part = partition_name(keys, partition.values)
             if state.ranges:  # else it is new, or all of it was pruned
-                parts[name] = (partition.values, _seen(state, name, excluded))
-                locations[name] = partition.location
+                parts[part] = (partition.values, _seen(state, part, excluded))
+                locations[part] = partition.location
                 unfit_records += state.unfit_records
     else:
         state = PartitionState.from_parameters(table.parameters)
@@ -90,10 +93,10 @@ def _raw(session: MetastoreSession, table: HiveTable) -> Source:
             locations[""] = table.location
             unfit_records = state.unfit_records
     return Source(
-        SourceState(table=table.full_name, columns=tuple(keys), parts=parts),
+        SourceState(table=name, columns=tuple(keys), parts=parts),
         SourceTable(
             schema=table.database,
-            table=f"{table.name}{EXACT_SUFFIX}",
+            table=view_name,
             is_iceberg=False,
             types={c.name: c.type for c in table.partition_columns},
         ),

@@ -129,6 +129,19 @@ class RollupSpec(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(code)).hexdigest()[:16]
 
     @property
+    def query_comment(self) -> str:
+        """The comment lines that the query begins with; of a Python rollup none."""
+        if self.engine == "python":
+            return ""
+        found: list[str] = []
+        for line in self.sql.splitlines():
+            comment = _COMMENT.match(line)
+            if comment is None:
+                break
+            found.append(comment[1].strip())
+        return "\n".join(found).strip()
+
+    @property
     def digest(self) -> str:
         """16 hex digits that change with any part of the spec."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]

@@ -29,11 +29,13 @@ follows docs/internals/typed-parsing.md; where Arrow's reader of JSON does not d
 - float: what is finite as 32 bits. Arrow makes infinity of 1e39, which has to be looked for, as NaN in both.
 - double: 1e400, NaN and Infinity do not fit. 9007199254740993 does, and is rounded, as in any JSON reader.
 - decimal: a number or the text of one, with no digit more than fits on either side of the point. Arrow compares
-  digits before it scales, so 1234 gets into a decimal(5,2): validate.
-- date: a text `2026-01-02`; Arrow reads none from JSON (read texts, cast them). Year 0 is none.
+  digits before it scales, so 1234 gets into a decimal(5,2): validate. By `base64` a text of the unscaled number's bytes, the
+  largest first, in two's complement, as Kafka Connect writes decimals.
+- date: a text `2026-01-02`; Arrow reads none from JSON (read texts, cast them). Year 0 is none. By `epoch_days` an integer.
 - timestamptz: by format `iso`, a date with or without a time behind `T` or a blank, with or without a zone, in letters of either
   case; without a zone it is UTC. Digits of a second beyond the sixth are zeros, or cut off where the column says `truncate`. By `epoch_s`, `epoch_ms` and `epoch_us` an integer, of years 1 to 9999.
-- timestamp: the same texts without a zone. Arrow turns one that has a zone to UTC and forgets it: look for those.
+- timestamp: the same texts without a zone. Arrow turns one that has a zone to UTC and forgets it: look for those. The same integers,
+  of which the day and time are taken as they are.
 - binary: a text in `base64` (with padding, as Go writes bytes) or `hex`. Arrow takes the text itself for the bytes.
 - uuid: a text of 36 characters. Arrow reads none from JSON.
 - map: Arrow reads none from JSON: such tables go line by line as well. Keys that are there twice do not fit.
@@ -109,6 +111,9 @@ _LANGUAGE: Final = TypeLanguage(
 
 FORMATS: Final = {
     "timestamptz": ("iso", "epoch_s", "epoch_ms", "epoch_us"),
+    "timestamp": ("iso", "epoch_s", "epoch_ms", "epoch_us"),
+    "date": ("iso", "epoch_days"),
+    "decimal": ("number", "base64"),
     "binary": ("base64", "hex"),
 }
 """How values of a type may be written; the first is meant where nothing is said."""

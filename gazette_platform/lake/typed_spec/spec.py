@@ -33,6 +33,13 @@ from gazette_platform.lake.spec_rules import (
     is_key,
     is_table_name,
 )
+from gazette_platform.lake.typed_spec.changes import (
+    CHANGE_COLUMNS,
+    OP,
+    POSITION,
+    ChangeOrder,
+    base_of_envelope,
+)
 from gazette_platform.lake.typed_spec.columns import KEY_TYPES, TRANSFORMS
 from gazette_platform.lake.typed_spec.json_schema import parse_document, properties_of
 from gazette_platform.lake.typed_spec.partitions import PartitionTransform, parse_partition
@@ -94,11 +101,31 @@ class TypedSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Whether rows go when the content that they were made of was pruned."""
     retired: tuple[str, ...] = ()
     """Columns of the table, or fields of structs by their path, that are written no more."""
+    change_data: Literal["", "debezium"] = ""
+    """What wraps records: envelopes that say what became of a row; empty: nothing."""
+    deleted: str = ""
+    """The column that says of a message that it deletes its key's row; empty: none does."""
+    order: Literal["journal", "source"] = "journal"
+    """Which of two changes of a key is the later one: by the journal, or by the position that the source had."""
+
+    @property
+    def written_columns(self) -> tuple[TypedColumn, ...]:
+        """The columns that records fill, and what an envelope says of them."""
+        return (*self.columns, *(CHANGE_COLUMNS if self.change_data else ()))
 
     @property
     def all_columns(self) -> tuple[TypedColumn, ...]:
         """The columns, then those of the system."""
-        return (*self.columns, *SYSTEM_COLUMNS)
+        return (*self.written_columns, *SYSTEM_COLUMNS)
+
+    @property
+    def changes(self) -> ChangeOrder | None:
+        """How messages delete rows; None: they do not."""
+        if self.change_data:
+            return ChangeOrder(
+                deleted=OP, position=POSITION if self.order == "source" else "", is_envelope=True
+            )
+        return ChangeOrder(deleted=self.deleted) if self.deleted else None
 
     @property
     def quarantine(self) -> str:
@@ -117,6 +144,9 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str
     name: str = ""
     key: tuple[str, ...] = ()
+    change_data: Literal["", "debezium"] = ""
+    deleted: str = ""
+    order: Literal["", "journal", "source"] = ""
     partitions: tuple[str, ...] = ()
     columns: tuple[ColumnEntry, ...] = ()
     json_schema: str = ""
@@ -201,6 +231,7 @@ class _Reader:
         yield from self._column_errors
         yield from name_errors(self._columns)
         yield from self._key_errors()
+        yield from self._change_errors()
         yield from self._partition_errors()
         yield from self._times_errors()
         yield from self._retired_errors()
@@ -224,6 +255,9 @@ class _Reader:
             cron=values["cron"],
             retention=values["retention"],
             retired=tuple(self._items["retired"].values()),
+            change_data=values["change_data"],
+            deleted=values["deleted"],
+            order=values["order"] or ("source" if values["change_data"] else "journal"),
         )
 
     def _read_shape(self, section: dict[Any, Any]) -> None:
@@ -235,7 +269,7 @@ class _Reader:
                         told, path=str(key) if is_column_name(str(key)) else shown(str(key))
                     )
                 )
-        if "uuid" not in section:
+        if "uuid" not in section and not section.get("change_data"):
             told = (
                 "is missing: where do records have their message's UUID, e.g. `_meta.uuid`? `none` says "
                 "that they have none, and that what is appended twice may be there twice"
@@ -243,6 +277,7 @@ class _Reader:
             self._shape_errors.append(ValidationError(told, path="uuid"))
         for name, field in _FIELDS.items():
             if name not in section:
+                # Of changes what is there twice changes nothing.
                 self._values[name] = None if field.required else field.default
             elif name in _ITEMS:
                 self._read_items(name, section[name])
@@ -283,6 +318,8 @@ class _Reader:
 
     def _base(self) -> Sequence[BaseColumn]:
         name = self._values.get("json_schema")
+        if not name and self._values.get("change_data"):
+            return base_of_envelope(self._raw)
         if not name:
             return base_of_raw(self._raw)
         try:
@@ -334,6 +371,8 @@ class _Reader:
                 path="uuid",
             )
             return
+        if self._values.get("change_data"):
+            return  # it lies in the envelope, and columns in what that holds
         column = next((p for p in self._columns if path and p.column.key == path[0]), None)
         kind: ColumnType | None = column.kind if column is not None else None
         for key in path[1:]:
@@ -381,6 +420,48 @@ class _Reader:
                 yield ValidationError(
                     f"{name} is a {found.kind.name}, of which engines do not agree when two are equal",
                     path=path,
+                )
+
+    def _change_errors(self) -> Iterator[ValidationError]:
+        change_data, deleted = self._values.get("change_data"), self._values.get("deleted")
+        for name, value in (("change_data", change_data), ("deleted", deleted)):
+            if value and not self._items["key"]:
+                yield ValidationError(
+                    "needs `key`: the columns that say which row a change is of", path=name
+                )
+        if change_data and deleted:
+            yield ValidationError(
+                f"is either this or `change_data`: {change_data} says itself what is deleted",
+                path="deleted",
+            )
+        elif deleted:
+            found = self._by_name.get(deleted)
+            if found is None:
+                yield from (error.within("deleted") for error in self._no_column_errors(deleted))
+            elif found.kind.name not in ("boolean", "string"):
+                yield ValidationError(
+                    f"{deleted} is a {found.kind.name}; it has to be a `boolean`, or a `string` that is "
+                    "`true` where the row is deleted",
+                    path="deleted",
+                )
+        if self._values.get("order") == "source" and not change_data:
+            yield ValidationError(
+                "`source` needs `change_data`, whose records say where in the source they are from",
+                path="order",
+            )
+        if not change_data:
+            return
+        if not self._columns and not self._is_in_part:
+            yield ValidationError(
+                "finds no columns: the raw table has no `after` (or `payload.after`) of type "
+                "struct<…>. Declare it so, or list the row's columns with their types under `columns`",
+                path="change_data",
+            )
+        for placed in self._columns:
+            if placed.column.name.lower() in (OP, POSITION):
+                yield ValidationError(
+                    f"{placed.column.name} is a column that `change_data` adds; give this one another name",
+                    path=placed.path or "columns",
                 )
 
     def _partition_errors(self) -> Iterator[ValidationError]:

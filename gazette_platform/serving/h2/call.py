@@ -1,7 +1,8 @@
 """A call, as its handler sees it, and how handlers are run.
 
-A call's task begins when its first message is whole, or at once if both sides are streams. Nothing here
-makes a future for a message that is there, or for one that can be sent.
+A call's task begins when its first message is whole, or at once if both sides are streams. A call whose
+messages have all come in one read needs none, if its method can be served so. Nothing here makes a future for
+a message that is there, or for one that can be sent.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from gazette_platform.serving.h2.two_way import BURST_BYTES, TwoWay
 from gazette_platform.serving.interface import ASK_AGAIN, Code, Kind, NotTaken, RpcFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from gazette_platform.serving.call_metrics import MethodMetrics
-    from gazette_platform.serving.interface import Metadata, Rpc
+    from gazette_platform.serving.interface import AtOnce, Metadata, Rpc
 
 __all__ = ["Call", "Method", "method_of"]
 
@@ -42,12 +45,14 @@ class Method:
     metrics: MethodMetrics
     has_one_response: bool
     greeting: Metadata
+    at_once: AtOnce | None
 
 
 def method_of(rpc: Rpc, metrics: MethodMetrics) -> Method:
     """Return the method that serves an RPC."""
     has_one_response = rpc.kind in {Kind.UNARY, Kind.CLIENT_STREAM}
-    return Method(rpc.kind, rpc.handler, metrics, has_one_response, rpc.greeting)
+    at_once = rpc.at_once if has_one_response else None
+    return Method(rpc.kind, rpc.handler, metrics, has_one_response, rpc.greeting, at_once)
 
 
 @final
@@ -55,12 +60,14 @@ class Call(TwoWay[Carrier]):
     """A call. To its handler it is a `ContentSource` or a `ServedCall`, and its `send` a `Send`.
 
     Attributes:
-        task: runs the handler; None: it has not begun.
+        task: runs the handler; None: it has not begun, or the call is served without one.
         trailing: what the caller hears after all messages.
         has_run: whether the handler was given the call.
     """
 
     __slots__ = (
+        "_began_at",
+        "_cancel",
         "_metadata",
         "_status",
         "_step",
@@ -81,6 +88,9 @@ class Call(TwoWay[Carrier]):
         self.has_run = False
         self._step = 0
         self._status = Status.CANCELLED
+        self._began_at = 0.0
+        # Ends a call that is served without a task.
+        self._cancel: Callable[[], object] | None = None
 
     # --------------------------------------------------------------------------- for its handler
     async def next(self) -> bytes | None:
@@ -169,8 +179,36 @@ class Call(TwoWay[Carrier]):
     def begin(self) -> None:
         """Run the handler."""
         connection = self._connection
+        connection.unstarted += 1
         self.task = connection.loop.create_task(_serve(self))
         connection.tasks.add(self.task)
+
+    def begin_at_once(self) -> bool:
+        """Serve the call without a task, if its messages are all here, and its method can be served so.
+
+        Returns: whether it is.
+        """
+        at_once, connection, messages = self.method.at_once, self._connection, None
+        # It must not overtake what came before it, and waits for its first step.
+        if at_once is not None and self.is_ended and not connection.unstarted:
+            messages = connection.all_of(self)
+        if at_once is None or not messages:
+            return False
+        failure: Exception | None = None
+        try:
+            self._cancel = at_once(messages[0], messages[1:], self._metadata, self)
+        except Exception as err:  # noqa: BLE001  ends only this call, as in `_serve`
+            failure = err
+        if self._cancel is None and failure is None:
+            return False
+        connection.drop_all(self)
+        metrics = self.method.metrics
+        metrics.received.count += len(messages)
+        self._began_at = metrics.begin()
+        self.has_run = True
+        if failure is not None:
+            self._end_at_once(self.broke(failure).go_name)
+        return True
 
     def stall(self, limit_s: float) -> None:
         """End a response that waits for too long. The handler hears of it, and the caller."""
@@ -197,7 +235,10 @@ class Call(TwoWay[Carrier]):
         self._status = status
         self.wake()
         self.make_room()
-        if self.task is None:
+        if self._cancel is not None:
+            self._cancel()
+            self._end_at_once(status.go_name)
+        elif self.task is None:
             self._left()
         elif not self.task.done():
             self.task.add_done_callback(self._left)
@@ -206,30 +247,70 @@ class Call(TwoWay[Carrier]):
     def _left(self, _: object = None) -> None:
         """Count a call whose handler has not run: its task was cancelled before, or never made."""
         if not self.has_run:
+            self.has_run = True
             metrics = self.method.metrics
-            metrics.end(metrics.begin(), self._status.go_name)
+            metrics.end(self._began_at or metrics.begin(), self._status.go_name)
             self.finished()
+            if self.task is not None:
+                self._connection.unstarted -= 1
 
     # ------------------------------------------------------------------------------------ its end
-    async def answer(self, raw: bytes) -> None:
-        """Send the one response, and end the call."""
+    def reply(self, raw: bytes) -> None:
+        """As `Waiting` has it."""
+        if self._answer(raw):
+            self._end_at_once("OK")
+            return
+
+        async def rest() -> bytes:
+            return raw
+
+        self.go_on(rest)
+
+    def refuse(self, err: RpcFailed) -> None:
+        """As `Waiting` has it."""
+        self._end_at_once(self.broke(err).go_name)
+
+    def go_on(self, rest: Callable[[], Awaitable[bytes]]) -> None:
+        """As `Waiting` has it."""
+        connection = self._connection
+        self._cancel = None
+        self.has_run = False
+        connection.unstarted += 1
+        self.task = connection.loop.create_task(_serve(self, rest))
+        connection.tasks.add(self.task)
+
+    def _end_at_once(self, code: str) -> None:
+        """A call has ended that was served without a task."""
+        self._cancel = None
+        self.method.metrics.end(self._began_at, code)
+        self.finished()
+
+    def _answer(self, raw: bytes) -> bool:
+        """Send the one response if there is room, and end the call. Returns: whether it is over."""
         connection, length = self._connection, len(raw)
         size = length + PREFIX_BYTES
         if self.is_closed:
-            return
+            return True
         if (
             size > self.send_room
             or size > connection.send_room
             or size > connection.peer_frame
             or connection.is_paused
         ):
-            await self._send_parts(raw)
-        else:
-            self.is_greeted = True
-            connection.send_room -= size
-            connection.put_message(responses.greeted_message(self.id, length), raw)
+            return False
+        self.is_greeted = True
+        connection.send_room -= size
+        connection.put_message(responses.greeted_message(self.id, length), raw)
         self.method.metrics.sent.count += 1
         self.succeed()
+        return True
+
+    async def answer(self, raw: bytes) -> None:
+        """Send the one response, and end the call."""
+        if not self._answer(raw):
+            await self._send_parts(raw)
+            self.method.metrics.sent.count += 1
+            self.succeed()
 
     def succeed(self) -> None:
         """End the call without an error."""
@@ -259,6 +340,12 @@ class Call(TwoWay[Carrier]):
             self._step = 0
         if self.task is not None:
             self._connection.tasks.discard(self.task)
+
+    def started(self) -> float:
+        """The task takes its first step. Returns: when the call began."""
+        self.has_run = True
+        self._connection.unstarted -= 1
+        return self._began_at or self.method.metrics.begin()
 
     async def run_once(self) -> None:
         """Serve a call that has one response."""
@@ -303,16 +390,20 @@ class Call(TwoWay[Carrier]):
         return status
 
 
-async def _serve(call: Call) -> None:
-    metrics = call.method.metrics
-    began, code = metrics.begin(), "OK"
-    call.has_run = True
+async def _serve(call: Call, rest: Callable[[], Awaitable[bytes]] | None = None) -> None:
+    """Run the handler, or the rest of a call that began without a task."""
+    code, began_at = "OK", call.started()
     try:
-        await (call.run_once() if call.method.has_one_response else call.run_stream())
+        if rest is not None:
+            await call.answer(await rest())
+        elif call.method.has_one_response:
+            await call.run_once()
+        else:
+            await call.run_stream()
     # The errors of a handler end only its call. A task that ended by an error would keep it, and so all
     # that its frames hold, such as the content of an append, until a garbage collection.
     except (Exception, asyncio.CancelledError) as err:  # noqa: BLE001
         code = call.broke(err).go_name
     finally:
-        metrics.end(began, code)
+        call.method.metrics.end(began_at, code)
         call.finished()

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["WRITE_BYTES", "Carrier", "ClientCarrier", "Sending"]
 
+# Larger pieces are written as they are: to copy them costs more than another piece.
+_WHOLE_BYTES: Final = 32 << 10
+
 WRITE_BYTES: Final = 256 << 10
 """Bytes that a transport may hold before those that send wait. Peers allow 64 KiB of most streams."""
 
@@ -37,13 +40,26 @@ class Sending(Endpoint):
 
     def flush(self) -> None:
         """Write all that was collected."""
-        pieces = self.take_out()
+        size, pieces = self.out_bytes, self.take_out()
         transport = self._transport
         if transport is None or not pieces or transport.is_closing():
             return
         # `writelines` does not copy, but before 3.12.9 and 3.13.2 it never says that the transport has enough
         # (CPython issue 127655), and it may hang on an empty last piece (issue 155888).
-        transport.write(b"".join(pieces))
+        if size < _WHOLE_BYTES:
+            transport.write(b"".join(pieces))
+            return
+        small: list[bytes | memoryview] = []
+        for piece in pieces:
+            if len(piece) < _WHOLE_BYTES:
+                small.append(piece)
+                continue
+            if small:
+                transport.write(b"".join(small))
+                small = []
+            transport.write(piece)
+        if small:
+            transport.write(b"".join(small))
 
     @abstractmethod
     def _close(self) -> None:
@@ -68,12 +84,14 @@ class Carrier(Sending, Machine):
 
     Attributes:
         tasks: of all handlers of the server that run.
+        unstarted: tasks of calls that have not taken their first step.
         peer: address of the client, as gRPC writes it.
         report_below: the unread bytes are reported once they are fewer.
     """
 
     deadlines: Deadlines
     tasks: set[asyncio.Task[None]]
+    unstarted: int
     peer: str
     report_below: int
 

@@ -9,7 +9,7 @@ from typing_extensions import override
 from gazette_platform.serving.h2 import frames, responses
 from gazette_platform.serving.h2.answers import code_of
 from gazette_platform.serving.h2.carrier import ClientCarrier
-from gazette_platform.serving.h2.inflate import MessageRefused
+from gazette_platform.serving.h2.inflate import Compressed, MessageRefused
 from gazette_platform.serving.h2.responses import PREFIX_BYTES
 from gazette_platform.serving.h2.two_way import TwoWay
 from gazette_platform.serving.interface import Code, RpcFailed
@@ -47,6 +47,7 @@ class ClientCall(TwoWay[ClientCarrier]):
         "_opening",
         "_request",
         "_step",
+        "_take",
         "can_repeat",
         "has_expired",
         "is_over",
@@ -62,6 +63,7 @@ class ClientCall(TwoWay[ClientCarrier]):
         self._greeting: Mapping[str, str] = {}
         self._opening: asyncio.Future[None] | None = None
         self._step, self._due_at = 0, 0.0
+        self._take: Callable[[bytes], None] | None = None
         self.is_over = self.is_sent = self.has_expired = False
         self.on_over: Callable[[], object] | None = None
         self.can_repeat = True
@@ -74,25 +76,42 @@ class ClientCall(TwoWay[ClientCarrier]):
         if not self.may_send(raw):
             raise self.gone()
         self.can_repeat = False
+        if not self.send_now(raw):
+            await self.send_parts(raw)
+
+    def send_now(self, raw: bytes) -> bool:
+        """As `OutgoingCall` has it."""
         link, length = self._connection, len(raw)
         size = length + PREFIX_BYTES
         if (
             size > self.send_room
             or size > link.send_room
             or size > link.peer_frame
+            or length > link.message_bytes_max
             or link.is_paused
+            or not self.id
+            or self.is_closed
         ):
-            await self.send_parts(raw)
-        else:
-            self.send_room -= size
-            link.send_room -= size
-            link.put_message(responses.message(self.id, length), raw)
+            return False
+        self.can_repeat = False
+        self.send_room -= size
+        link.send_room -= size
+        link.put_message(responses.message(self.id, length), raw)
+        return True
 
     async def done_sending(self) -> None:
         """As `OutgoingCall` has it."""
         await self._opened()
         self.can_repeat = False
         self._end_sending()
+
+    def end_now(self) -> bool:
+        """As `OutgoingCall` has it."""
+        if not self.id or self.is_closed:
+            return False
+        self.can_repeat = False
+        self._end_sending()
+        return True
 
     async def next(self) -> bytes | None:
         """As `OutgoingCall` has it."""
@@ -107,6 +126,10 @@ class ClientCall(TwoWay[ClientCarrier]):
         except MessageRefused as refused:
             self._connection.on_broken(self, refused.number, refused.text)
             raise RpcFailed(code_of(refused.number), refused.text) from refused
+
+    def listen(self, take: Callable[[bytes], None]) -> None:
+        """As `OutgoingCall` has it."""
+        self._take = take
 
     async def answer(self) -> bytes:
         """As `OutgoingCall` has it."""
@@ -236,6 +259,20 @@ class ClientCall(TwoWay[ClientCarrier]):
         """The headers of the response came."""
         self._greeting = metadata
         self.wake()
+
+    def came(self) -> None:
+        """Messages came: they go to who listens, or wakes."""
+        take, waiter = self._take, self._waiter
+        if (
+            take is None
+            or waiter is None
+            or waiter.done()
+            or Compressed in map(type, self.messages)
+        ):
+            self.wake()
+            return
+        while self.messages:
+            take(self._connection.take(self))
 
     def succeed(self) -> None:
         """The call ended without an error."""

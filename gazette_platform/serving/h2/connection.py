@@ -40,6 +40,9 @@ class Connection(Carrier, asyncio.Protocol):
         self.loop = shared.loop
         self.deadlines = shared.deadlines
         self.tasks = shared.tasks
+        self.unstarted = 0
+        # Calls that the read under way has made whole enough to begin.
+        self._fresh: dict[Call, None] = {}
         self.is_paused = False
         self.blocked = {}
         self.swept_at = shared.swept_at
@@ -83,10 +86,27 @@ class Connection(Carrier, asyncio.Protocol):
         """Take what came, and begin the calls that it made whole."""
         self._alive_at = self.loop.time()
         self.receive(data)
-        if self.unread > self._reported + REPORT_BYTES:
-            self.report()
         if self.is_over:
             self._close()
+        elif self._fresh:
+            self._begin_calls()
+        if self.unread > self._reported + REPORT_BYTES:
+            self.report()
+
+    def _begin_calls(self) -> None:
+        fresh, self._fresh = self._fresh, {}
+        at_once = 0
+        for call in fresh:
+            if call.is_closed:
+                continue
+            if call.begin_at_once():
+                at_once += 1
+            else:
+                call.begin()
+        if at_once == len(self.streams):
+            # They are answered in the loop's next turn, by what they have just started. The write is behind
+            # that, in the same turn. Of others, such as reads, more comes a turn later, and goes with it.
+            self.announce()
 
     @override
     def eof_received(self) -> bool:
@@ -145,7 +165,7 @@ class Connection(Carrier, asyncio.Protocol):
     @override
     def on_progress(self, stream: Call) -> None:
         if stream.task is None:
-            stream.begin()
+            self._fresh[stream] = None
         else:
             stream.wake()
 
@@ -182,6 +202,7 @@ class Connection(Carrier, asyncio.Protocol):
         if self._closing_at or self._transport is None:
             return
         self._closing_at = self.loop.time()
+        self._fresh.clear()
         self._drop_calls()
         self.is_over = True
         self.flush()
@@ -248,7 +269,7 @@ class Connection(Carrier, asyncio.Protocol):
             if call.method.kind is Kind.SERVER_STREAM and now - call.blocked_at > limit_s:
                 call.stall(limit_s)
         for call in list(self.streams.values()):
-            if call.task is None and now - call.opened_at > limit_s:
+            if call.task is None and not call.has_run and now - call.opened_at > limit_s:
                 text = f"append stream: nothing was sent for {limit_s:g} s"
                 call.end(Status.UNKNOWN, text)
 

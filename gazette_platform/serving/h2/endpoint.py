@@ -111,7 +111,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     def on_output(self) -> None:
-        """There is something in `out` for the first time since `take_out`."""
+        """There is something in `out`, or soon will be, for the first time since `take_out`."""
 
     # ------------------------------------------------------------- what depends on the side
     @property
@@ -161,19 +161,23 @@ class Endpoint(ABC):
     def put(self, piece: bytes) -> None:
         """Send a piece."""
         if not self._is_announced:
-            self._is_announced = True
-            self.on_output()
+            self.announce()
         self.out.append(piece)
         self.out_bytes += len(piece)
 
     def put_message(self, head: bytes, raw: bytes | memoryview) -> None:
         """Send what is, or is part of, a message, without copying it."""
         if not self._is_announced:
-            self._is_announced = True
-            self.on_output()
+            self.announce()
         self.has_sent = True
         self.out += (head, raw)
         self.out_bytes += len(head) + len(raw)
+
+    def announce(self) -> None:
+        """Have `on_output` called, unless it was since `take_out`: there is something in `out`, or soon will be."""
+        if not self._is_announced:
+            self._is_announced = True
+            self.on_output()
 
     def take_out(self) -> list[bytes | memoryview]:
         """Take all pieces that were collected."""
@@ -245,15 +249,23 @@ class Endpoint(ABC):
 
     def take_all(self, stream: Stream) -> list[bytes] | None:
         """Take all messages of a stream that its peer has ended; None, and none, if one is compressed."""
+        messages = self.all_of(stream)
+        if messages is not None:
+            self.drop_all(stream)
+        return messages
+
+    def all_of(self, stream: Stream) -> list[bytes] | None:
+        """Look at all messages of a stream without taking them; None if one is compressed."""
         messages = list(stream.messages)
-        if Compressed in map(type, messages):
-            return None
+        return None if Compressed in map(type, messages) else messages
+
+    def drop_all(self, stream: Stream) -> None:
+        """Take all messages of a stream that its peer has ended, as `all_of` has shown them."""
         stream.messages.clear()
         self.unread -= stream.unread
         stream.unread = 0
         if self.recv_room < self._recv_low:
             self._credit()
-        return messages
 
     def _credit_stream(self, stream: Stream) -> None:
         if stream.lent:

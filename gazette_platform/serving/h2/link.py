@@ -196,7 +196,7 @@ class Link(ClientCarrier, asyncio.Protocol):
 
     @override
     def on_progress(self, stream: ClientCall) -> None:
-        stream.wake()
+        stream.came()
 
     @override
     def on_broken(self, stream: ClientCall, number: int, text: str) -> None:

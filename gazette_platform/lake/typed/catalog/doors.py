@@ -122,6 +122,13 @@ class Door(Protocol):
         """
         ...
 
+    def drop(self) -> None:
+        """Forget the table; its files stay. A missing one is fine.
+
+        Raises: LakeError: the catalog cannot be reached, or refused.
+        """
+        ...
+
 
 def present(door: Door) -> Loaded:
     """A table that has to be there.
@@ -182,6 +189,10 @@ class HiveDoor:
         if not self._tables.swap(base.token, location):
             raise CommitFailedException(f"{self._name} was changed meanwhile")
 
+    def drop(self) -> None:
+        """See `Door`."""
+        self._tables.forget(self._schema, self._table)
+
 
 @final
 class CatalogDoor:
@@ -238,6 +249,11 @@ class CatalogDoor:
             except ValueError as err:
                 # A snapshot that somebody added meanwhile has the number of this one: no condition can be about that.
                 raise CommitFailedException(f"{self._name} was changed meanwhile: {err}") from err
+
+    def drop(self) -> None:
+        """See `Door`."""
+        with self._asking("dropped"), suppress(NoSuchTableError):
+            self._catalog.drop_table(self._name)
 
     def _make_namespace(self, name: str) -> None:
         if self._catalog.namespace_exists(name):
@@ -309,6 +325,10 @@ class SameTable:
     def commit(self, base: Loaded, requirements: Sequence[Any], updates: Sequence[Any]) -> None:
         """See `Door`."""
         self._door.commit(base, requirements, updates)
+
+    def drop(self) -> None:
+        """See `Door`."""
+        self._door.drop()
 
 
 def _io_of(table: Table) -> FileIO:

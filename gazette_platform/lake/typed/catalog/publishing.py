@@ -201,11 +201,30 @@ def _accepting(name: str) -> str:
 def updates_moving(snapshot_id: int) -> tuple[SetSnapshotRefUpdate, ...]:
     """Changes of metadata by which main and the tag are at a snapshot."""
     moved = {"action": "set-snapshot-ref", "snapshot-id": snapshot_id}
-    # A table may say for how long references live; that of progress never ends.
-    tag = {"ref-name": PROGRESS, "type": "tag", "max-ref-age-ms": _FOREVER_MS}
     return (
         SetSnapshotRefUpdate.model_validate({**moved, "ref-name": _MAIN, "type": "branch"}),
-        SetSnapshotRefUpdate.model_validate({**moved, **tag}),
+        _tagged(PROGRESS, snapshot_id),
+    )
+
+
+def _tagged(name: str, snapshot_id: int) -> SetSnapshotRefUpdate:
+    # A table may say for how long references live; ours never end.
+    return SetSnapshotRefUpdate.model_validate(
+        {
+            "action": "set-snapshot-ref",
+            "ref-name": name,
+            "type": "tag",
+            "snapshot-id": snapshot_id,
+            "max-ref-age-ms": _FOREVER_MS,
+        }
+    )
+
+
+def _expired(table: str, run: str) -> LakeError:
+    # Asking again gives no other answer.
+    return TypedRefused(
+        f"what run {run} was to publish to {table} has expired, so nothing was changed: let its snapshots live longer than "
+        "a run takes, and run again"
     )
 
 
@@ -264,7 +283,13 @@ def publish_files(
 
 
 def publish_staged(
-    door: Door, start: int | None, staged: int, run: str, *, spent: Sequence[int] = ()
+    door: Door,
+    start: int | None,
+    staged: int,
+    run: str,
+    *,
+    spent: Sequence[int] = (),
+    tags: Mapping[str, int] | None = None,
 ) -> Published | None:
     """Let readers see what an engine has staged, if nobody has published since the run began.
 
@@ -276,6 +301,7 @@ def publish_staged(
         staged: a snapshot with the property `RUN` on top of main, on no branch.
         run: of this publication and no other.
         spent: snapshots that nobody needs any more, and that the same change removes.
+        tags: other tags that the same change moves, and to which snapshots.
 
     Returns: what was published; None: main has moved since it was staged, or it has expired, so that it has to be
         staged anew.
@@ -289,7 +315,7 @@ def publish_staged(
         return snapshot
 
     try:
-        return publish_snapshot(door, start, run, found, spent=spent)
+        return publish_snapshot(door, start, run, found, spent=spent, tags=tags)
     except _MovedError:
         return None
 
@@ -301,6 +327,7 @@ def publish_snapshot(
     made: Callable[[Loaded], Snapshot],
     *,
     spent: Sequence[int] = (),
+    tags: Mapping[str, int] | None = None,
 ) -> Published:
     """Publish a snapshot of any kind, on the conditions of `publish_files`, of which arguments, result and errors are.
 
@@ -308,6 +335,7 @@ def publish_snapshot(
         made: gives one on top of what the table holds now, with the property `RUN`. It is asked anew whenever
             others have changed the table meanwhile.
         spent: snapshots that the same change removes.
+        tags: others that the same change moves, and to which snapshots.
     """
     refused: CommitFailedException | None = None
     for _ in range(_ATTEMPTS):
@@ -327,8 +355,11 @@ def publish_snapshot(
         known = {one.snapshot_id for one in now.metadata.snapshots}
         added = [AddSnapshotUpdate(snapshot=snapshot)] if snapshot.snapshot_id not in known else []
         gone = sorted(known & set(spent))
+        if not known.issuperset((tags or {}).values()):
+            raise _expired(door.name, run)
         removed = [RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone})] if gone else []
-        updates = (*added, *updates_moving(snapshot.snapshot_id), *removed)
+        moved = (_tagged(name, to) for name, to in (tags or {}).items())
+        updates = (*added, *updates_moving(snapshot.snapshot_id), *moved, *removed)
         try:
             door.commit(now, requirements, updates)
         except CommitFailedException as err:

@@ -139,7 +139,7 @@ class Recounter:
             journals: names of those to read; None: all.
             is_wanted: fragments of which content is read, such as those of a Hive partition; None: all that is held.
 
-        Returns: of a table with a `key` rows that should not be there, and no lost ones. What is gone from journals
+        Returns: of a table with a `key` rows that should not be there, and no lost ones, which `recount_keys` finds. What is gone from journals
             is not compared; where no state from before it is left either, what was appended again since is told as lost.
         Raises: LakeError: there is no such table, or a file of it cannot be read. TransportError, StatusError,
             DataError: a journal cannot be read.

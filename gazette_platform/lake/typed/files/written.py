@@ -67,6 +67,8 @@ class WrittenFile(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     lower_bounds: dict[int, _Bytes]
     upper_bounds: dict[int, _Bytes]
     split_offsets: list[int]
+    deletes: bool = False
+    """Whether its rows are deletions of keys, and nothing else."""
 
     def dump(self) -> _Bytes:
         """As msgpack."""

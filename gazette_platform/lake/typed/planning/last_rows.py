@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from gazette_platform.lake.typed_spec.changes import DELETE, POSITION
+from gazette_platform.lake.typed_spec.typed_columns import SYSTEM_COLUMNS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["is_later", "last_of_each", "view_of"]
+    from gazette_platform.lake.typed_spec.changes import ChangeOrder
+
+__all__ = ["changes_of", "is_later", "last_of_each", "view_of"]
 
 # No names of columns, which have letters, digits and `_` only.
 _CLOCK, _OF_JOURNAL, _OF_KEY = "#clock", "#of journal", "#of key"
@@ -27,10 +32,10 @@ _NO_UUID: Final = "00000000-0000-0000-0000-000000000000"
 
 _LAST: Final = """
   SELECT * FROM (
-    SELECT *, row_number() OVER (PARTITION BY {key} ORDER BY {clock} DESC, _journal DESC) AS {of_key}
+    SELECT *, row_number() OVER (PARTITION BY {key} ORDER BY {position}{clock} DESC, _journal DESC) AS {of_key}
     FROM (
       SELECT *, {clock_of_row} AS {clock},
-        row_number() OVER (PARTITION BY {key}, _journal ORDER BY _begin DESC) AS {of_journal}
+        row_number() OVER (PARTITION BY {key}, _journal ORDER BY {position}_begin DESC) AS {of_journal}
       FROM {source}
     )
     WHERE {of_journal} = 1
@@ -38,11 +43,26 @@ _LAST: Final = """
   WHERE {of_key} = 1
 """
 
-_LATER: Final = """CASE
+_LATER: Final = """CASE{position}
     WHEN s._journal = t._journal THEN s._begin > t._begin
     WHEN s.{clock} = {clock_of_target} THEN s._journal > t._journal
     ELSE s.{clock} > {clock_of_target}
   END"""
+
+_OTHER_POSITION: Final = "\n    WHEN s.{0} <> t.{0} THEN s.{0} > t.{0}"
+
+# Deletions that were kept may have fewer columns than messages have by now.
+_CHANGES: Final = "SELECT {columns} FROM {new} WHERE NOT {truncates}"
+_KEPT_DELETES: Final = " UNION ALL SELECT {deletion} FROM {deletes} WHERE NOT {truncates}"
+# What truncates the table deletes each key that it has, and those of new messages.
+_TRUNCATED: Final = """
+UNION ALL
+SELECT {columns} FROM ({keys}) AS k CROSS JOIN ({truncations}) AS c"""
+_TRUNCATION: Final = "SELECT {deletion} FROM {source} WHERE {truncates}"
+_KEYS: Final = "SELECT {keys} FROM {source}"
+_KEYS_TO_TRUNCATE: Final = (
+    "SELECT {keys} FROM {target} WHERE EXISTS (SELECT 1 FROM {new} WHERE {truncates})"
+)
 
 _EACH_MESSAGE: Final = """SELECT {columns} FROM {history}
 UNION ALL
@@ -56,19 +76,80 @@ SELECT {columns_of_target} FROM {history} AS t
 WHERE NOT EXISTS (SELECT 1 FROM {last} AS s WHERE {equal} AND ({later}))
 UNION ALL
 SELECT {columns_of_source} FROM {last} AS s
-WHERE NOT EXISTS (SELECT 1 FROM {kept} AS t WHERE {equal})"""
+WHERE {lives}NOT EXISTS (SELECT 1 FROM {kept} AS t WHERE {equal})"""
 
 
-def last_of_each(source: str, key: Sequence[str], quote: Callable[[str], str]) -> str:
+def changes_of(
+    columns: Sequence[str],
+    key: Sequence[str],
+    quote: Callable[[str], str],
+    changes: ChangeOrder,
+    *,
+    new: str,
+    deletes: str = "",
+    target: str = "",
+) -> str:
+    """A query of all that decides what the rows of the keys in `new` become: new messages, and deletions that were kept.
+
+    A message that truncates the table is given as a deletion of each key.
+
+    Args:
+        columns: of the table.
+        key: those of them of which the last message counts.
+        quote: makes a name one of the engine's SQL.
+        changes: which messages delete, and what orders them.
+        new: what new messages are selected from, in SQL.
+        deletes: what kept deletions are selected from; empty: there are none.
+        target: what keys are selected from that a new message may truncate; empty: none does.
+    """
+    known = {*key, changes.deleted, POSITION, *(column.name for column in SYSTEM_COLUMNS)}
+    deletion = ", ".join(
+        quote(name) if name in known else f"NULL AS {quote(name)}" for name in columns
+    )
+    truncates = changes.truncates(quote)
+    query = _CHANGES.format(columns=", ".join(map(quote, columns)), new=new, truncates=truncates)
+    if deletes:
+        query += _KEPT_DELETES.format(deletion=deletion, deletes=deletes, truncates=truncates)
+    if not changes.is_envelope:
+        return query
+    names = ", ".join(map(quote, key))
+    keys = [_KEYS.format(keys=names, source=new)]
+    if target:
+        keys.append(
+            _KEYS_TO_TRUNCATE.format(keys=names, target=target, new=new, truncates=truncates)
+        )
+    truncations = [
+        _TRUNCATION.format(deletion=deletion, source=source, truncates=truncates)
+        for source in (new, deletes)
+        if source
+    ]
+    of_each = {name: f"k.{quote(name)}" for name in key} | {changes.deleted: f"'{DELETE}'"}
+    listed = (f"{of_each.get(name, f'c.{quote(name)}')} AS {quote(name)}" for name in columns)
+    return query + _TRUNCATED.format(
+        columns=", ".join(listed),
+        keys=" UNION ".join(keys),
+        truncations=" UNION ALL ".join(truncations),
+    )
+
+
+def last_of_each(
+    source: str,
+    key: Sequence[str],
+    quote: Callable[[str], str],
+    changes: ChangeOrder | None = None,
+) -> str:
     """A query of the last message of each key, with its clock, which `is_later` looks at.
 
     Args:
         source: what rows are of, in SQL.
         key: columns.
         quote: makes a name one of the engine's SQL.
+        changes: what orders messages besides; None: nothing.
     """
+    position = f"{quote(changes.position)} DESC, " if changes and changes.position else ""
     return _LAST.format(
         source=source,
+        position=position,
         key=", ".join(map(quote, key)),
         clock=quote(_CLOCK),
         clock_of_row=_clock_of(""),
@@ -77,9 +158,12 @@ def last_of_each(source: str, key: Sequence[str], quote: Callable[[str], str]) -
     )
 
 
-def is_later(quote: Callable[[str], str]) -> str:
+def is_later(quote: Callable[[str], str], changes: ChangeOrder | None = None) -> str:
     """A condition: the message `s`, of `last_of_each`, is later than the row `t` of the same key."""
-    return _LATER.format(clock=quote(_CLOCK), clock_of_target=_clock_of("t."))
+    position = (
+        _OTHER_POSITION.format(quote(changes.position)) if changes and changes.position else ""
+    )
+    return _LATER.format(position=position, clock=quote(_CLOCK), clock_of_target=_clock_of("t."))
 
 
 def view_of(
@@ -88,6 +172,9 @@ def view_of(
     history: str,
     tail: str,
     quote: Callable[[str], str],
+    *,
+    changes: ChangeOrder | None = None,
+    deletes: str = "",
 ) -> str:
     """A query of a table's rows and its tail, as the table will be once a run has published that.
 
@@ -96,20 +183,26 @@ def view_of(
         key: columns of which the last message counts; none: each message is a row.
         history, tail: what is selected from, in SQL. Each message is in one of them.
         quote: makes a name one of the engine's SQL.
+        changes: which messages delete, and what orders them; None: none does.
+        deletes: what deletions that runs have published are selected from; empty: there are none.
     """
     names = [quote(name) for name in columns]
     if not key:
         return _EACH_MESSAGE.format(columns=", ".join(names), history=history, tail=tail)
     keys = [quote(name) for name in key]
+    if changes is not None:
+        found = changes_of(columns, key, quote, changes, new=tail, deletes=deletes, target=history)
+        tail = f"({found})"
     return _LAST_MESSAGES.format(
         last=quote("#last"),
         kept=quote("#kept"),
-        last_of_tail=last_of_each(tail, key, quote),
+        last_of_tail=last_of_each(tail, key, quote, changes),
         keys_of_target=", ".join(f"t.{name}" for name in keys),
         columns_of_target=", ".join(f"t.{name}" for name in names),
         columns_of_source=", ".join(f"s.{name}" for name in names),
         equal=" AND ".join(f"t.{name} = s.{name}" for name in keys),
-        later=is_later(quote),
+        later=is_later(quote, changes),
+        lives=f"NOT {changes.deletes(quote, 's.')} AND " if changes else "",
         history=history,
     )
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import binascii
 import json
 from collections import Counter
+from decimal import Context, Decimal, InvalidOperation
 from itertools import accumulate, count
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -58,8 +59,15 @@ _ZONE: Final = r"\A.{11,}(Z|[+-][0-9]{2}(:?[0-9]{2})?)\z"
 _YEAR_1_S: Final = -62_135_596_800
 _YEAR_10000_S: Final = 253_402_300_800
 _PER_S: Final = {"epoch_s": 1, "epoch_ms": 1_000, "epoch_us": 1_000_000}
+_DAYS: Final = "epoch_days"
+_UNSCALED: Final = ("decimal", "base64")
+# Forms that are integers.
+_INTEGERS: Final = {**dict.fromkeys(_PER_S, pa.int64()), _DAYS: pa.int32()}
+_DAY_S: Final = 86_400
 _SCALARS_THAT_FIT: Final = frozenset({"string", "boolean", "int", "bigint"})
 _NULL: Final = b"null"
+# As many digits as decimals have; Python's own rounds behind 28.
+_EXACTLY: Final = Context(prec=38)
 # Python's own stack is what takes values apart, and how much of it is left depends on who calls.
 _DEPTH_MAX: Final = 400
 
@@ -106,12 +114,12 @@ def read_type(kind: ColumnType, form: str) -> Any:
         case "struct":
             parts = zip(kind.field_names, kind.arguments, strict=True)
             return pa.struct([(name, read_type(part, form)) for name, part in parts])
-        case "timestamptz" if form in _PER_S:
-            return pa.int64()
+        case _ if form in _INTEGERS:
+            return _INTEGERS[form]
         case "date" | "timestamp" | "timestamptz" | "binary" | "uuid":
             return pa.string()
         case _:
-            return plain_type(kind)
+            return pa.string() if (kind.name, form) == _UNSCALED else plain_type(kind)
 
 
 # ------------------------------------------------------------------ conversions
@@ -130,13 +138,23 @@ def converter(kind: ColumnType, form: str) -> Callable[[pa.Array], pa.Array] | N
             return _StructConverter(kind, form)
         case name if name in _SCALARS_THAT_FIT:
             return None
+        case _:
+            return _scalar_converter(kind, form)
+
+
+def _scalar_converter(kind: ColumnType, form: str) -> Callable[[pa.Array], pa.Array]:
+    match kind.name:
+        case "timestamptz" | "timestamp" if form in _PER_S:
+            return _EpochConverter(_PER_S[form], plain_type(kind))
         case "timestamptz" | "timestamp":
-            return _EpochConverter(_PER_S[form]) if form in _PER_S else _TextConverter(kind, form)
+            return _TextConverter(kind, form)
+        case "decimal" if form == "base64":
+            return _UnscaledConverter(plain_type(kind))
         case "binary":
             decode = binascii.unhexlify if form == "hex" else _from_base64
             return _BytesConverter(decode)
         case name:
-            return _CONVERTERS[name]
+            return _days if form == _DAYS else _CONVERTERS[name]
 
 
 def rebuilt(array: Any, kind: Any, children: Sequence[Any]) -> Any:
@@ -188,14 +206,15 @@ class _StructConverter:
 
 @final
 class _EpochConverter:
-    def __init__(self, per_s: int) -> None:
+    def __init__(self, per_s: int, kind: pa.DataType) -> None:
         self._least, self._end = _YEAR_1_S * per_s, _YEAR_10000_S * per_s
         self._factor = 1_000_000 // per_s
+        self._type = kind
 
     def __call__(self, array: Any) -> Any:
         _refuse(_lies_outside(array, self._least, self._end))
         micros = pc.multiply(array, pa.scalar(self._factor, pa.int64()))
-        return micros.cast(pa.timestamp("us", "UTC"))
+        return micros.cast(self._type)
 
 
 @final
@@ -242,6 +261,32 @@ class _BytesConverter:
         except ValueError as err:
             raise RefusedError from err
         return pa.array(found, pa.binary())
+
+
+@final
+class _UnscaledConverter:
+    """Of decimals that are the bytes of their unscaled number, as texts."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._type = kind
+
+    def __call__(self, array: Any) -> Any:
+        try:
+            found = [None if text is None else self._value(text) for text in array.to_pylist()]
+        except (ValueError, InvalidOperation) as err:
+            raise RefusedError from err
+        return pa.array(found, self._type)
+
+    def _value(self, text: str) -> Decimal:
+        unscaled = int.from_bytes(_from_base64(text), "big", signed=True)
+        if abs(unscaled) >= 10**self._type.precision:
+            raise ValueError(text)
+        return Decimal(unscaled).scaleb(-self._type.scale, _EXACTLY)
+
+
+def _days(array: Any) -> Any:
+    _refuse(_lies_outside(array, _YEAR_1_S // _DAY_S, _YEAR_10000_S // _DAY_S))
+    return array.cast(pa.date32())
 
 
 def _from_base64(text: str) -> bytes:

@@ -84,6 +84,10 @@ class ParsedBlock(NamedTuple):
     """Index of the message that each row is; None: all are good."""
     bad: tuple[BadRecord, ...]
     """The rest, without ACKs."""
+    rowless: pa.Int64Array | None = None
+    """Messages about no row, which are neither; None: there are none, as in tables without `change_data`."""
+    doubled: pa.Int64Array | None = None
+    """Messages that are two rows, of two keys; likewise."""
 
 
 @final
@@ -315,7 +319,7 @@ def _guessed(kind: ColumnType, form: str, *, forbids_unknown: bool) -> Any:
             parts = [_guessed(p, form, forbids_unknown=forbids_unknown) for p in kind.arguments]
             shapes = list(zip(kind.field_names, parts, strict=True))
             return _guessed_struct(shapes, forbids_unknown=forbids_unknown) | None
-        case "timestamptz" if form.startswith("epoch"):
+        case "timestamptz" | "timestamp" | "date" if form.startswith("epoch"):
             return _BIGINT | None
         case name:
             return _GUESSES.get(name, str) | None

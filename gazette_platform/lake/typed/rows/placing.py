@@ -63,7 +63,7 @@ def placed_rows(
     )
     given = {"_begin": begins, "_end": ends, "_uuid": uuid_column(parts)}
     constants = {"_journal": pa.scalar(journal, pa.string())}
-    for column in spec.columns:
+    for column in spec.written_columns:
         if column.segment:
             constants[column.name] = _segment_value(column, journal)
         else:

@@ -82,7 +82,7 @@ class Records(NamedTuple):
 
 def record_columns(spec: TypedSpec) -> tuple[TypedColumn, ...]:
     """Those that are made of keys of records."""
-    return tuple(column for column in spec.columns if column.key)
+    return tuple(column for column in spec.written_columns if column.key)
 
 
 def with_uuid(kind: ColumnType | None, path: Sequence[str]) -> ColumnType:

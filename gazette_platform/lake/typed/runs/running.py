@@ -221,7 +221,7 @@ class TypedRunner:
                 complete_at=complete_at,
                 oldest_at=_oldest_at([done[name] for name in read]),
             )
-            published = self._publish(opened.doors, table, state, outputs, run=run, told=told)
+            published = self._publish(spec, opened.doors, table, state, outputs, run=run, told=told)
         for output in (each for one in done.values() for each in one.discarded):
             discard(job, output)
         return RunReport(
@@ -270,6 +270,7 @@ class TypedRunner:
 
     def _publish(
         self,
+        spec: TypedSpec,
         doors: tuple[Door, Door],
         table: TypedTable,
         state: TypedState,
@@ -300,6 +301,13 @@ class TypedRunner:
                 catalog=self._catalog.name,
                 merger=merger,
                 log=self._log,
+                changes=spec.changes,
+                deletes=[
+                    data_file_of(file, table.metadata)
+                    for one in outputs
+                    for file in one.files
+                    if file.deletes
+                ],
             )
         else:
             published = insisting(

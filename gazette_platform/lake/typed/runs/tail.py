@@ -29,6 +29,7 @@ from gazette_platform.lake.typed.runs.journals import journals_now
 from gazette_platform.lake.typed.runs.running import work_ranges
 from gazette_platform.lake.typed.runs.working import attempt, carry_out
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema, new_schema
+from gazette_platform.lake.typed.tables.kept_deletes import with_deletes
 from gazette_platform.lake.typed.tables.quarantined import quarantine_schema
 from gazette_platform.lake.typed.tables.table import require_ours, typed_table
 from gazette_platform.ops.clock import SystemClock
@@ -86,6 +87,11 @@ class PinnedTail:
     def snapshot_id(self) -> int | None:
         """The table's snapshot whose rows come before; None: it has none."""
         return None if self.loaded is None else self.loaded.metadata.current_snapshot_id
+
+    @property
+    def deletes(self) -> Loaded | None:
+        """The table as it would be with the deletions that runs have kept, and nothing else; None: there are none."""
+        return None if self.loaded is None else with_deletes(self.loaded)
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -148,6 +154,7 @@ def pin_tail(
     client: Client,
     *,
     bytes_max: int = _TAIL_BYTES,
+    is_whole: bool = False,
     clock: Clock | None = None,
 ) -> PinnedTail:
     """The table as of now, and what of its journals is behind it.
@@ -158,6 +165,7 @@ def pin_tail(
         raw: says which journals there are.
         client: of brokers.
         bytes_max: of content behind the table, uncompressed.
+        is_whole: whether the tail is all that journals hold, as if the table had no rows.
         clock: tells when heads were asked for.
 
     Raises: LakeError: the catalog cannot be reached, the table is none of ours, or there is more behind it than
@@ -168,7 +176,7 @@ def pin_tail(
     if loaded is not None:
         require_ours(loaded, spec, door.name)
     table = None if loaded is None else typed_table(loaded, door.name)
-    before = TypedState() if table is None else table.state
+    before = TypedState() if table is None or is_whole else table.state
     schema = new_schema(spec) if table is None else table.schema
     now = client.run(
         journals_now(client.asynchronous, raw.label_selector, before, clock or SystemClock())
@@ -178,7 +186,7 @@ def pin_tail(
         raise TransportError(f"{spec.name}: brokers tell nothing of {journal} now: {why}")
     limits = Limits(run_bytes=bytes_max, task_bytes=_TASK_BYTES, tasks_max=_TASKS_MAX)
     plan = plan_run(before, now.journals, limits)
-    if plan.left_bytes:
+    if plan.left_bytes and not is_whole:
         size = sum(one.end - one.begin for one in plan.ranges) + plan.left_bytes
         raise LakeError(
             f"{spec.name}: {size} bytes of journals are behind it, which is more than is read at once ({bytes_max}): "

@@ -19,12 +19,14 @@ from gazette_platform.client import Client
 from gazette_platform.errors import DataError, StatusError, StoreError, TransportError
 from gazette_platform.lake.segment_content import LineBlocks, pieces_of
 from gazette_platform.lake.segments import Segment
+from gazette_platform.lake.typed.files.change_files import ChangeWriter
 from gazette_platform.lake.typed.files.sinks import CountedRows
 from gazette_platform.lake.typed.files.writing import RowWriter, remove_files
 from gazette_platform.lake.typed.planning.rounds import Done, Kind
 from gazette_platform.lake.typed.planning.screening import TaskScreen
+from gazette_platform.lake.typed.rows.change_parsing import parser_of
 from gazette_platform.lake.typed.rows.cut_lines import CutLines
-from gazette_platform.lake.typed.rows.parsing import BadRecord, BlockParser
+from gazette_platform.lake.typed.rows.parsing import BadRecord
 from gazette_platform.lake.typed.rows.placing import bad_rows, in_schema, placed_rows
 from gazette_platform.lake.typed.runs.jobs import Output
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
@@ -37,8 +39,9 @@ if TYPE_CHECKING:
     from gazette_platform.lake.segment_content import Piece
     from gazette_platform.lake.typed.planning.ranges import Task
     from gazette_platform.lake.typed.planning.rounds import Order
+    from gazette_platform.lake.typed.rows.change_parsing import ChangeParser
     from gazette_platform.lake.typed.rows.cut_lines import LineBlock
-    from gazette_platform.lake.typed.rows.parsing import LookedBlock, ParsedBlock
+    from gazette_platform.lake.typed.rows.parsing import BlockParser, LookedBlock, ParsedBlock
     from gazette_platform.lake.typed.runs.jobs import Job
 
 __all__ = ["LocalWorkers", "Sink", "attempt", "carry_out", "discard", "local_workers"]
@@ -119,7 +122,7 @@ def attempt(
 
 def _screened(job: Job, order: Order, content: _TaskContent, files: _Rows) -> Done:
     """Of kind `PLAIN`. Once there is a transaction, it goes on as `LOOK` does."""
-    parser = BlockParser(job.spec)
+    parser = parser_of(job.spec)
     screen = TaskScreen(order.task.begin, order.known)
     messages: list[pa.Table] = []
     is_plain = True
@@ -142,13 +145,13 @@ def _screened(job: Job, order: Order, content: _TaskContent, files: _Rows) -> Do
 
 
 def _looked(job: Job, content: _TaskContent) -> Done:
-    parser = BlockParser(job.spec)
+    parser = parser_of(job.spec)
     messages = [_looked_at(parser, block) for block in content.blocks]
     return Done(messages=_table_of(messages), end=content.end)
 
 
 def _kept(job: Job, order: Order, content: _TaskContent, files: _Rows) -> Done:
-    parser = BlockParser(job.spec)
+    parser = parser_of(job.spec)
     wanted = order.keep if order.keep is not None else pa.array([], pa.int64())
     begins = memoryview(wanted.buffers()[1] or b"").cast("q")[wanted.offset :][: len(wanted)]
     first = 0
@@ -162,7 +165,7 @@ def _kept(job: Job, order: Order, content: _TaskContent, files: _Rows) -> Done:
     return files.close(Done())
 
 
-def _parsed(parser: BlockParser, block: LineBlock) -> ParsedBlock:
+def _parsed(parser: BlockParser | ChangeParser, block: LineBlock) -> ParsedBlock:
     parsed = parser.parse(block.begin, block.content)
     if not block.is_cut:
         return parsed
@@ -176,7 +179,7 @@ def _parsed(parser: BlockParser, block: LineBlock) -> ParsedBlock:
     )
 
 
-def _looked_at(parser: BlockParser, block: LineBlock) -> pa.Table:
+def _looked_at(parser: BlockParser | ChangeParser, block: LineBlock) -> pa.Table:
     if block.is_cut:
         return _messages(_parsed(parser, block))
     return _messages(parser.look(block.begin, block.content))
@@ -266,11 +269,18 @@ def _files(job: Job) -> tuple[Sink, Sink]:
         kinds = (Schema.model_validate_json(one) for one in (job.schema, job.quarantine_schema))
         rows, bad = (CountedRows(arrow_schema(kind)) for kind in kinds)
         return rows, bad
-    written = RowWriter(
-        _io(job, job.location),
-        job.location,
-        Schema.model_validate_json(job.schema),
-        PartitionSpec.model_validate_json(job.partitions),
+
+    def rows_writer() -> RowWriter:
+        return RowWriter(
+            _io(job, job.location),
+            job.location,
+            Schema.model_validate_json(job.schema),
+            PartitionSpec.model_validate_json(job.partitions),
+        )
+
+    changes = job.spec.changes
+    written: Sink = (
+        rows_writer() if changes is None else ChangeWriter(rows_writer(), rows_writer(), changes)
     )
     set_aside = RowWriter(
         _io(job, job.quarantine_location),
@@ -290,6 +300,8 @@ class _Rows:
         self._journal = journal
         self._rows = rows
         self._bad = bad
+        # Messages beyond rows: those about no row, without those that are two.
+        self._beyond = 0
 
     def __enter__(self) -> _Rows:
         return self
@@ -302,6 +314,7 @@ class _Rows:
         """Take what is kept of a block."""
         rows = placed_rows(self._spec, self._rows.schema, self._journal, parsed, keep)
         self._rows.add(rows)
+        self._beyond += _kept_of(parsed.rowless, keep) - _kept_of(parsed.doubled, keep)
         if parsed.bad:
             bad = bad_rows(self._journal, parsed, block.content, block.begin, keep)
             self._bad.add(in_schema(bad, self._bad.schema))
@@ -312,7 +325,7 @@ class _Rows:
         has_files = output.files or output.quarantined
         return replace(
             done,
-            typed=self._rows.rows,
+            typed=self._rows.rows + self._beyond,
             quarantined=self._bad.rows,
             output=output if has_files else None,
         )
@@ -322,6 +335,12 @@ class _Rows:
         with ExitStack() as stack:
             stack.callback(self._bad.abort)
             stack.callback(self._rows.abort)
+
+
+def _kept_of(messages: pa.Int64Array | None, keep: pa.BooleanArray | None) -> int:
+    if messages is None or keep is None:
+        return len(messages or ())
+    return pc.sum(keep.take(messages)).as_py() or 0
 
 
 @final

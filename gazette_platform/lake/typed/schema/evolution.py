@@ -39,6 +39,7 @@ from pyiceberg.types import (
 
 from gazette_platform.errors import SchemaMismatch
 from gazette_platform.lake.typed.schema.iceberg_types import spec_type, wanted_fields
+from gazette_platform.lake.typed_spec.changes import CHANGE_COLUMNS
 from gazette_platform.lake.typed_spec.columns import text_of
 from gazette_platform.lake.typed_spec.typed_columns import SYSTEM_COLUMNS
 
@@ -69,7 +70,7 @@ __all__ = [
 ]
 
 _Path = tuple[str, ...]
-_SYSTEM: Final = frozenset(column.name for column in SYSTEM_COLUMNS)
+_SYSTEM: Final = frozenset(column.name for column in (*CHANGE_COLUMNS, *SYSTEM_COLUMNS))
 _WAYS_OUT: Final = (
     "give the new one another name, with the key by `from`, and list this one under `retired`; or rebuild "
     "the table"

@@ -75,6 +75,8 @@ SOURCE: Final = "gazette.source"
 """Property of a table: the raw one that its rows are of."""
 UUID: Final = "gazette.uuid"
 """Property of a table: where records have their message's UUID, as the spec says it."""
+CHANGES: Final = "gazette.changes"
+"""Property of a table of changes: what deletes rows, as the spec says it."""
 OFFSETS: Final = "gazette.offsets"
 """Property of a snapshot: how far journals were read, in words, if there are few."""
 QUARANTINED: Final = "gazette.quarantined"
@@ -163,6 +165,8 @@ def open_table(door: Door, spec: TypedSpec, location: str) -> TypedTable:
     if loaded is None:
         schema = new_schema(spec)
         told = {SOURCE: spec.source, UUID: _uuid_of(spec), **(UPSERTED if spec.key else {})}
+        if spec.changes is not None:
+            told[CHANGES] = _changes_of(spec)
         partitions = new_partition_spec(spec, schema)
         loaded = door.create(NewTable(
             schema=schema, partitions=partitions, location=location, properties={**_PROPERTIES, **told}
@@ -246,6 +250,12 @@ def _in_words(state: TypedState) -> str:
     return "; ".join(f"{name} {one.offset}" for name, one in sorted(state.journals.items()))
 
 
+def _changes_of(spec: TypedSpec) -> str:
+    if spec.changes is None:
+        return "none"
+    return f"change_data {spec.change_data}" if spec.change_data else f"deleted {spec.deleted}"
+
+
 def _uuid_of(spec: TypedSpec) -> str:
     return ".".join(spec.uuid) or "none"
 
@@ -270,6 +280,12 @@ def require_ours(loaded: Loaded, spec: TypedSpec, name: str) -> None:
         raise SchemaMismatch(
             f"{name} was made with `uuid: {noted}`, and its spec says `uuid: {wanted}`: which messages were there "
             "before was decided by the first; put that back, or give the table another `name`"
+        )
+    made, changes = properties.get(CHANGES, "none"), _changes_of(spec)
+    if made != changes:
+        raise SchemaMismatch(
+            f"{name} was made with `{made}` as what deletes rows, and its spec says `{changes}`: rows of before were "
+            "decided by the first. Put that back, or give the table another `name`"
         )
 
 

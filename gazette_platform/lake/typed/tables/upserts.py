@@ -20,6 +20,7 @@ from __future__ import annotations
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, final
 
 from pyiceberg.exceptions import CommitFailedException
@@ -45,6 +46,12 @@ from gazette_platform.lake.typed.catalog.publishing import (
     updates_moving,
 )
 from gazette_platform.lake.typed.schema.iceberg_types import spec_type
+from gazette_platform.lake.typed.tables.kept_deletes import (
+    DELETES,
+    deletes_of,
+    with_deletes,
+    written_with_deletes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +63,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.schema import ColumnType
     from gazette_platform.lake.typed.catalog.doors import Door, Loaded
+    from gazette_platform.lake.typed_spec.changes import ChangeOrder
 
 __all__ = ["UPSERTED", "Merge", "Merger", "publish_upserts"]
 
@@ -90,6 +98,12 @@ class Merge:
     """By which the staged snapshot is found: its `WAP_ID`."""
     properties: Mapping[str, str]
     """Of the staged snapshot."""
+    columns: tuple[str, ...] = ()
+    """Names of all the table's columns."""
+    changes: ChangeOrder | None = None
+    """Which messages delete rows, and what orders messages besides; None: none does, and nothing."""
+    deletes: int | None = None
+    """A snapshot of the table, which holds the deletions of earlier runs alone; None: there were none."""
 
 
 class Merger(Protocol):
@@ -113,6 +127,8 @@ def publish_upserts(
     catalog: str,
     merger: Merger,
     log: Callable[[str], None],
+    changes: ChangeOrder | None = None,
+    deletes: Sequence[DataFile] = (),
 ) -> Published:
     """Let readers see the last message of each key, of what a run has written and of what was there.
 
@@ -124,12 +140,15 @@ def publish_upserts(
         catalog: of the table, as the merger calls it.
         merger: has that catalog.
         log: gets a line for each time that maintenance came between.
+        changes: which messages delete rows; None: none does.
+        deletes: those of `files` that hold deletions alone. They are kept, so that older messages that come later bring no row back.
 
     Raises: as `publish_files`. LakeError: the engine refused, or what was staged has expired, as well; nothing was changed.
     """
     if not files:
         return insisting(lambda: publish_files(door, start, (), run, properties), log)
     upserts: Snapshot | None = None
+    deleted: int | None = None
     for _ in range(_ATTEMPTS):
         now = insisting(lambda: loaded_from(door), log)
         before = published_by(now.metadata, run)
@@ -140,6 +159,9 @@ def publish_upserts(
         _require_staging(now.metadata, door.name)
         if upserts is None:
             upserts = insisting(lambda: _snapshot_of(door, files), log)
+            if deletes:
+                all_deletes = insisting(partial(_snapshot_of, door, deletes, are_kept=True), log)
+                deleted = all_deletes.snapshot_id
             now = insisting(lambda: loaded_from(door), log)
         merge = Merge(
             catalog=catalog,
@@ -149,10 +171,14 @@ def publish_upserts(
             rows=sum(file.record_count for file in files),
             attempt=uuid.uuid4().hex,
             properties={**properties, RUN: run},
+            columns=tuple(field.name for field in now.metadata.schema().fields),
+            changes=changes,
+            deletes=deletes_of(now.metadata),
         )
-        published = _published(door, start, now, merge, merger, log)
+        published = _published(door, start, now, merge, merger, log, deleted)
         if published is not None:
-            _remove(now.io, upserts, files)
+            kept = {file.file_path for file in deletes}
+            _remove(now.io, upserts, [file for file in files if file.file_path not in kept])
             return published
         log(
             f"{door.name} was changed by others while run {run} was merged into it: it is merged again"
@@ -170,8 +196,9 @@ def _published(  # noqa: PLR0917
     merge: Merge,
     merger: Merger,
     log: Callable[[str], None],
+    deleted: int | None,
 ) -> Published | None:
-    """Merge once, and publish. Returns: None: main has moved meanwhile."""
+    """Merge once, and publish. `deleted`: a snapshot of all deletions. Returns: None: main has moved meanwhile."""
     run = merge.properties[RUN]
     failed: LakeError | None = None
     try:
@@ -183,7 +210,10 @@ def _published(  # noqa: PLR0917
     if staged is not None:
         # Also if the engine was not told that it has.
         spent = (merge.upserts,)
-        return insisting(lambda: publish_staged(door, start, staged, run, spent=spent), log)
+        tags = {} if deleted is None else {DELETES: deleted}
+        return insisting(
+            lambda: publish_staged(door, start, staged, run, spent=spent, tags=tags), log
+        )
     if failed is None or after.snapshot_by_id(merge.upserts) is None:
         # Not that there was nothing to change: of that, too, engines stage a snapshot.
         raise LakeError(
@@ -218,8 +248,8 @@ def _staged_by(metadata: TableMetadata, attempt: str) -> int | None:
     return None
 
 
-def _snapshot_of(door: Door, files: Sequence[DataFile]) -> Snapshot:
-    """A snapshot of the table, on no branch, that holds these files alone."""
+def _snapshot_of(door: Door, files: Sequence[DataFile], *, are_kept: bool = False) -> Snapshot:
+    """A snapshot of the table, on no branch, that holds these files alone; or with the deletions that are kept."""
     refused: CommitFailedException | None = None
     for _ in range(_ATTEMPTS):
         now = loaded_from(door)
@@ -238,7 +268,11 @@ def _snapshot_of(door: Door, files: Sequence[DataFile]) -> Snapshot:
                 main, _ = updates_moving(empty.snapshot_id)
                 door.commit(now, (*required, still_headed(now.metadata)), (added, main))
                 continue
-            snapshot = _written(now, files).model_copy(update={"parent_snapshot_id": head})
+            former = with_deletes(now) if are_kept else None
+            if former is not None:
+                snapshot = written_with_deletes(former, files)
+            else:
+                snapshot = _written(now, files).model_copy(update={"parent_snapshot_id": head})
             door.commit(now, required, (AddSnapshotUpdate(snapshot=snapshot),))
         except CommitFailedException as err:
             refused = err

@@ -1,0 +1,80 @@
+"""Make a raw table again if it cannot follow a change of its spec. No file is deleted.
+
+The entries of the metastore are dropped, and the sensor registers all fragments again that brokers list. Rows that no
+broker lists any more, such as those of a deleted journal, would not come back. Such a table is left alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gazette_platform.lake.exact import VIEW_OF
+from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.spec_rules import EXACT_SUFFIX, LINES_SUFFIX
+from gazette_platform.lake.tables import LAYOUT, TABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gazette_platform.hive import HiveTable, MetastoreSession
+    from gazette_platform.lake.table_spec import TableSpec
+
+__all__ = ["drop_entries", "entries_of", "held_states", "stored_entry", "why_missed"]
+
+
+def entries_of(session: MetastoreSession, spec: TableSpec) -> list[HiveTable]:
+    """Return what the metastore has of the raw table of `spec`, in whichever form: views first, then the table."""
+    stored = {spec.name, f"{spec.name}{LINES_SUFFIX}"}
+    names = (
+        spec.table,
+        f"{spec.table}{EXACT_SUFFIX}",
+        f"{spec.table}{LINES_SUFFIX}",
+    )
+    found = [entry for name in names if (entry := session.table(spec.schema, name)) is not None]
+    own = [
+        entry
+        for entry in found
+        if entry.parameters.get(VIEW_OF) in stored or entry.parameters.get(TABLE) == spec.name
+    ]
+    return sorted(own, key=lambda entry: VIEW_OF not in entry.parameters)
+
+
+def stored_entry(entries: Sequence[HiveTable]) -> HiveTable | None:
+    """Return the entry with the Hive partitions; None if there is none."""
+    return next((entry for entry in entries if LAYOUT in entry.parameters), None)
+
+
+def held_states(session: MetastoreSession, table: HiveTable) -> list[PartitionState]:
+    """Return the accounts of all Hive partitions of a table, or of one without.
+
+    Raises: LakeError: they cannot be read.
+    """
+    holders = session.partitions(table) if table.partition_columns else [table]
+    return [PartitionState.from_parameters(each.parameters) for each in holders]
+
+
+def why_missed(states: Sequence[PartitionState], begins: Mapping[str, int]) -> str:
+    """Return why rows would be missed if a table were made again; empty if none would.
+
+    Args:
+        states: accounts of its Hive partitions.
+        begins: by journal that exists, the first offset that brokers list.
+    """
+    for state in states:
+        if not state.ranges:
+            continue
+        begin = state.ranges[0][0]
+        if state.journal not in begins:
+            return f"its rows of {state.journal} would be gone, because that journal is"
+        if begin < begins[state.journal]:
+            return (
+                f"its rows of {state.journal} before offset {begins[state.journal]} would be gone, because brokers list "
+                "none of them"
+            )
+    return ""
+
+
+def drop_entries(session: MetastoreSession, entries: Sequence[HiveTable]) -> None:
+    """Drop entries of the metastore. Idempotent; files stay."""
+    for entry in entries:
+        session.drop_table(entry.database, entry.name)

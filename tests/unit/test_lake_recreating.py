@@ -1,0 +1,87 @@
+"""A raw table is made again by a spec that it cannot become, if no row would be missed."""
+
+import pytest
+from lake_bench import MemoryMetastore
+
+from gazette_platform.errors import SchemaMismatch
+from gazette_platform.hive import HivePartition
+from gazette_platform.lake import ensure_views, parse_table_spec
+from gazette_platform.lake.layout import Layout
+from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.recreating import (
+    drop_entries,
+    entries_of,
+    held_states,
+    stored_entry,
+    why_missed,
+)
+from gazette_platform.lake.tables import evolved_table, table_definition
+
+PLAIN = parse_table_spec(
+    "{name: s.t, selector: name=j, format: csv, columns: [{name: a, type: string}]}"
+)
+WITH_HEADER = parse_table_spec(
+    "{name: s.t, selector: name=j, format: csv, header: true, columns: [{name: a, type: string}]}"
+)
+
+
+@pytest.fixture
+def session():
+    with MemoryMetastore().connect() as session:
+        session.ensure_database("s")
+        yield session
+
+
+def made(session, spec):
+    table = table_definition(spec, Layout.parse("j/{day}"), "file:///x/j")
+    session.create_table(table)
+    ensure_views(session, spec, table, {})
+    return table
+
+
+@pytest.mark.parametrize("before", [PLAIN, WITH_HEADER])
+@pytest.mark.parametrize("after", [PLAIN, WITH_HEADER])
+def test_all_entries_of_a_table_are_found_and_dropped_in_either_form(session, before, after):
+    table = made(session, before)
+    entries = entries_of(session, after)
+    assert stored_entry(entries).name == table.name
+    assert {entry.name for entry in entries} == set(session.tables("s"))
+    drop_entries(session, entries)
+    drop_entries(session, entries)
+    assert session.tables("s") == []
+    made(session, after)
+
+
+def test_tables_of_others_are_no_entries(session):
+    other = parse_table_spec(
+        "{name: s.t_lines, selector: name=j, format: csv, columns: [{name: a, type: string}]}"
+    )
+    made(session, other)
+    assert entries_of(session, WITH_HEADER) == []
+
+
+def test_change_of_header_names_the_way_out(session):
+    existing = made(session, PLAIN)
+    wanted = table_definition(WITH_HEADER, Layout.parse("j/{day}"), "file:///x/j")
+    with pytest.raises(SchemaMismatch, match=r"`header` has changed.*--recreate"):
+        evolved_table(existing, wanted)
+
+
+def test_rows_that_no_journal_has_would_be_missed(session):
+    table = made(session, PLAIN)
+    state = PartitionState(journal="j").adding(
+        "j", 100, 200, rows=1, stored_bytes=1, stamp="", created=0
+    )
+    session.add_partitions(
+        table,
+        [
+            HivePartition(values=("1",), location="file:///x/j/1", parameters=state.within({})),
+            HivePartition(values=("2",), location="file:///x/j/2"),
+        ],
+    )
+    states = held_states(session, table)
+    assert sorted(each.journal for each in states) == ["", "j"]
+    assert why_missed(states, {"j": 100, "k": 7}) == ""
+    assert why_missed(states, {"j": 0}) == ""
+    assert "before offset 150 would be gone" in why_missed(states, {"j": 150})
+    assert "because that journal is" in why_missed(states, {"k": 0})
