@@ -27,7 +27,7 @@ EVENTS = """query($path: [String!]!) { assetOrError(assetKey: {path: $path}) {
 EVALUATIONS = """query($path: [String!]!) {
   assetConditionEvaluationRecordsOrError(assetKey: {path: $path}, limit: 1) {
     ... on AssetConditionEvaluationRecords { records { numRequested
-      evaluationNodes { userLabel expandedLabel numTrue } } } } }"""
+      evaluationNodes { expandedLabel } } } } }"""
 
 
 def numbers(entries):
