@@ -193,7 +193,7 @@ def _table_problems(
 ) -> list[ValidationError]:
     """What keeps the table that exists from becoming its spec."""
     journals = [listing.spec for listing in client.list(spec.label_selector)]
-    existing = stored_entry(entries_of(session, spec)) or session.table(
+    existing = stored_entry(entries_of(session, spec.name)) or session.table(
         spec.schema, spec.stored_table
     )
     roots = StoreRoots(settings.store_roots)
@@ -204,7 +204,7 @@ def _recreated(
     client: Client, session: MetastoreSession, spec: TableSpec
 ) -> tuple[list[ValidationError], _Again | None]:
     """The table as one to make again, or why it is not."""
-    entries = entries_of(session, spec)
+    entries = entries_of(session, spec.name)
     stored = stored_entry(entries)
     if stored is None:
         text = f"{spec.name} was not made from a table spec: drop or rename it, or rename the spec"

@@ -12,9 +12,9 @@ from gazette_platform.hive import MetastoreClient, MetastoreSession
 from gazette_platform.lake import LakeSettings, SpecFolder, read_spec_folder
 from gazette_platform.lake.applying import FolderFile, put_files
 from gazette_platform.lake.meant import or_meant
+from gazette_platform.lake.recreating import drop_entries, entries_of, stored_entry
 from gazette_platform.lake.rollups.folder import read_rollup_folder
-from gazette_platform.lake.spec_rules import EXACT_SUFFIX, QUARANTINE_SUFFIX
-from gazette_platform.lake.tables import LAYOUT
+from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
 
 __all__ = ["drop", "drop_raw", "without_typed"]
 
@@ -86,10 +86,8 @@ def _of_servers(settings: LakeSettings, name: str) -> _Table | None:
     """A table without a spec, as one is after its file was removed by hand."""
     if not settings.metastore or "." not in name:
         return None
-    schema, _, table = name.partition(".")
     with MetastoreClient(settings.metastore).connect() as session:
-        there = session.table(schema, table)
-        if there is not None and LAYOUT in there.parameters:
+        if stored_entry(entries_of(session, name)) is not None:
             return _Table(raw=name)
     found = _Table(typed=name, quarantine=f"{name}{QUARANTINE_SUFFIX}")
     return found if _typed_held(settings, found) else None
@@ -190,17 +188,12 @@ def _drop_typed(settings: LakeSettings, name: str) -> None:
 
 
 def drop_raw(session: MetastoreSession, name: str) -> None:
-    """Drop a raw table, and its view, while no sensor changes it.
+    """Drop a raw table and its views, while no sensor changes it.
 
     Raises: LakeError: the metastore cannot be reached, or has another table of that name.
     """
     schema, _, table = name.partition(".")
-    there = session.table(schema, table)
-    if there is None:
-        return
-    if LAYOUT not in there.parameters:
+    entries = entries_of(session, name)
+    if not entries and session.table(schema, table) is not None:
         raise LakeError(f"{name} exists and is not a raw table, so it was not dropped")
-    with session.accounts_lock(schema, table) as lock:
-        lock.require()
-        session.drop_table(schema, f"{table}{EXACT_SUFFIX}")
-        session.drop_table(schema, table)
+    drop_entries(session, entries)

@@ -17,24 +17,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gazette_platform.hive import HiveTable, MetastoreSession
-    from gazette_platform.lake.table_spec import TableSpec
 
 __all__ = ["drop_entries", "entries_of", "held_states", "stored_entry", "why_missed"]
 
 
-def entries_of(session: MetastoreSession, spec: TableSpec) -> list[HiveTable]:
-    """Return what the metastore has of the raw table of `spec`, in whichever form: views first, then the table."""
-    stored = {spec.name, f"{spec.name}{LINES_SUFFIX}"}
-    names = (
-        spec.table,
-        f"{spec.table}{EXACT_SUFFIX}",
-        f"{spec.table}{LINES_SUFFIX}",
-    )
-    found = [entry for name in names if (entry := session.table(spec.schema, name)) is not None]
+def entries_of(session: MetastoreSession, name: str) -> list[HiveTable]:
+    """Return what the metastore has of the raw table `name`, in whichever form: views first, then the table."""
+    schema, _, table = name.partition(".")
+    stored = {name, f"{name}{LINES_SUFFIX}"}
+    names = (table, f"{table}{EXACT_SUFFIX}", f"{table}{LINES_SUFFIX}")
+    found = [entry for each in names if (entry := session.table(schema, each)) is not None]
     own = [
         entry
         for entry in found
-        if entry.parameters.get(VIEW_OF) in stored or entry.parameters.get(TABLE) == spec.name
+        if entry.parameters.get(VIEW_OF) in stored or entry.parameters.get(TABLE) == name
     ]
     return sorted(own, key=lambda entry: VIEW_OF not in entry.parameters)
 
@@ -75,6 +71,8 @@ def why_missed(states: Sequence[PartitionState], begins: Mapping[str, int]) -> s
 
 
 def drop_entries(session: MetastoreSession, entries: Sequence[HiveTable]) -> None:
-    """Drop entries of the metastore. Idempotent; files stay."""
+    """Drop the entries of a table while no sensor changes it. Idempotent; files stay."""
     for entry in entries:
-        session.drop_table(entry.database, entry.name)
+        with session.accounts_lock(entry.database, entry.name) as lock:
+            lock.require()
+            session.drop_table(entry.database, entry.name)

@@ -10,7 +10,7 @@ from gazette_platform.cli import gazctl_lake_drop
 from gazette_platform.cli.gazctl import main
 from gazette_platform.cli.gazctl_lake_drop import drop_raw, without_typed
 from gazette_platform.errors import LakeError, ValidationError
-from gazette_platform.lake.exact import exact_view
+from gazette_platform.lake.exact import ensure_views
 from gazette_platform.lake.layout import Layout
 from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.lake.tables import table_definition
@@ -120,14 +120,18 @@ def test_section_within_braces_is_left_to_the_editor():
         without_typed(b"{name: a.b, typed: {uuid: none}}\n")
 
 
-def test_raw_table_leaves_the_metastore_with_its_view():
-    spec = parse_table_spec(RAW)
+@pytest.mark.parametrize(
+    "text", [RAW, RAW.replace("json", "csv\nheader: true").replace("bigint", "string")]
+)
+def test_raw_table_leaves_the_metastore_with_its_views(text):
+    spec = parse_table_spec(text)
     table = table_definition(spec, Layout.parse("orders/{region}"), "file:///f/orders")
-    other = replace(table, name="others")
+    other = replace(table, name="others", parameters={})
     with MemoryMetastore().connect() as session:
         session.ensure_database("shop")
-        for each in (table, exact_view(spec, table, {}), other):
+        for each in (table, other):
             session.create_table(each)
+        assert ensure_views(session, spec, table, {})
         drop_raw(session, "shop.orders")
         assert [*session.tables("shop")] == ["others"]
         drop_raw(session, "shop.orders")  # gone already

@@ -43,7 +43,7 @@ def made(session, spec):
 @pytest.mark.parametrize("after", [PLAIN, WITH_HEADER])
 def test_all_entries_of_a_table_are_found_and_dropped_in_either_form(session, before, after):
     table = made(session, before)
-    entries = entries_of(session, after)
+    entries = entries_of(session, after.name)
     assert stored_entry(entries).name == table.name
     assert {entry.name for entry in entries} == set(session.tables("s"))
     drop_entries(session, entries)
@@ -57,7 +57,7 @@ def test_tables_of_others_are_no_entries(session):
         "{name: s.t_lines, selector: name=j, format: csv, columns: [{name: a, type: string}]}"
     )
     made(session, other)
-    assert entries_of(session, WITH_HEADER) == []
+    assert entries_of(session, WITH_HEADER.name) == []
 
 
 def test_change_of_header_names_the_way_out(session):

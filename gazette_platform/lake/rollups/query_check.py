@@ -82,9 +82,8 @@ def source_columns(
     typed = {raw.typed.name: raw.typed for raw in folder.specs.values() if raw.typed}
     found: dict[str, tuple[str, ...] | None] = {}
     for name in sorted({source for spec in specs for source in spec.sources.values()} - made):
-        schema, _, table_name = name.partition(".")
         raw = folder.specs.get(name)
-        table = session.table(schema, table_name) if raw is not None else None
+        table = session.table(raw.schema, raw.stored_table) if raw is not None else None
         if name in typed:
             found[name] = tuple(column.name.lower() for column in typed[name].all_columns)
         elif raw is not None and table is not None and LAYOUT in table.parameters:
