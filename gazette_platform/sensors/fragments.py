@@ -291,7 +291,7 @@ def run_tick(
 
 
 def _blocks(event: object) -> bool:
-    return isinstance(event, AssetCheckEvaluation) and event.blocking and is_red(event)
+    return isinstance(event, AssetCheckEvaluation) and bool(event.blocking) and is_red(event)
 
 
 def _follow_prunes(
