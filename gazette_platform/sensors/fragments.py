@@ -282,12 +282,16 @@ def run_tick(
         )
         _follow_prunes(ports.retention, tick, state, outcome)
     _tell_folder(outcome, folder, cursor, state, shard)
-    # Dagster stores one event after the other, and asks for rollups meanwhile: what is red has to be known by then.
-    outcome.events.sort(key=lambda e: not (isinstance(e, AssetCheckEvaluation) and is_red(e)))
+    # Dagster stores one event after the other, and asks for rollups meanwhile: what blocks them comes first.
+    outcome.events.sort(key=lambda event: not _blocks(event))
     outcome.cursor = state.cursor(
         turn=turn, audited=audited, folder=folder.digest, epoch=cursor.epoch
     )
     return outcome
+
+
+def _blocks(event: object) -> bool:
+    return isinstance(event, AssetCheckEvaluation) and bool(event.blocking) and is_red(event)
 
 
 def _follow_prunes(
