@@ -10,7 +10,7 @@ from gazette_platform.lake.applying import problems_with_journals
 from gazette_platform.lake.layout import Layout, partition_columns, partition_key
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.progress import JournalCursor, bounded, subtract
-from gazette_platform.lake.tables import LAYOUT, is_current
+from gazette_platform.lake.tables import LAYOUT, is_current, text_columns
 from gazette_platform.lake.unfit_finding import partition_fit, table_finding
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ class TableStanding:
     """Where the table is; empty while it is not made."""
     is_known: bool = True
     """Whether a metastore could be asked."""
+    as_text: frozenset[str] = frozenset()
+    """Columns that Trino reads as text."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -98,7 +100,7 @@ class TableStanding:
     def unfit_finding(self) -> Finding | None:
         """What these records mean for rollups; None: there are none."""
         fits = [partition_fit(each.key, each.state) for each in self.partitions]
-        return table_finding(self.spec, [fit for fit in fits if fit is not None])
+        return table_finding(self.spec, [fit for fit in fits if fit is not None], self.as_text)
 
     @property
     def is_blocked(self) -> bool:
@@ -161,6 +163,7 @@ def table_standing(
     table = session.table(spec.schema, spec.stored_table) if session is not None else None
     if session is not None and table is not None:
         standing.location = table.location
+        standing.as_text = text_columns(spec, table)
         _look_at(standing, session, table)
     held = standing.held
     for journal in journals:

@@ -10,10 +10,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.lake.findings import Finding
+from gazette_platform.lake.spec_rules import EXACT_SUFFIX
 from gazette_platform.lake.unfit import NEVER, UnfitFragment, verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from gazette_platform.lake.partition_state import PartitionState
     from gazette_platform.lake.table_spec import TableSpec
@@ -85,10 +86,17 @@ def partition_fit(key: str, state: PartitionState) -> PartitionFit | None:
     )
 
 
-def table_finding(spec: TableSpec, partitions: Iterable[PartitionFit]) -> Finding | None:
+def table_finding(
+    spec: TableSpec, partitions: Iterable[PartitionFit], as_text: Collection[str] = ()
+) -> Finding | None:
     """What all that does not fit of a table means, in words, with the next step; None: all fits.
 
     The first 300 characters say what and how to go on: evaluations of rollups show no more.
+
+    Args:
+        spec: of the table.
+        partitions: with records that do not fit.
+        as_text: columns that Trino reads as text because of them.
     """
     threshold = spec.unfit.threshold
     found = sorted(partitions, key=lambda p: (-p.percent, p.key))
@@ -105,10 +113,19 @@ def table_finding(spec: TableSpec, partitions: Iterable[PartitionFit]) -> Findin
         begin=0,
         end=0,
         is_error=bool(blocked),
-        text=f"{'. '.join(texts)}{_examples(blocked or found)}",
+        text=f"{'. '.join(texts)}{_examples(blocked or found)}{_shown_as_text(spec, as_text)}",
         unfit=sum(p.unfit for p in found),
         # Not of how many records there are, which changes with each append.
         values=(str(threshold), *(f"{p.key} {p.unfit} {p.verdict(threshold)}" for p in found)),
+    )
+
+
+def _shown_as_text(spec: TableSpec, as_text: Collection[str]) -> str:
+    if not as_text:
+        return ""
+    return (
+        f". Trino shows {', '.join(sorted(as_text))} of {spec.name} as JSON text; {spec.name}{EXACT_SUFFIX} has "
+        "the declared types"
     )
 
 

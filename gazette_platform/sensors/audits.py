@@ -37,6 +37,7 @@ from gazette_platform.lake.accounting import partition_accounts
 from gazette_platform.lake.catalogs import HIVE
 from gazette_platform.lake.fit import is_of_spec
 from gazette_platform.lake.standing import partition_standings
+from gazette_platform.lake.tables import text_columns
 from gazette_platform.lake.unfit_finding import PartitionFit, partition_fit, table_finding
 
 if TYPE_CHECKING:
@@ -264,7 +265,7 @@ class TableAudits:
         named = [f for f in state.fits if not f.journal or f.journal in journals]
         fits = self._fits(spec, report, named, problems, is_over)
         unfit, again = _unfit(session, spec, table, report, state)
-        too_many = table_finding(spec, unfit)
+        too_many = table_finding(spec, unfit, text_columns(spec, table))
         findings.sort(key=lambda f: (f.journal, f.begin, f.end, f.kind, f.text))
         ensure_views(session, spec, table, excluded_files(findings), catalog=self.trino_catalog)
         told = [_with_reason(f, {**repair.waiting, **refused}) for f in findings]

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import final
 
 from dagster import (
+    AssetCheckEvaluation,
     AssetKey,
     DefaultSensorStatus,
     MetadataValue,
@@ -30,6 +31,7 @@ from dagster import (
 )
 
 from gazette_platform.assets.checks import keeps_up_evaluation, specs_evaluation
+from gazette_platform.assets.freshness import is_red
 from gazette_platform.assets.raw import SPECS_KEY, journals_key, table_key
 from gazette_platform.errors import GazetteError, TransportError
 from gazette_platform.hive import SharedMetastore
@@ -280,6 +282,8 @@ def run_tick(
         )
         _follow_prunes(ports.retention, tick, state, outcome)
     _tell_folder(outcome, folder, cursor, state, shard)
+    # Dagster stores one event after the other, and asks for rollups meanwhile: what is red has to be known by then.
+    outcome.events.sort(key=lambda e: not (isinstance(e, AssetCheckEvaluation) and is_red(e)))
     outcome.cursor = state.cursor(
         turn=turn, audited=audited, folder=folder.digest, epoch=cursor.epoch
     )

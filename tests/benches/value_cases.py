@@ -282,6 +282,8 @@ def are_alike(one: Any, other: Any) -> bool:
             return one.keys() == other.keys() and all(are_alike(one[k], other[k]) for k in one)
         case (list() | tuple(), list() | tuple()):
             return len(one) == len(other) and all(map(are_alike, one, other))
+        case (float(), float()):
+            return shown(one, "float") == shown(other, "float")
         case _:
             return bool(one == other)
 

@@ -116,7 +116,9 @@ def test_one_value_of_another_shape_hides_no_other(own, gazctl, client, platform
     assert trino(as_text.format(table)) == [(281, 281, 1)]
 
     checked = gazctl("lake", "check", table, "-o", "json", "--tables", own.tables)
-    assert checked.code == 1
-    (finding,) = [each for each in json.loads(checked.out) if each["check"] == "fit"]
-    assert "m (map<string,int>): 1, such as '[]'" in finding["text"]
-    assert f"Trino shows m of {table} as JSON text. {table}_exact has" in finding["text"]
+    assert checked.code == 0, "one of 281 is less than 1 %"
+    texts = [each["text"] for each in json.loads(checked.out) if each["check"] == "fit"]
+    assert any("m (map<string,int>): 1, such as '[]'" in text for text in texts)
+    assert any(f"Trino shows m of {table} as JSON text" in text for text in texts)
+    quick = gazctl("lake", "check", table, "--quick", "--tables", own.tables)
+    assert f"Trino shows m of {table} as JSON text; {table}_exact has the declared" in quick.out

@@ -3,7 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from dagster import AssetCheckSeverity, AssetKey, AssetSelection, ResourceDefinition, materialize
+from dagster import (
+    AssetCheckSeverity,
+    AssetKey,
+    AssetMaterialization,
+    AssetSelection,
+    ResourceDefinition,
+    materialize,
+)
 from dagster_instances import new_instance
 from sensor_platform import SensorPlatform, parts_of
 
@@ -80,6 +87,17 @@ def test_check_is_yellow_below_threshold_and_red_above(platform, write, told):
     # More good records make the share smaller.
     files.append(JOURNAL, GOOD * 300, postfix=HOUR)
     assert colour(told()) == "yellow"
+
+
+def test_red_check_is_reported_before_the_data_that_it_is_about(platform, write):
+    """Rollups are asked for at any moment, also between two events of a tick."""
+    write("1%")
+    platform.files.append(JOURNAL, GOOD, postfix=HOUR)
+    platform.tick()
+    platform.files.append(JOURNAL, BAD, postfix=HOUR)
+    red, *others = platform.full_tick().asset_events
+    assert (red.check_name, colour(red)) == ("fits_spec", "red")
+    assert any(isinstance(event, AssetMaterialization) for event in others)
 
 
 def test_few_good_records_tell_nothing_new(platform, write, told):
