@@ -40,11 +40,15 @@ class CsvScanner(LineScanner):
 
     @override
     def _scan(self, piece: bytes) -> None:
-        if self._header is not None:
-            piece, count = self._header.subn(b"", piece)
-            self.headers += count
-        if piece:
-            super()._scan(piece)
+        at = 0
+        for header in self._header.finditer(piece) if self._header is not None else ():
+            if header.start() > at:
+                super()._scan(piece[at : header.start()])
+            at = header.end()
+            self.headers += 1
+            self._line_at += len(header[0])
+        if at < len(piece):
+            super()._scan(piece[at:])
 
     @override
     def is_fit(self, piece: bytes) -> bool:

@@ -86,7 +86,9 @@ def test_scanner_counts_headers_and_finds_them_fit(size):
         scanner.feed(CONTENT[at : at + size])
     found = scanner.report()
     assert scanner.headers == 3
-    assert {what: unfit.count for what, unfit in found.lines.items()} == {"a blank line": 1}
+    assert {what: (unfit.count, unfit.offset) for what, unfit in found.lines.items()} == {
+        "a blank line": (1, len(CONTENT) - 1)
+    }
 
 
 def test_header_in_another_order_is_counted_as_a_bad_line():
