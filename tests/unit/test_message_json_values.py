@@ -87,7 +87,7 @@ def test_values_behind_each_other_are_lines(values, layout, joint, size):
         (b'{"a": "\x01"}', "Invalid control character"),
         (b'"\xff"', "value 1 is not JSON in UTF-8"),
         (b"[" * 3, "unexpected EOF"),
-        (b'{"a":' * 5000 + b"1" + b"}" * 5000, "nested too deep"),
+        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deep"),
     ],
 )
 def test_what_is_no_json_is_an_error(content, error, size):
