@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import socket
 from dataclasses import replace
 
 import grpc
@@ -18,7 +19,7 @@ from gazette_platform.serving.h2.limits import LIMITS
 from gazette_platform.serving.interface import Code
 from gazette_platform.serving.tls import TlsMaterial
 from gazette_platform.testing.certificates import CertificateAuthority
-from gazette_platform.testing.waiting import eventually, patient
+from gazette_platform.testing.waiting import eventually, patient, turns
 
 DEADLINE_S = patient(20)
 
@@ -324,3 +325,20 @@ async def test_metrics_count_calls_and_messages(bench, channel):
     assert value("grpc_server_msg_sent_total", labels) == 1
     assert value("grpc_server_handling_seconds_count", labels) == 1
     assert bench.handled("Upload", "OK", "client_stream") == 1
+
+
+@pytest.mark.parametrize("turns_before", range(6))
+async def test_server_that_stops_leaves_no_accepted_connection_open(turns_before):
+    """asyncio makes a connection in a task of its own, which fails once its server is closed."""
+    async with Bench() as bench:
+        host, port = bench.address.split(":")
+        with socket.create_connection((host, int(port))) as client:
+            for _ in range(turns_before):
+                await asyncio.sleep(0)
+            await bench.server.stop(grace_s=0.0)
+            await turns(5)
+            gc.collect()  # an open transport warns, and the warning fails the test
+            client.settimeout(patient(5))
+            with contextlib.suppress(ConnectionResetError):
+                while client.recv(1000):
+                    pass

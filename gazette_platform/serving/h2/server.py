@@ -37,6 +37,9 @@ _LATE_S: Final = 2.0
 _END_S: Final = 2.0
 _TLS_END_S: Final = 0.5
 
+# Turns of the event loop in which a connection that was accepted is made.
+_ACCEPT_TURNS: Final = 3
+
 _STOPPING: Final = "the server stops"
 
 
@@ -135,17 +138,7 @@ class H2Server:
         """Refuse new calls, give those under way `grace_s` seconds, then cancel them."""
         shared = self._shared
         shared.is_stopping = True
-        for server in self._servers:
-            server.close()
-        if not self._servers:
-            for listener in self._listeners:
-                listener.close()
-        if self._socket is not None:
-            self._socket.unlink(missing_ok=True)
-        for _ in range(
-            3
-        ):  # a connection that was just accepted is made in one of the loop's next turns
-            await asyncio.sleep(0)
+        await self._end_accepting()
         if grace_s > 0:
             for connection in tuple(shared.connections):
                 connection.close_soon()
@@ -162,6 +155,23 @@ class H2Server:
             self._sweeping.cancel()
         shared.deadlines.stop()
         self._ended.set()
+
+    async def _end_accepting(self) -> None:
+        """Close what listens."""
+        # asyncio makes a connection some turns after it was accepted. If its server is closed by then, that
+        # fails, and leaves the socket open (Python 3.11 to 3.13). So nothing more is accepted first.
+        for server in self._servers:
+            for accepting in server.sockets:
+                self._shared.loop.remove_reader(accepting.fileno())
+        for _ in range(_ACCEPT_TURNS):
+            await asyncio.sleep(0)
+        for server in self._servers:
+            server.close()
+        if not self._servers:
+            for listener in self._listeners:
+                listener.close()
+        if self._socket is not None:
+            self._socket.unlink(missing_ok=True)
 
     async def _emptied(self, limit_s: float) -> None:
         """Wait until there are no connections, for some seconds at most."""
