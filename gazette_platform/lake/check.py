@@ -7,13 +7,13 @@ with what was found. Single bad records are no reason to refuse, only what is tr
 
 from __future__ import annotations
 
-from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from gazette_platform.errors import SchemaMismatch
 from gazette_platform.lake.csv_rows import csv_rows
+from gazette_platform.lake.formats import is_date
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -126,17 +126,9 @@ def _is_of(kind: ColumnType, value: Any) -> bool:
         case "float" | "double" | "decimal":
             return isinstance(value, int | float) and not isinstance(value, bool)
         case "date":
-            return isinstance(value, str) and _is_date(value)
+            return isinstance(value, str) and is_date(value)
         case _:
             return isinstance(value, list if kind.name == "array" else dict)
-
-
-def _is_date(text: str) -> bool:
-    try:
-        date.fromisoformat(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _json(value: Any) -> bytes:

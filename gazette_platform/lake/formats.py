@@ -27,6 +27,7 @@ __all__ = [
     "ContentFormat",
     "Kind",
     "header_of",
+    "is_date",
     "is_header",
     "recognize",
     "remedy",
@@ -295,11 +296,12 @@ def _is_value(text: str) -> bool:
     try:
         float(_DECIMAL_COMMA.sub(".", text))
     except ValueError:
-        return _is_date(text[:10])
+        return is_date(text[:10])
     return True
 
 
-def _is_date(text: str) -> bool:
+def is_date(text: str) -> bool:
+    """Whether a text is a date as ISO 8601 writes it."""
     try:
         date.fromisoformat(text)
     except ValueError:

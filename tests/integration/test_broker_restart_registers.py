@@ -159,20 +159,23 @@ async def test_old_listing_lets_nobody_go_on_without_holder(cluster):
         assert (await client.append(JOURNAL, b"!")).begin == 16
 
 
-async def test_registers_survive_reset_of_harmed_spool(cluster, tmp_path):
-    settings = {"id": "broker-za", "spool_dir": tmp_path / "spools of za", "append_wait_s": 0.5}
-    settings["spool_dir"].mkdir()
+async def harmed(cluster, tmp_path, harm):
+    """A broker that was started again after a crash, and after its spools were harmed."""
+    folder = tmp_path / "spools of za"
+    folder.mkdir()
+    settings = {"id": "broker-za", "spool_dir": folder, "append_wait_s": 0.5}
     broker = await cluster.start(**settings)
     async with client_of(broker) as client:
         await client.apply([Change(spec())])
         await client.append(JOURNAL, b"content", union_registers=HELD)
     await crash(broker)
-    (lost,) = settings["spool_dir"].rglob("*.content")
+    harm(folder)
+    return await cluster.start(**settings)
+
+
+def remove_content(folder):
+    (lost,) = folder.rglob("*.content")
     lost.unlink()
-    broker = await cluster.start(**settings)
-    async with client_of(broker) as client:
-        assert await client.reset_head(JOURNAL, give_up=True) == 0
-        await check_fence(client, begin=0)
 
 
 def harm_records(folder):
@@ -187,16 +190,15 @@ def harm_records(folder):
     heads.write_bytes(raw)
 
 
-async def test_closed_content_without_record_of_the_head_is_stored_by_a_reset(cluster, tmp_path):
-    settings = {"id": "broker-za", "spool_dir": tmp_path / "spools of za", "append_wait_s": 0.5}
-    settings["spool_dir"].mkdir()
-    broker = await cluster.start(**settings)
+async def test_registers_survive_reset_of_harmed_spool(cluster, tmp_path):
+    broker = await harmed(cluster, tmp_path, remove_content)
     async with client_of(broker) as client:
-        await client.apply([Change(spec())])
-        await client.append(JOURNAL, b"content", union_registers=HELD)
-    await crash(broker)
-    harm_records(settings["spool_dir"])
-    broker = await cluster.start(**settings)
+        assert await client.reset_head(JOURNAL, give_up=True) == 0
+        await check_fence(client, begin=0)
+
+
+async def test_closed_content_without_record_of_the_head_is_stored_by_a_reset(cluster, tmp_path):
+    broker = await harmed(cluster, tmp_path, harm_records)
     async with client_of(broker) as client:
         with pytest.raises(GazetteError):
             await client.append(JOURNAL, b"x")
