@@ -199,9 +199,10 @@ async def test_registers_survive_reset_of_harmed_spool(cluster, tmp_path):
 
 async def test_closed_content_without_record_of_the_head_is_stored_by_a_reset(cluster, tmp_path):
     broker = await harmed(cluster, tmp_path, harm_records)
-    async with client_of(broker) as client:
+    async with client_of(broker, retry_timeout_s=1) as hasty:
         with pytest.raises(GazetteError):
-            await client.append(JOURNAL, b"x")
+            await hasty.append(JOURNAL, b"x")
+    async with client_of(broker) as client:
         assert await client.reset_head(JOURNAL, give_up=True) == 7
         await check_fence(client)
         assert await read_all(client) == b"content!"

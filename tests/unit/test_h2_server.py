@@ -333,8 +333,7 @@ async def test_server_that_stops_leaves_no_accepted_connection_open(turns_before
     async with Bench() as bench:
         host, port = bench.address.split(":")
         with socket.create_connection((host, int(port))) as client:
-            for _ in range(turns_before):
-                await asyncio.sleep(0)
+            await turns(turns_before)
             await bench.server.stop(grace_s=0.0)
             await turns(5)
             gc.collect()  # an open transport warns, and the warning fails the test
