@@ -47,7 +47,10 @@ def brief_details(details: str) -> str:
 
 
 class OutgoingCall(Protocol):
-    """A call to another process. What its methods raise is `RpcFailed`, with the status of the call."""
+    """A call to another process. What its methods raise is `RpcFailed`, with the status of the call.
+
+    One task sends: it awaits `send` before it sends the next message, or ends the messages.
+    """
 
     async def send(self, raw: bytes) -> None:
         """Send a message; returns once there is room for another."""

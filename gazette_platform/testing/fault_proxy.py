@@ -69,6 +69,10 @@ class _Way:
         self.delay_s = 0.0
         self.bytes_per_s = 0.0
 
+    @property
+    def is_healthy(self) -> bool:
+        return self.is_open.is_set() and not self.delay_s and not self.bytes_per_s
+
 
 @final
 class FaultProxy:
@@ -246,33 +250,47 @@ class FaultProxy:
         """Forward until the end of the stream, which is forwarded too."""
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_PIECES_MAX)
+        waiting = 0  # pieces in the queue, and the one that is being delivered
 
         async def deliver() -> None:
+            nonlocal waiting
             while True:
                 due, piece = await pieces.get()
                 await asyncio.sleep(max(0.0, due - loop.time()))
                 await way.is_open.wait()
-                if writer.is_closing():
-                    raise ConnectionResetError  # uvloop would complain of a write
-                if not piece:
-                    # Clients are not told of an upstream that vanished.
-                    if not connection.is_half_open:
-                        with contextlib.suppress(OSError):
-                            writer.write_eof()
+                if await write(piece):
                     return
-                writer.write(piece)
-                await writer.drain()
                 if way.bytes_per_s:
                     await asyncio.sleep(len(piece) / way.bytes_per_s)
+                waiting -= 1
+
+        async def write(piece: bytes) -> bool:
+            """Returns: whether that was the end."""
+            if writer.is_closing():
+                raise ConnectionResetError  # uvloop would complain of a write
+            if piece:
+                writer.write(piece)
+                await writer.drain()
+            elif not connection.is_half_open:  # clients do not learn of an upstream that vanished
+                with contextlib.suppress(OSError):
+                    writer.write_eof()
+            return not piece
 
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(deliver())
+            delivering = tasks.create_task(deliver())
             while True:
                 size = _READ_BYTES
                 if way.bytes_per_s:
                     # Small pieces, so that the rate is even and can be changed soon.
                     size = max(1, min(size, int(way.bytes_per_s / 20)))
                 piece = await reader.read(size)
+                # Tasks and timers for each piece would make a proxy that works the bottleneck of a cluster.
+                if not waiting and way.is_healthy:
+                    if await write(piece):
+                        delivering.cancel()
+                        return
+                    continue
+                waiting += 1
                 await pieces.put((loop.time() + way.delay_s, piece))
                 if not piece:
                     return

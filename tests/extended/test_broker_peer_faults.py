@@ -184,13 +184,12 @@ async def fill(stream, tasks):
 async def test_what_waits_on_a_connection_that_breaks_fails_with_it(stalled):
     stream, proxy = stalled
     tasks = TaskGroup("test", faults=Faults())
-    waiting = [await fill(stream, tasks)]
-    waiting += [tasks.spawn(stream.done_writing()), tasks.spawn(stream.read())]
+    waiting = [await fill(stream, tasks), tasks.spawn(stream.read())]
     await turns()  # each is begun
     proxy.reset()
     async with asyncio.timeout(patient(20)):
         failures = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(failure) for failure in failures] == [RpcFailed] * 3
+    assert [type(failure) for failure in failures] == [RpcFailed] * 2
     assert {failure.code for failure in failures} == {Code.UNAVAILABLE}
 
 
