@@ -230,8 +230,8 @@ class FaultProxy:
             to_upstream = self._ways[Direction.TO_UPSTREAM]
             to_client = self._ways[Direction.TO_CLIENT]
             async with asyncio.TaskGroup() as pumps:
-                pumps.create_task(self._pump(connection, connection.reader, writer, to_upstream))
-                pumps.create_task(self._pump(connection, reader, connection.writer, to_client))
+                pumps.create_task(_Pump(connection, writer, to_upstream).run(connection.reader))
+                pumps.create_task(_Pump(connection, connection.writer, to_client).run(reader))
         except* OSError:
             pass  # one side is gone, so the other one goes
         finally:
@@ -239,61 +239,6 @@ class FaultProxy:
                 await connection.swallow()
             connection.abort()
             self._connections.discard(connection)
-
-    @staticmethod
-    async def _pump(
-        connection: _Connection,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        way: _Way,
-    ) -> None:
-        """Forward until the end of the stream, which is forwarded too."""
-        loop = asyncio.get_running_loop()
-        pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_PIECES_MAX)
-        waiting = 0  # pieces in the queue, and the one that is being delivered
-
-        async def deliver() -> None:
-            nonlocal waiting
-            while True:
-                due, piece = await pieces.get()
-                await asyncio.sleep(max(0.0, due - loop.time()))
-                await way.is_open.wait()
-                if await write(piece):
-                    return
-                if way.bytes_per_s:
-                    await asyncio.sleep(len(piece) / way.bytes_per_s)
-                waiting -= 1
-
-        async def write(piece: bytes) -> bool:
-            """Returns: whether that was the end."""
-            if writer.is_closing():
-                raise ConnectionResetError  # uvloop would complain of a write
-            if piece:
-                writer.write(piece)
-                await writer.drain()
-            elif not connection.is_half_open:  # clients do not learn of an upstream that vanished
-                with contextlib.suppress(OSError):
-                    writer.write_eof()
-            return not piece
-
-        async with asyncio.TaskGroup() as tasks:
-            delivering = tasks.create_task(deliver())
-            while True:
-                size = _READ_BYTES
-                if way.bytes_per_s:
-                    # Small pieces, so that the rate is even and can be changed soon.
-                    size = max(1, min(size, int(way.bytes_per_s / 20)))
-                piece = await reader.read(size)
-                # Tasks and timers for each piece would make a proxy that works the bottleneck of a cluster.
-                if not waiting and way.is_healthy:
-                    if await write(piece):
-                        delivering.cancel()
-                        return
-                    continue
-                waiting += 1
-                await pieces.put((loop.time() + way.delay_s, piece))
-                if not piece:
-                    return
 
 
 class _Connection:
@@ -342,6 +287,60 @@ def _reset(writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(sock.fileno())) as same:
             same.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RST)
     writer.transport.abort()
+
+
+@final
+class _Pump:
+    """Forwards one direction of one connection."""
+
+    def __init__(self, connection: _Connection, writer: asyncio.StreamWriter, way: _Way) -> None:
+        self._connection = connection
+        self._writer = writer
+        self._way = way
+        self._delayed: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_PIECES_MAX)
+        self._waiting = 0  # in the queue, and the one that is being delivered
+
+    async def run(self, reader: asyncio.StreamReader) -> None:
+        """Forward until the end of the stream, which is forwarded too."""
+        loop, way = asyncio.get_running_loop(), self._way
+        async with asyncio.TaskGroup() as tasks:
+            delivering = tasks.create_task(self._deliver())
+            piece = b"-"
+            while piece:
+                size = _READ_BYTES
+                if way.bytes_per_s:
+                    # Small pieces, so that the rate is even and can be changed soon.
+                    size = max(1, min(size, int(way.bytes_per_s / 20)))
+                piece = await reader.read(size)
+                # A timer and a task switch for each piece would make healthy proxies the bottleneck of a cluster.
+                if way.is_healthy and not self._waiting:
+                    await self._write(piece)
+                    if not piece:
+                        delivering.cancel()
+                else:
+                    self._waiting += 1
+                    await self._delayed.put((loop.time() + way.delay_s, piece))
+
+    async def _deliver(self) -> None:
+        loop, way, piece = asyncio.get_running_loop(), self._way, b"-"
+        while piece:
+            due, piece = await self._delayed.get()
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            await way.is_open.wait()
+            await self._write(piece)
+            if way.bytes_per_s:
+                await asyncio.sleep(len(piece) / way.bytes_per_s)
+            self._waiting -= 1
+
+    async def _write(self, piece: bytes) -> None:
+        if self._writer.is_closing():
+            raise ConnectionResetError  # uvloop would complain of a write
+        if piece:
+            self._writer.write(piece)
+            await self._writer.drain()
+        elif not self._connection.is_half_open:  # clients do not learn of an upstream that vanished
+            with contextlib.suppress(OSError):
+                self._writer.write_eof()
 
 
 @final
