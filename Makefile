@@ -42,11 +42,12 @@ fmt: $(STAMP) ## Format, and fix what ruff can fix
 	$(BIN)/ruff check --fix --exit-zero .
 	$(BIN)/ruff format .
 
-lint: $(STAMP) gen-check ## Style, format, layers, spelling, generated code
+lint: $(STAMP) gen-check ## Style, format, layers, spelling, plain words, generated code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/codespell
+	$(PY) tools/plain_words.py
 
 types: $(STAMP) ## Check types (mypy, strict)
 	$(BIN)/mypy
