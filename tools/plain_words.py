@@ -52,7 +52,7 @@ RULES: dict[str, tuple[str, str]] = {
     ),
     "but for": (r"\bbut for\b", "except, unless"),
     "is no": (
-        r"(?<!there )\b(is|are|was|were) no (?!longer\b|more than\b|less\b|such\b|matter\b|better\b|worse\b|different\b)\w",
+        r"(?<!there )\b(is|are|was|were) no (?!longer\b|more than\b|less\b|such\b|matter\b|better\b|worse\b|different\b|\w+er than\b|faster\b|slower\b|later\b|earlier\b)\w",
         "is not a",
     ),
     "be there": (
