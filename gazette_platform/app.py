@@ -12,7 +12,7 @@ The program has the commands ``serve`` and ``print-config``; options come from f
 gazette.ini, else from the environment. An application may have options of its own:
 
     class Counts(Application):
-        options = (Option("counts.top", int, 10, "Words that are told of."),)
+        options = (Option("counts.top", int, 10, "How many words to report."),)
 
         def configure(self, values):
             self.top = values["counts.top"]

@@ -39,7 +39,7 @@ RULES: dict[str, tuple[str, str]] = {
         r"\b(told|tells?|telling)\b(?! (\w+ ){0,3}apart)",
         "say, report, notify, pass, return",
     ),
-    "anew": (r"\banew\b", "again, from scratch"),
+    "anew": (r"(?<![-_])\banew\b", "again, from scratch"),
     "of which": (r"\b(of which|of whom|by which|of whose)\b", "whose, or a second sentence"),
     "whose is of": (r"\bwhose \w+( \w+)? (is|are) of\b", "a second sentence"),
     "behind": (

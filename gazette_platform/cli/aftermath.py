@@ -26,7 +26,7 @@ _ASSIGNED_S = 3.0
 _CHECKED_S = 5.0
 _POLL_S = 0.1
 
-# Who applies specs need not wait longer for brokers that cannot tell where journals end.
+# `apply` waits no longer than this for brokers that do not know where journals end.
 _HEADS_TIMEOUT_S = 5.0
 
 # Beyond so many, one finds out from the first ones.
@@ -163,7 +163,7 @@ def _told(short: Sequence[tuple[str, int, int]]) -> list[str]:
 
 
 async def _broken(client: AsyncClient, store: str) -> str:
-    """Why no journal can be kept in a store, as a broker sees it; empty: it can, or nobody knows."""
+    """Why no journal can be kept in a store, as a broker sees it; empty: it can, or no broker knows."""
     try:
         async with asyncio.timeout(_CHECKED_S):
             health = await client.store_health(store)

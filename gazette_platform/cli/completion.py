@@ -67,7 +67,7 @@ def complete_names(ctx: typer.Context, incomplete: str) -> list[str]:
     try:
         return offers(asyncio.run(ask()), incomplete)
     except (GazetteError, OSError, TimeoutError, KeyError):
-        return []  # nothing to offer is no error: the command itself tells what is wrong
+        return []  # an empty completion is not an error: the command itself reports the fault
 
 
 def complete_tables(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -42,7 +42,7 @@ _OPTIONS = (
     _CONSUMER.own(
         "allow-host",
         list,
-        "Host name by which the HTTP port may be asked for, beside those of --consumer.host, "
+        "Host name that requests to the HTTP port may carry, beside those of --consumer.host, "
         "--consumer.advertise and the machine; * for any. Repeatable.",
     ),
     _CONSUMER.wire("serves the gRPC port"),
@@ -55,7 +55,7 @@ _OPTIONS = (
         "restart-failed",
         float,
         "After which a shard that failed here is started again, doubled each time. Default: not before "
-        "somebody unassigns it, unless its failure may pass: it was fenced, or its database was away.",
+        "you unassign it, unless its failure may pass: it was fenced, or its database was away.",
         "restart_failed_s",
     ),
     _CONSUMER.own("directory", Path, "Folder of the files of shards, while they run here."),
@@ -75,7 +75,7 @@ _OPTIONS = (
         "file-root", Path, "Folder that roots file:// stores, to read fragments from directly."
     ),
     _broker("cache.size", int, "Journals whose brokers are remembered.", "route_cache_size"),
-    _broker("cache.ttl", float, "After which they are asked for anew.", "route_cache_ttl_s"),
+    _broker("cache.ttl", float, "After which the consumer requests them again.", "route_cache_ttl_s"),
     *_CONSUMER.etcd(),
     _CONSUMER.lease("Time after which etcd forgets a process that died, and others take over."),
     *_CONSUMER.log(),
@@ -149,7 +149,7 @@ def consumer_config(values: Mapping[str, Any]) -> ConsumerConfig:
         raise ValidationError(f"{file_root} is not a directory", path="broker.file-root")
     broker = config_of(
         "broker",
-        zone=values["consumer.zone"] or "-",  # whose own rule tells of it
+        zone=values["consumer.zone"] or "-",  # whose own rule reports it
         **{name: values[f"broker.{name.replace('_', '-')}"] or "" for name in _BROKER_TEXTS},
         cache_size=values["broker.cache.size"],
         cache_ttl=values["broker.cache.ttl"],

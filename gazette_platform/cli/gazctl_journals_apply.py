@@ -163,7 +163,7 @@ async def _found(client: AsyncClient, changes: Sequence[Change]) -> dict[str, Fo
 
 
 def _wanted(change: Change, found: Mapping[str, Found[JournalSpec]]) -> Wanted[JournalSpec]:
-    """What a change asks for. Whether a journal is suspended is no one's wish, unless the spec says so."""
+    """What a change asks for. It leaves the suspension of a journal alone, unless the spec sets it."""
     spec, now = change.spec, found.get(change.name)
     if spec is not None and spec.suspend is None and now is not None and not change.revision:
         spec = replace(spec, suspend=now.spec.suspend)

@@ -47,7 +47,7 @@ def prune(
             min=0,
             max=_OFFSET_MAX,
             metavar="OFFSET",
-            help="With --before-offset: only what begins at or behind it, to trim the middle.",
+            help="With --before-offset: only what begins at or after it, to trim the middle.",
         ),
     ] = 0,
     ignore_savepoints: Annotated[
@@ -68,11 +68,11 @@ def prune(
     A journal whose retention is 0 or not set keeps everything. What is removed is gone: reads
     below the first remaining fragment then jump to it.
 
-    Kept in any case: what is in brokers only; the last fragment, which tells where the journal ends,
+    Kept in any case: what is in brokers only; the last fragment, which shows where the journal ends,
     unless the journal is suspended; recovery logs; what a savepoint names, and what follows it; and what
     lies in the middle, before a fragment stored within the last six hours, as reads do not jump there yet.
 
-    How old a fragment is, its store tells by its own clock: for that a small object is written beside those
+    The store's own clock decides how old a fragment is: for that a small object is written beside those
     of health checks, and removed.
 
     Other journals go on when one fails; then the exit status is 1. Run it again to do the rest.

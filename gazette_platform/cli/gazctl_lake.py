@@ -35,7 +35,7 @@ __all__ = [
 
 
 class OutputFormat(enum.StrEnum):
-    """Formats of what is told of tables."""
+    """Formats of reports on tables."""
 
     TABLE = "table"
     JSON = "json"

@@ -28,7 +28,7 @@ def accept(
 ) -> None:
     """Show what accepting the rollback of a table does, and do it, if a person says so.
 
-    Raises: TypedRolledBack: nobody did; nothing was changed.
+    Raises: TypedRolledBack: not accepted; nothing was changed.
     """
     settings = settings_of()
     found, _ = typed_named(tables_folder(settings, tables), names)
@@ -46,7 +46,7 @@ def accept(
         now = client.run(journals_now(asked, selector, rollback.after, SystemClock()))
     for journal, why in sorted(now.unreadable.items()):
         note(
-            f"{table.typed.name}: brokers tell nothing of {journal} now, so it counts as lost: {why}"
+            f"{table.typed.name}: brokers report nothing about {journal} now, so it counts as lost: {why}"
         )
     changed = reread(rollback, now.journals)
     for one in changed:

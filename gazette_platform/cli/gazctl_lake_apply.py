@@ -246,7 +246,7 @@ def _typed_problems(settings: LakeSettings, spec: TableSpec) -> list[ValidationE
 
 
 def _samples(client: Client, journals: list[JournalSpec]) -> list[tuple[str, bytes]]:
-    """What the first records of some journals are. One that cannot be read is left out, and told."""
+    """Return the first records of some journals. One that cannot be read is left out, and reported."""
     content = BrokerContent(client)
     samples: list[tuple[str, bytes]] = []
     for journal in spread(served(journals), _JOURNALS_READ_MAX):

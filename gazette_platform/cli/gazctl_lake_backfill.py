@@ -42,7 +42,7 @@ def backfill(
     end: int | None,
     engine: Engine | None,
 ) -> None:
-    """Make rows anew, and exit with 1 if some of what was asked for cannot be."""
+    """Make rows again, and exit with 1 if some of them cannot be made."""
     settings = settings_of()
     (found,), _ = typed_named(tables_folder(settings, tables), [table])
     require_no_key(found.typed)
@@ -62,7 +62,7 @@ def backfill(
             report = insisting(lambda: runner.run(found.typed, found.raw, wanted))
     for hole in report.holes:
         note(
-            f"{report.table}: nobody holds bytes {hole.begin} to {hole.end} of {hole.journal} ({hole.kind}), so rows of "
+            f"{report.table}: no broker or store holds bytes {hole.begin} to {hole.end} of {hole.journal} ({hole.kind}), so rows of "
             "these stay as they are"
         )
     for name, first, last in report.behind:
@@ -115,8 +115,8 @@ def _values(texts: list[str]) -> dict[str, str]:
 def _line(report: BackfillReport, raw: str) -> str:
     if not report.ranges:
         return (
-            f"{report.table}: nothing is made anew: no stored fragment is of such a Hive partition (`gazctl lake "
-            f"describe {raw}` shows what there is)"
+            f"{report.table}: no rows are made: no stored fragment is in such a Hive partition (`gazctl lake "
+            f"describe {raw}` lists them)"
         )
     count = sum(map(len, report.ranges.values()))
     return (

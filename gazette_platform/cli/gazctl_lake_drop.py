@@ -26,7 +26,7 @@ class _Table:
     raw: str = ""
     typed: str = ""
     quarantine: str = ""
-    """The table of the typed one's quarantine."""
+    """The quarantine table of the typed table."""
     file: Path | None = None
     """The spec."""
 
@@ -144,7 +144,7 @@ def _typed_held(settings: LakeSettings, table: _Table) -> dict[str, str]:
 
 
 def _remove_spec(table: _Table) -> None:
-    """Take the spec, or its section `typed:`, out of the folder, and print what was there."""
+    """Take the spec, or its section `typed:`, out of the folder, and print it."""
     if table.file is None:
         return
     text = table.file.read_bytes()

@@ -86,7 +86,7 @@ def _cell(value: object) -> str:
 
 
 def typed_full(standing: TypedStanding) -> dict[str, Any]:
-    """All that there is to tell, as plain values."""
+    """The whole report, as plain values."""
     spec, counts = standing.spec, standing.counts
     return {
         **standing.summary(),

@@ -1,4 +1,4 @@
-"""`gazctl lake quarantine` of a typed table: records that are no rows of it."""
+"""`gazctl lake quarantine` of a typed table: records that are not rows of it."""
 
 import base64
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ def list_records(
         return False
     (found,) = typed
     door = typed_catalog(settings).door(found.typed.quarantine)
-    # One more tells whether there are others.
+    # One more shows whether there are others.
     rows = quarantined_rows(
         door, journal=journal, begin=begin, reason=reason, limit=limit + 1
     ).to_pylist()
@@ -59,7 +59,7 @@ def list_records(
         note(f"note: {found.typed.name} has no such record in quarantine")
     if len(rows) > limit:
         note(
-            f"note: there are more than these {limit}: --limit shows them, --journal and --begin go on behind them"
+            f"note: there are more than these {limit}: --limit shows them, --journal and --begin continue after them"
         )
     return True
 
@@ -82,7 +82,7 @@ def _plain(text: str) -> str:
 
 
 def _values(row: Mapping[str, Any]) -> dict[str, Any]:
-    """As plain values. Bytes that are no text are in base64, under another key."""
+    """As plain values. Bytes that are not text are in base64, under another key."""
     raw: bytes = row["raw"]
     try:
         content = {"raw": raw.decode()}

@@ -24,7 +24,7 @@ def reprocess(
     end: int | None,
     reason: str,
 ) -> None:
-    """Make rows of quarantined records that fit by now, and tell how many these are."""
+    """Make rows of quarantined records that fit now, and report how many."""
     settings = settings_of()
     (found,), _ = typed_named(tables_folder(settings, tables), [table])
     meant = Quarantined(journal=journal, begin=begin, end=end, reason=reason)

@@ -65,7 +65,7 @@ def list_shards(
 ) -> None:
     """List shards, how their replicas stand, and their specs.
 
-    The status is that of all replicas of a shard: FAILED if one of them has failed; then its error is told
+    The status is that of all replicas of a shard: FAILED if one of them has failed; then its error is shown
     on stderr.
 
     **Examples**
@@ -152,7 +152,7 @@ def prune(
     Of shards that share history in their logs, all have to be selected: what only others need is
     removed else. What is removed is gone.
 
-    Left alone: logs of shards of which some hints are missing, or have no files; logs that are suspended,
+    Left alone: logs of shards with missing hints, or hints without files; logs that are suspended,
     and those with a store that is not healthy.
 
     Other logs go on when one fails; then the exit status is 1. Run it again to do the rest.
@@ -206,7 +206,7 @@ def unassign(
         bool, typer.Option("--dry-run", help="Say what would be unassigned, and change nothing.")
     ] = False,
 ) -> None:
-    """Take shards from their primaries, and from replicas that have failed, to be assigned anew.
+    """Take shards from their primaries, and from replicas that have failed, to assign them again.
 
     So a shard that failed is tried again. Hot standbys stay.
 

@@ -27,7 +27,7 @@ __all__ = ["prune"]
 def prune(
     ctx: typer.Context, selection: ShardSelection, file_root: Path | None, *, dry_run: bool
 ) -> None:
-    """Prune the logs of shards, and tell of each fragment that goes.
+    """Prune the logs of shards, and report each fragment that goes.
 
     Raises: StoreError: a log could not be pruned, or not whole.
     """

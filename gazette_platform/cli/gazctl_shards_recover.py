@@ -32,7 +32,7 @@ def recover(ctx: typer.Context, shard: str, directory: Path) -> None:
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ValidationError(
-            f"{directory} is there, and not an empty directory (what it holds would be lost)",
+            f"{directory} exists and is not an empty directory (its content would be lost)",
             path="--dir",
         )
 

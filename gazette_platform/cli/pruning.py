@@ -40,7 +40,7 @@ _REMOVALS_MAX: Final = 32
 _LIST_TIMEOUT_S: Final = 300.0
 # Of one journal: a store that refused so many refuses the rest, too.
 _FAILURES_MAX: Final = 10
-# Savepoints that somebody makes while we work are respected after so many seconds.
+# Savepoints that others make while we work are respected after so many seconds.
 _SAVEPOINTS_AGE_S: Final = 5.0
 
 _CONTENT_TYPE: Final = "content-type"
@@ -185,7 +185,7 @@ class Pruner:
                 async for item in store.list(f"{journal}/"):
                     with suppress(
                         ValidationError
-                    ):  # brokers' logs name objects that are no fragments
+                    ):  # brokers' logs name objects that are not fragments
                         fragment = fragment_of(journal, url, item)
                         found.append(StoredFragment(fragment, item.size))
         except TimeoutError as err:
@@ -263,7 +263,7 @@ async def check_is_alone(client: AsyncClient, name: str) -> None:
     below = await client.list(f"name:prefix={name}/")
     if below:
         raise StoreError(
-            f"the fragments of {below[0].name} lie in its folder, and cannot be told from its own "
+            f"the fragments of {below[0].name} lie in its folder, and cannot be distinguished from its own "
             "(brokers refuse such names today; move one of the two)"
         )
 
@@ -271,7 +271,7 @@ async def check_is_alone(client: AsyncClient, name: str) -> None:
 def _check_is_same(named: list[Fragment], stored: list[StoredFragment]) -> None:
     """Refuse stores that are not those of the brokers, such as a copy of them, or another file root.
 
-    Pruning leaves the last fragment, so the one that brokers name is there.
+    Pruning leaves the last fragment, so the one that brokers name exists.
 
     Raises: StoreError.
     """
@@ -301,7 +301,7 @@ class _Savepoints:
     async def first_of(self, journal: str) -> int | None:
         """The least offset of a journal that a savepoint names; None: none does.
 
-        Raises: SavepointError: the brokers cannot tell.
+        Raises: SavepointError: the brokers do not know.
         """
         async with self._loading:
             now = self._clock.monotonic()
@@ -327,7 +327,7 @@ class _Savepoints:
             if err.code != "UNIMPLEMENTED":
                 raise
             raise SavepointError(
-                "the broker that was asked keeps no savepoints, so that nobody can tell what they name "
+                "the broker that was asked keeps no savepoints, so what they name is unknown "
                 "(it is one of Gazette's own, which have none: give --ignore-savepoints; or ask one "
                 "of ours by --broker.address)"
             ) from err
@@ -335,6 +335,6 @@ class _Savepoints:
 
     async def _all(self) -> AsyncGenerator[tuple[str, dict[str, int]], None]:
         for listed in await self._client.list_savepoints():
-            with suppress(SavepointNotFound):  # somebody deleted it meanwhile
+            with suppress(SavepointNotFound):  # another process deleted it meanwhile
                 found = await self._client.get_savepoint(listed.name)
                 yield found.name, dict(found.offsets)

@@ -65,5 +65,5 @@ class FragmentRemover:
                     f"{store.url}: removing it took over {_REMOVE_TIMEOUT_S:g} s"
                 ) from err
 
-        with suppress(ObjectNotFound):  # somebody else pruned it
+        with suppress(ObjectNotFound):  # another process pruned it
             await insist(call, is_over=lambda: self._clock.monotonic() > give_up_at)

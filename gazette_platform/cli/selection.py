@@ -44,7 +44,7 @@ class Selection:
     text: str
     """As the user wrote it, for errors."""
     names: tuple[str, ...] = ()
-    """Journals that have to be there, each."""
+    """Journals that have to exist, each."""
 
     @classmethod
     def of(
@@ -104,7 +104,7 @@ def parse_selector(text: str) -> LabelSelector:
 
 
 def no_match(selector: str) -> ValidationError:
-    """The error of a command of which no journal matches the selector."""
+    """The error of a command whose selector matches no journal."""
     # Who writes a name alone asks for a label of that name.
     is_name = "/" in selector and not set(selector) & set("=, !()")
     hint = f"a journal is selected by its name as -l name={selector}; " if is_name else ""

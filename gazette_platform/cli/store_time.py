@@ -36,7 +36,7 @@ class StoreTime:
     async def now_s(self, stores: Iterable[FragmentStore]) -> float:
         """Unix seconds by the clock of these stores; if they differ, by the one that is most behind.
 
-        Of a store that cannot be asked, the clock of this machine counts, and it is told.
+        For a store that does not answer, the clock of this machine counts, and a warning says so.
 
         Cancellation: an object of a few bytes may stay in a store, where no journal is.
         """
@@ -55,12 +55,12 @@ class StoreTime:
             stored_at = await clock_probe(store)
         except StoreError as err:
             self._tell(
-                f"warning: {store.url} does not tell its time: ages of fragments are by the clock of this "
+                f"warning: {store.url} does not report its time: ages of fragments are by the clock of this "
                 f"machine ({err})"
             )
             return own_s - began_s
         ended_s = self._clock.monotonic()
-        # It was written between the two, and the store tells whole seconds: so this is no later than it is.
+        # It was written between the two, and the store reports whole seconds, so this cannot be too late.
         skew_s = max(own_s - stored_at - 1, stored_at - own_s - (ended_s - began_s))
         if skew_s > _TOLD_S:
             word = "behind" if stored_at < own_s else "ahead of"

@@ -27,7 +27,7 @@ class TypedTurns:
             every_s: tables that there are, with seconds between runs. Those that are new are due.
             now: the time, in seconds.
 
-        Returns: a table, or else "" and how many seconds nobody is due; infinite, if there is no table.
+        Returns: a table, or else "" and how many seconds until one is due; infinite, if there is no table.
         """
         self._due = {name: self._due.get(name, now) for name in every_s}
         self._failures = {n: count for n, count in self._failures.items() if n in every_s}

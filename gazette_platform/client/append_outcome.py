@@ -1,7 +1,7 @@
 """What became of an append that was refused after an attempt of it got no answer.
 
-The refusal does not tell: it may even be the effect of that attempt. If the append named the offset to
-begin at, the journal itself can tell, because what is committed never changes.
+The refusal does not show which: it may even be the effect of that attempt. If the append named the offset to
+begin at, the journal itself shows it, because committed content never changes.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ async def settle(
 ) -> AppendResult:
     """Find out whether an attempt was committed before one was refused.
 
-    If the journal has other bytes at the offset, it was not; if it has the same bytes, what was asked
-    for is there. (Two writers that append equal content at one offset are both told that they
-    succeeded: content that is to decide a race between writers has to name its writer.)
+    If the journal has other bytes at the offset, it was not; if it has the same bytes, the append
+    succeeded. (Two writers that append equal content at one offset both see success:
+    content that is to decide a race between writers has to name its writer.)
 
     Args:
         offset: that the append named; 0: none.
         refusal: of the last attempt.
         doubt: what an earlier one failed with.
         header: that of the refusal.
-        registers: as the refusal told.
+        registers: those in the refusal.
 
     Returns: where the content is.
-    Raises: StatusError: `refusal`; nothing was appended. OutcomeUnknown: nobody knows.
+    Raises: StatusError: `refusal`; nothing was appended. OutcomeUnknown: it may have been appended.
     Cancellation: safe.
     """
     why = "it named no offset to look at"
@@ -78,7 +78,7 @@ async def settle(
             return AppendResult(offset, end, sha1, registers, header)
     raise OutcomeUnknown(
         f"append to {journal}: whether it was appended is unknown: an attempt was not answered "
-        f"({doubt}), and one behind it was refused ({refusal}); {why} (look for the content in the "
+        f"({doubt}), and a later one was refused ({refusal}); {why} (look for the content in the "
         "journal before appending it again)"
     ) from refusal
 
@@ -89,7 +89,7 @@ async def _find(
     offset: int,
     content: AsyncIterator[bytes | bytearray | memoryview],
 ) -> tuple[int, bytes] | None:
-    """The end and SHA-1 of `content` at `offset`; None: something else is there.
+    """The end and SHA-1 of `content` at `offset`; None: the journal has something else there.
 
     Raises: TimeoutError: the journal is shorter. GazetteError: it cannot be read.
     """

@@ -89,7 +89,7 @@ class AppendQueue:
 
     While an append is under way, or waits for what it needs, writes gather in the next one, so that
     batches grow with latency. Appends are retried with back-off. One that cannot succeed ends the
-    queue: what waits behind it is not appended, and nothing is accepted any more.
+    queue: later batches are not appended, and nothing is accepted any more.
 
     Attributes:
         chain: the batches.
@@ -243,7 +243,7 @@ class AppendQueue:
             self._on_idle()
 
     def _told(self, error: BaseException) -> tuple[GazetteError, GazetteError]:
-        """The error of the batch that failed, and of what was accepted behind it."""
+        """The error of the batch that failed, and of all accepted after it."""
         if not isinstance(error, GazetteError):
             unexpected = error
             error = TransportError(

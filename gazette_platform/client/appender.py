@@ -59,7 +59,7 @@ _JOIN_S = 0.1
 # Content up to this size goes along with the request: beyond it, what a call costs is little.
 _WHOLE_BYTES_MAX = 64 << 10
 
-# gRPC codes by which a broker of Gazette's, or an old one of ours, says that it knows no such call; or what
+# gRPC codes with which a broker of Gazette's, or an old one of ours, says that it knows no such call; or what
 # lies before it, that only calls of Gazette's pass. Nothing was appended then.
 _NO_WHOLE_CODES = frozenset({"UNIMPLEMENTED", "PERMISSION_DENIED"})
 
@@ -230,8 +230,8 @@ async def append(
 ) -> AppendResult:
     """Append `content` to `journal` as one atomic span.
 
-    At-least-once: if the answer of an attempt is lost, another one is made, and the content may then
-    be there twice. With an `offset` it is there once or not at all.
+    At-least-once: if the answer of an attempt is lost, the client makes another one, and the content
+    may be duplicated. With an `offset` it is appended once or not at all.
 
     Args:
         transport: reaches the brokers.
@@ -327,7 +327,7 @@ class _Attempt:
     async def run(self, wire: Wire, request: bytes) -> pb.AppendResponse:
         """Raises: TransportError; DataError: the answer is malformed; what the content raises."""
         metadata = self._transport.auth.metadata(Capability.APPEND, self._journal)
-        # Of one message nobody tells whether it was sent. Where there is a connection, it was, as good as.
+        # A single message does not report whether it was sent. With a connection, assume that it was.
         whole = self._content.whole() if wire.takes_whole and wire.is_ready else None
         if whole is not None:
             self._sent()

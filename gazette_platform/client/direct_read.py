@@ -1,4 +1,4 @@
-"""Stored fragments of a journal, one behind the other, as one read: those that come next are fetched ahead."""
+"""Stored fragments of a journal, one after the other, as one read; the next ones are fetched ahead."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _FLUSH: Final = UnaryMethod(
     capability=Capability.APPEND,
     needs_primary=True,
 )
-# How often we look at a journal of a Go broker, which does not tell when it has flushed.
+# How often we look at a journal of a Go broker, which does not report when it has flushed.
 _POLL_S = 0.25
 
 
@@ -78,7 +78,7 @@ async def flush_journal(transport: Transport, journal: str, *, timeout_s: float)
 def _late(what: str, timeout_s: float) -> TransportError:
     return TransportError(
         f"{what}: not all is in the store within {timeout_s:g} s (`gazctl journals store-health` "
-        "tells how the store is, the log of the journal's broker what failed; brokers go on trying)"
+        "shows the state of the store, the log of the journal's broker the failure; brokers keep trying)"
     )
 
 

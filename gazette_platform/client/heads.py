@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["awaiting", "reset_head"]
 
-# APPLY: it may give up what was acknowledged to others. Brokers of before ask for APPEND.
+# APPLY: it may give up what was acknowledged to others. Earlier brokers ask for APPEND.
 _NEEDED: Final = Capability.APPLY | Capability.APPEND
 _RESET_HEAD: Final = UnaryMethod(
     path="/gazette_platform.Admin/ResetHead",
@@ -33,7 +33,7 @@ async def reset_head(
     """Let appends go on, unless brokers are awaited; see `AsyncClient.reset_head`.
 
     Args:
-        dry_run: only tell how it is.
+        dry_run: only report the state.
         give_up: do it even if brokers are awaited.
 
     Returns: how it was before, and the head of now.

@@ -34,7 +34,7 @@ class _Service(Protocol):
 
 @final
 class RecordWriter:
-    """A buffered writer of an append service: `write` only takes a record; nothing is told of each.
+    """A buffered writer of an append service: `write` only takes a record and returns nothing about it.
 
     As with a stream of asyncio, `await drain()` now and then, which holds a writer up that is faster
     than the brokers, and `await flush()` to know that all is committed. Records go out by themselves

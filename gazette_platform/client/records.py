@@ -34,7 +34,7 @@ class PieceReader(Protocol):
 
 
 def split_lines(content: bytes) -> tuple[list[bytes], bytes]:
-    r"""Whole lines of `content` without their newlines, and what is left behind the last newline.
+    r"""Whole lines of `content` without their newlines, and the rest after the last newline.
 
     >>> split_lines(b"a\nbc\nd")
     ([b'a', b'bc'], b'd')
@@ -128,7 +128,7 @@ class JsonReader:
 
     @property
     def offset(self) -> int:
-        """Offset behind the last value returned."""
+        """Offset after the last value returned."""
         return self._lines.offset
 
     def __aiter__(self) -> Self:
@@ -144,12 +144,12 @@ class JsonReader:
 
 
 def parse_json_lines(batch: list[bytes], journal: str, end: int) -> list[Any]:
-    """Values of `batch`; `end` is the offset behind its last line, for the error's text."""
+    """Values of `batch`; `end` is the offset after its last line, for the error's text."""
     # Line by line, which is as fast as all at once: no two lines make up a value together.
     values: list[Any] = []
     try:
         for line in batch:
-            values.append(orjson.loads(line))  # noqa: PERF401  how many there are tells who failed
+            values.append(orjson.loads(line))  # noqa: PERF401  their number identifies the one that failed
     except orjson.JSONDecodeError as err:
         index = len(values)
         at = end - sum(len(rest) + 1 for rest in batch[index:])

@@ -79,7 +79,7 @@ class Client(Closing):
             self._loop.close()
 
     def run(self, coro: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine of one's own beside the client's calls, on its event loop."""
+        """Run a coroutine of yours beside the client's calls, on its event loop."""
         return self._loop.run(coro)
 
     @property

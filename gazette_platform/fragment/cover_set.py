@@ -28,7 +28,7 @@ class Span(Protocol):
 
     @property
     def end(self) -> int:
-        """Behind the last byte."""
+        """Offset after the last byte."""
         ...
 
 

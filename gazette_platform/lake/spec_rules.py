@@ -47,7 +47,7 @@ LINES_SUFFIX: Final = "_lines"
 """Behind the name of a raw table of CSV with headers: the table of all lines, which its views leave headers out of."""
 
 QUARANTINE_SUFFIX: Final = "_quarantine"
-"""Behind a typed table's name: the table of records that are no rows of it."""
+"""Behind a typed table's name: the table of records that are not rows of it."""
 
 KEY_CHARACTERS_MAX: Final = 256
 """Of a key of records."""

@@ -37,7 +37,7 @@ class TypedStanding:
     """What was acknowledged before this instant is in the table; empty: the last run left something."""
     problems: list[str] = field(default_factory=list)
     is_unread: bool = False
-    """Whether something could not be looked at, so that less is told than there is."""
+    """Whether something could not be looked at, so that the report is incomplete."""
 
     @property
     def counts(self) -> Counts | None:

@@ -32,7 +32,7 @@ class Behind:
     holes: tuple[Hole, ...] = ()
     """What cannot be read."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    """By journal, why brokers tell nothing of it."""
+    """By journal, why brokers report nothing about it."""
 
 
 def behind(now: JournalsNow, state: TypedState) -> Behind:

@@ -40,7 +40,7 @@ class JournalsNow:
     """What was acknowledged before lies below the heads. Aware, UTC."""
     journals: tuple[JournalNow, ...]
     unreadable: Mapping[str, str]
-    """By name, why brokers tell nothing of a journal now. The others are read without it."""
+    """By name, why brokers report nothing about a journal now. The others are read without it."""
 
 
 async def journals_now(
@@ -82,7 +82,7 @@ async def journals_of(
 ) -> tuple[JournalNow, ...]:
     """These journals, with all of their fragments.
 
-    Raises: TransportError, StatusError: brokers tell nothing of one of them. Cancellation: safe.
+    Raises: TransportError, StatusError: brokers report nothing about one of them. Cancellation: safe.
     """
 
     async def look(listing: JournalListing) -> JournalNow:
@@ -97,7 +97,7 @@ async def journal_now(client: AsyncClient, listing: JournalListing, needed_from:
     Args:
         needed_from: no byte before it is read.
 
-    Raises: TransportError, StatusError: brokers tell nothing of it. Cancellation: safe.
+    Raises: TransportError, StatusError: brokers report nothing about it. Cancellation: safe.
     """
     name = listing.name
     heads = await client.write_heads([listing])

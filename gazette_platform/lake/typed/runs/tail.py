@@ -183,7 +183,7 @@ def pin_tail(
     )
     if now.unreadable:
         journal, why = min(now.unreadable.items())
-        raise TransportError(f"{spec.name}: brokers tell nothing of {journal} now: {why}")
+        raise TransportError(f"{spec.name}: brokers report nothing about {journal} now: {why}")
     limits = Limits(run_bytes=bytes_max, task_bytes=_TASK_BYTES, tasks_max=_TASKS_MAX)
     plan = plan_run(before, now.journals, limits)
     if plan.left_bytes and not is_whole:
