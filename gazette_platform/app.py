@@ -109,7 +109,7 @@ _INI = "gazette.ini"
 
 _OF_STORES: Final = frozenset(__all__).intersection(store.__all__)
 
-if not TYPE_CHECKING:  # to which any name would be there
+if not TYPE_CHECKING:  # else any name would exist
 
     def __getattr__(name: str) -> Any:
         if name not in _OF_STORES:

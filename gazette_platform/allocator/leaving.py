@@ -78,7 +78,7 @@ async def say_leaving(
         space: of the cluster.
         announcement: ours.
         lease: ours.
-        clock: tells the time.
+        clock: gives the time.
         timeout_s: seconds; None: for as long as we are a member.
 
     Raises: EtcdError: etcd has failed all that time.
@@ -118,7 +118,7 @@ async def wait_handed_over(
         allocator: ours.
         allocating: a task that ends once we are no member any more.
         lease: ours.
-        clock: tells the time.
+        clock: gives the time.
         timeout_s: seconds; None: for ever.
         words: for the log.
         stays_for_others: whether we stay, without `timeout_s`, when all members leave: what only we know of

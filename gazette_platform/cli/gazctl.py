@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     return code
 
 
-if not TYPE_CHECKING:  # to which any name would be there
+if not TYPE_CHECKING:  # else any name would exist
 
     def __getattr__(name: str) -> Any:
         if name != "app":

@@ -96,7 +96,7 @@ class SpecFile(FolderFile):
             folder: that it goes into.
             source: where files are that it names; None: they are in the folder already.
 
-        Raises: OSError: the file that is there cannot be read.
+        Raises: OSError: the existing file cannot be read.
         """
         try:
             beside = files_beside(text, source or folder)

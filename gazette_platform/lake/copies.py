@@ -1,6 +1,6 @@
 """Copies of files that outlast who began them: a tick waits a little, and a later one finds them done.
 
-A copy within an object store tells nothing of how far it is, and one between stores may be of gigabytes. So it
+A copy within an object store does not report its progress, and one between stores may be of gigabytes. So it
 runs on a thread of its own, with a deadline of its own; who asks for the same copy meanwhile waits for that one.
 """
 

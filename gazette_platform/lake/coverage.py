@@ -142,7 +142,7 @@ def lowered(begin: int, spans: Iterable[tuple[int, int]]) -> int:
 def overlapping(
     ranges: Mapping[str, Iterable[tuple[int, int]]], begin: int, end: int | None
 ) -> dict[str, tuple[int, int]]:
-    """Names of which a range shares bytes of [begin, end) with one of another name, and the bytes.
+    """Names with a range that shares bytes of [begin, end) with one of another name, and the bytes.
 
     Where a name shares several, the bytes are from the first to the last of them.
 
@@ -169,7 +169,7 @@ def overlapping(
 
 
 def in_time(name: str) -> list[tuple[int, str]]:
-    """A key by which names of Hive partitions are in the order of time, since numbers have no zeros.
+    """Return a key that sorts names of Hive partitions by time, since numbers have no leading zeros.
 
     >>> sorted(["hour=10", "hour=9"], key=in_time)
     ['hour=9', 'hour=10']

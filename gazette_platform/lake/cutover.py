@@ -1,7 +1,7 @@
 """Fragments of an hour in which their journal changed its store: brought to where the rest of it lies.
 
 A Hive partition has one location. When a journal goes over to another store in the middle of an hour,
-the fragments behind that point lie in the same directory of the other store, where engines do not
+the fragments after that point lie in the same directory of the other store, where engines do not
 look. They are copied beside the others, under their own names: brokers that still list the first store
 see the same fragment twice and use one. Nothing is moved or deleted, and hours to come are registered
 where they lie.

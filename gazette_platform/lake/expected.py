@@ -1,4 +1,4 @@
-"""The layout that journals' fragments will have, told by their specs before any is persisted."""
+"""The layout that journals' fragments will have, derived from their specs before any is persisted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def expected_directory(journal: JournalSpec, at: datetime) -> str:
         postfix = PathPostfixTemplate(text).evaluate(fragment, at, LabelSet(), journal)
     except ValidationError as err:
         raise LakeError(
-            f"{journal.name}: its path postfix cannot be told before a fragment is persisted ({err})"
+            f"{journal.name}: its path postfix is not known before a fragment is persisted ({err})"
         ) from err
     return f"{journal.name}/{postfix}" if postfix else journal.name
 
@@ -40,7 +40,7 @@ def expected_directory(journal: JournalSpec, at: datetime) -> str:
 def expected_layout(journals: Sequence[JournalSpec], at: datetime) -> Layout:
     """The layout that fragments of all `journals` will share.
 
-    Raises: LakeError: they will not share one; says in what they differ. Or it cannot be told.
+    Raises: LakeError: they will not share one; says in what they differ. Or the layout is not known.
     """
     Layout.of_journals(journal.name for journal in journals)
     return Layout.of_journals(expected_directory(journal, at) for journal in journals)

@@ -1,7 +1,7 @@
 """A section `typed:` out of samples of journals: where messages have their UUID, and which texts are times or UUIDs.
 
 It is a proposal, as all that is inferred. Who wrote the records knows better what they are; the section says in
-comments what it is taken from, and the same samples are parsed as the typed table would, to tell what would be set aside.
+comments what it is taken from, and the same samples are parsed as the typed table would parse them, to report what it would quarantine.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def set_aside_of(raw: TableSpec, lines: Sequence[bytes]) -> str:
 
 def _why_uuid(found: _Candidate | None, total: int) -> str:
     if found is None:
-        return "no place has UUIDs as producers of messages make them, so what is appended twice would be there twice"
+        return "no place has UUIDs as producers of messages make them, so what is appended twice would be two rows"
     return f"{found.seen} of {counted(total, 'record')} have a message's UUID there"
 
 

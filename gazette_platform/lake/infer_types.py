@@ -92,7 +92,7 @@ def _text(profile: Profile) -> InferredType:
     elif profile.numerals == count:
         found.remark("numbers written as text, kept as text: cast them in SQL")
     elif profile.dates:
-        other = f"{count - profile.dates} of {count} texts are no dates"
+        other = f"{count - profile.dates} of {count} texts are not dates"
         found.remark(f"{other}, so it is a string")
     return found
 

@@ -1,6 +1,6 @@
 """Where fragments lie: from journal name and path postfix to Hive partition and location.
 
-A *layout* is the shape that all fragments of a table share: a sequence of segments of which each is
+A *layout* is the shape that all fragments of a table share: a sequence of segments, each
 a literal or a key. ``flights/origin=JFK/part=000`` with postfix ``date=2026-01-02`` has the layout
 ``flights/{origin}/{part}/{date}``. Keys become partition columns in that order, and the directory of
 a fragment is the location of its Hive partition.
@@ -205,7 +205,7 @@ class PartitionColumn:
 def _integer(text: str, bits: int) -> str:
     """The value as engines write it, who fail at the whole table for one that is too large.
 
-    Raises: ValueError: it is no integer of so many bits.
+    Raises: ValueError: it is not an integer of so many bits.
     """
     value, half = int(text), 1 << (bits - 1)
     if not -half <= value < half:

@@ -24,12 +24,12 @@ def meant(name: str, tables: Collection[str]) -> list[str]:
     A name without its schema, or with another one, means the tables that are called so in theirs.
 
     Args:
-        name: as somebody wrote it.
+        name: as the user wrote it.
         tables: by full name, as ``schema.table``.
 
     >>> meant("orders", ["shop.orders", "web.orders", "web.items"])
     ['shop.orders', 'web.orders']
-    >>> meant("shop.orderz", ["shop.orders", "web.items"]), meant("nobody", ["shop.orders"])
+    >>> meant("shop.orderz", ["shop.orders", "web.items"]), meant("other", ["shop.orders"])
     (['shop.orders'], [])
     >>> meant("ordres", ["shop.orders", "typed.orders"])
     ['shop.orders', 'typed.orders']

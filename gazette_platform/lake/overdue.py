@@ -1,4 +1,4 @@
-"""What stores have had for a while, and no Hive partition has: of which tables should have been told."""
+"""Content that stores have had for a while and no Hive partition holds, so that tables lack it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def overdue(
         now_s: unix seconds.
         from_begin: whether to list journals from their begin; else only the next fragments behind
             what is registered.
-        on_error: is told why a journal cannot be listed, and the others are looked at; None: that is raised.
+        on_error: called with why a journal cannot be listed; the others are looked at. None: that is raised.
 
     Raises: GazetteError: brokers cannot be reached.
     """

@@ -77,7 +77,7 @@ class SparingLog:
 
     Args:
         write: logs a text.
-        clock: tells the time.
+        clock: gives the time.
     """
 
     def __init__(self, write: Callable[[str], None], clock: Clock) -> None:

@@ -91,7 +91,7 @@ class Delivery:
     """Appends epochs of one writer.
 
     Args:
-        clock: tells the time.
+        clock: gives the time.
         staging: name of the staging journal; empty: there is none.
     """
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["JournalNode", "parse_journal_tree", "to_journal_tree"]
 
-if not TYPE_CHECKING:  # to which any name would be there
+if not TYPE_CHECKING:  # else any name would exist
 
     def __getattr__(name: str) -> Any:
         # Imported when first used: who reads other documents needs no trees of journals.

@@ -30,7 +30,7 @@ class Barrier:
 
     Args:
         machine: is told.
-        clock: tells the time.
+        clock: gives the time.
         wake: called when `settled` has something to tell.
     """
 

@@ -49,7 +49,7 @@ class Primary(Generic[StoreT, M]):
         log: the recovery log, as of when the replica was made.
         log_appends: appends to it alone, so that no room is waited for which only a commit makes.
         settings: how to run.
-        clock: tells the time.
+        clock: gives the time.
         counts: is to count what becomes of messages.
     """
 

@@ -78,7 +78,7 @@ class ShardReplica(Generic[StoreT, M]):
         spec: the shard. Its recovery log is the one of now, whatever `update` says.
         assignment: to this process.
         settings: how to run.
-        clock: tells the time.
+        clock: gives the time.
         dice: draws authors, and names of directories.
         counts: is to count what becomes of messages.
 

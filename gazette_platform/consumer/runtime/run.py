@@ -62,7 +62,7 @@ class Run(Generic[StoreT, M]):
         checkpoint: where to go on.
         standing: is told of transactions that are done.
         between: awaited between two transactions.
-        clock: tells the time.
+        clock: gives the time.
         batch_size: about how many messages to consume at a time.
         counts: is to count what becomes of messages.
         acknowledged: ACKs that this primary has appended already. They are not to come again: this time

@@ -52,7 +52,7 @@ _OF_EXTRAS: Final = {
 }
 
 
-if not TYPE_CHECKING:  # to which any name would be there
+if not TYPE_CHECKING:  # else any name would exist
 
     def __getattr__(name: str) -> Any:
         if name not in _OF_EXTRAS:

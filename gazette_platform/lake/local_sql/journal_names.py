@@ -100,7 +100,7 @@ def describable(query: str, tokens: Sequence[tuple[int, object]]) -> str:
 
     Args:
         query: of DuckDB's SQL.
-        tokens: of `duckdb.tokenize`: where each begins, in bytes. Comments are no tokens.
+        tokens: of `duckdb.tokenize`: where each begins, in bytes. Comments are not tokens.
     """
     text = query.encode()
     begins = [begin for begin, _ in tokens]

@@ -34,7 +34,7 @@ RESERVED: Final = frozenset({"information_schema", "pg_catalog"})
 
 
 def typed_of(specs: Mapping[str, TableSpec]) -> dict[str, TableSpec]:
-    """Specs by the names of their typed tables, but for those that others have, or DuckDB."""
+    """Specs by the names of their typed tables, except for names that others have, or DuckDB."""
     return {
         spec.typed.name: spec
         for spec in specs.values()

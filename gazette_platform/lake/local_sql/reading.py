@@ -60,12 +60,12 @@ class Piece:
     begin: int
     """Byte offset of the first one."""
     content: bytes
-    """Ends with a newline, be it one that the segment's end lacked."""
+    """Ends with a newline, added if the segment's end lacked it."""
 
 
 @final
 class SegmentReader(Aclosing):
-    """Reads segments one behind the other; those that come next are fetched ahead.
+    """Reads segments one after the other; the next ones are fetched ahead.
 
     All methods are called on the client's event loop.
     """
@@ -172,7 +172,7 @@ class SegmentReader(Aclosing):
             if start != begin + size:  # what lies between was pruned since it was listed
                 if size:
                     raise DataError(
-                        f"{segment.journal}: content behind offset {begin} was pruned while it was read: "
+                        f"{segment.journal}: content after offset {begin} was pruned while it was read: "
                         "run the query again"
                     )
                 begin = start

@@ -70,7 +70,7 @@ class RowParser(Protocol):
         ...
 
     def ends(self, content: bytes) -> pa.Int64Array:
-        """Where each of the whole records of `content` ends, behind its newline."""
+        """Where each of the whole records of `content` ends, after its newline."""
         ...
 
     def count(self, content: bytes) -> int:
@@ -257,7 +257,7 @@ class _CsvRows:
         except DataError:
             return None
         table = pa.Table.from_batches(batches, schema).select(list(names))
-        # It passes over empty lines, and takes records of several, of which each makes fewer rows.
+        # It skips empty lines, and joins records of several lines, so there are fewer rows.
         if table.num_rows != content.count(b"\n"):
             return None
         return [column.combine_chunks() for column in table.columns]

@@ -101,7 +101,7 @@ class PinnedTail:
 
     @property
     def holes(self) -> tuple[Hole, ...]:
-        """What nobody holds. Messages behind are no rows, as no run makes them any."""
+        """Bytes that no broker or store holds. Messages after them are not rows, as no run converts them."""
         return self.plan.holes
 
     @property

@@ -31,7 +31,7 @@ def mount_statement(name: str, metadata_location: str, dialect: str) -> str:
     make = _MAKERS.get(dialect)
     if make is None:
         raise ValidationError(
-            f"{dialect!r} is no dialect (use one of {', '.join(_MAKERS)})", path="--dialect"
+            f"{dialect!r} is not a dialect (use one of {', '.join(_MAKERS)})", path="--dialect"
         )
     return _STANDS_STILL + make(name, metadata_location)
 
