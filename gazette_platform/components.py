@@ -177,7 +177,9 @@ def _function(path: str) -> PythonRollup:
     module, _, name = path.rpartition(".")
     where = f"functions.{path}"
     if not module:
-        raise ValidationError("is not a module.name, such as my_project.rollups.carriers", path=where)
+        raise ValidationError(
+            "is not a module.name, such as my_project.rollups.carriers", path=where
+        )
     try:
         found = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as err:

@@ -65,7 +65,7 @@ RULES: dict[str, tuple[str, str]] = {
     ),
     "beforehand": (r"\bbeforehand\b", "before, in advance"),
     "of before": (r"\bof before\b", "existing, earlier, former"),
-    "one's": (r"\bone's\b", "your, its"),
+    "one's": (r"\b(one's own|of one's)\b", "your, its"),
     "nobody": (r"\b(nobody|somebody)\b", "name the actor, or use no one"),
     "be it": (r"\bbe it\b", "whether"),
     "that which": (r"\bthat which\b", "what, or a noun"),

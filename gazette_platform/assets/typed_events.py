@@ -240,7 +240,9 @@ def fresh_evaluation(
 ) -> AssetCheckEvaluation:
     """Red, if what a store has for a while is no row, or cannot be read."""
     texts = [_hole_text(hole) for hole in found.holes]
-    texts += [f"brokers report nothing about {name}: {why}" for name, why in found.unreadable.items()]
+    texts += [
+        f"brokers report nothing about {name}: {why}" for name, why in found.unreadable.items()
+    ]
     metadata: dict[str, RawMetadataValue] = {
         "bytes_behind": found.bytes,
         "journals_behind": found.journals,

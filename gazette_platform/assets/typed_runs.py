@@ -67,8 +67,8 @@ def run_table(
         context: of the run.
         raw: the raw table.
         spec: of the typed one.
-        given_up: by journal, an offset up to which a person has given up what nobody holds.
-        begin_anew: by journal that was made again, the offset from which a person has it read.
+        given_up: by journal, an offset up to which a person has given up missing bytes.
+        begin_anew: by recreated journal, the offset from which a person wants it read.
         spark: key of Spark's resource; empty: there is none.
         catalog: what Trino calls the catalog of the table.
     """

@@ -75,7 +75,9 @@ _OPTIONS = (
         "file-root", Path, "Folder that roots file:// stores, to read fragments from directly."
     ),
     _broker("cache.size", int, "Journals whose brokers are remembered.", "route_cache_size"),
-    _broker("cache.ttl", float, "After which the consumer requests them again.", "route_cache_ttl_s"),
+    _broker(
+        "cache.ttl", float, "After which the consumer requests them again.", "route_cache_ttl_s"
+    ),
     *_CONSUMER.etcd(),
     _CONSUMER.lease("Time after which etcd forgets a process that died, and others take over."),
     *_CONSUMER.log(),

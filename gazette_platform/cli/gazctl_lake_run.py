@@ -375,4 +375,6 @@ def _tell_what_is_missing(report: RunReport) -> None:
     for hole in report.holes:
         note(f"{report.table}: {hole_text(report.table, hole)}")
     for journal, why in sorted(report.unreadable.items()):
-        note(f"{report.table}: brokers report nothing about {journal} now, so it is left out: {why}")
+        note(
+            f"{report.table}: brokers report nothing about {journal} now, so it is left out: {why}"
+        )

@@ -329,7 +329,9 @@ def _tell(sql: LocalSql, *, explain: bool) -> None:
                     f"(`gazctl lake quarantine {name} --list` says why)"
                 )
             for begin, end in journal.gaps:
-                note(f"{name}: no broker or store holds bytes [{begin}, {end}) of {journal.journal} now")
+                note(
+                    f"{name}: no broker or store holds bytes [{begin}, {end}) of {journal.journal} now"
+                )
         missing = sum(scan.bytes_missing for scan in scans)
         if missing:
             note(f"{name}: {missing} bytes were not there any more when they were read")

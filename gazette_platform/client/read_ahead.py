@@ -281,7 +281,9 @@ class FragmentStream:
         try:
             while self._may_go_on():
                 if steps == 0:
-                    if not self._pool.submit(self._fetch_file):  # it is closed, and all have the error
+                    if not self._pool.submit(
+                        self._fetch_file
+                    ):  # it is closed, and all have the error
                         self._close_file()
                     return
                 steps -= 1

@@ -1,13 +1,13 @@
 """Accounts of Hive partitions: what each holds, counted once, and changed by one process at a time.
 
 Reading fragments takes long, so it is done first; then, under the metastore's lock, the accounts are
-read anew, what others have counted meanwhile is left out, and the rest is added. So two registrars
+read again, what others have counted meanwhile is left out, and the rest is added. So two registrars
 that meet count everything once, and whoever loses has only read in vain.
 
 A fragment that a tick has no time for is left to the next one; but the first that a tick counts is registered
 whatever happens, so that each tick gets on. Its rows are counted when it is looked at again, as are those of
 damaged files that were restored. A count goes on where the one before ended, as long as the process is the
-same; anew it is begun a few times only, for as long as the file is the same.
+same; it restarts a few times only, for as long as the file is the same.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 _NAMES_SHOWN = 12
-# Seconds for one fragment within a tick, of which it must not take most.
+# Seconds for one fragment within a tick, which it must not use up.
 _LOOK_S: Final = 10.0
 
 

@@ -189,7 +189,7 @@ class Registrar:
 
         Returns: what was done, with the cursors to store; errors of single fragments are in it.
         Raises: GazetteError: brokers or metastore cannot be reached, or the spec does not fit the
-            data or the table that exists. The cursors of before hold. Of a single journal that cannot be
+            data or the table that exists. The former cursors hold. Of a single journal that cannot be
             listed, the report says so.
         """
         report = TableReport(table=spec.name, cursors=dict(cursors))

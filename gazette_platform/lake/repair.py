@@ -2,7 +2,7 @@
 
 A file is moved only if brokers do not list it, the exact view leaves it out, and files that brokers
 list, that are registered and that exist right now hold the same bytes. All of that is looked at
-anew, and the bytes are compared, immediately before. Nothing is deleted, so a move can be undone by
+again, and the bytes are compared, immediately before. Nothing is deleted, so a move can be undone by
 hand. Outside of a journal's folder brokers do not list a file again, and engines skip its name.
 
 In a folder of this machine that is a rename. Object stores have none: there a file is copied, and

@@ -47,7 +47,7 @@ class SegmentPlan:
     persisted_end: int
     """Where the last persisted fragment that is read ends, and the live tail begins."""
     gaps: tuple[tuple[int, int], ...]
-    """Bytes behind `begin` that nobody holds."""
+    """Bytes after `begin` that no broker or store holds."""
 
 
 def plan_segments(
@@ -61,7 +61,7 @@ def plan_segments(
     """Cut [0, head) of `journal` into segments.
 
     At each offset the persisted fragment is taken that reaches farthest. What only spools hold, and all
-    behind the last persisted fragment, is read through brokers.
+    after the last persisted fragment, is read through brokers.
 
     Args:
         listed: fragments, in any order; those without a backing store are in spools.

@@ -51,14 +51,14 @@ def parse_properties(text: str, where: str) -> dict[str, str]:
         match = _LINE.fullmatch(line)
         place = f"{where}:{number}"
         if match is None or not match[2]:
-            # Not what is there instead, which may be a secret.
+            # Not the value found instead, which may be a secret.
             raise ValidationError(
                 "expected a property and its value, such as spark.executor.memory 2g", path=place
             )
         name, value = match[1], match[2].strip()
         if not name.startswith("spark."):
             raise ValidationError(
-                f"{name} is no property of Spark (those of Hadoop begin with spark.hadoop.)",
+                f"{name} is not a property of Spark (those of Hadoop begin with spark.hadoop.)",
                 path=place,
             )
         if name == "spark.master":

@@ -22,7 +22,7 @@ def read_spec_file(path: Path, bytes_max: int, what: str) -> bytes:
         bytes_max: of its content.
         what: it is, for messages.
 
-    Raises: ValidationError: it cannot be read, is no regular file, is too long, or has a name that is no text.
+    Raises: ValidationError: it cannot be read, is not a regular file, is too long, or has a name that is not text.
     """
     if shown_name(path) != path.name:
         raise ValidationError("has a name that is not UTF-8: rename it")
@@ -41,12 +41,12 @@ def read_spec_file(path: Path, bytes_max: int, what: str) -> bytes:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    # A pipe that nobody writes to would never be open.
+    # Opening a pipe without a writer would never return.
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def shown_name(path: Path) -> str:
-    r"""The name of a file, for messages. One that is not UTF-8 could not be told to anybody as it is.
+    r"""The name of a file, for messages. One that is not UTF-8 could not be printed as it is.
 
     >>> from pathlib import Path
     >>> shown_name(Path("a/orders.yaml")), shown_name(Path("\udcff.yaml"))

@@ -34,7 +34,7 @@ _KEPT_MAX: Final = 1024
 # Of longer ones it is not worth their memory.
 _KEPT_BYTES_MAX: Final = 32 * 1024
 
-# The line with a table's name, also in a text that is no YAML. Names of columns are set in.
+# The line with a table's name, also in a text that is not YAML. Names of columns are set in.
 _NAMED = re.compile(
     rb"""^(?:\{ *)?name:[ \t]*(?P<quote>['"]?)(?P<table>[a-z0-9_]{1,127}\.[a-z0-9_]{1,127})"""
     rb"(?P=quote)[ \t]*(?:[,#\r].*)?$",
@@ -50,7 +50,7 @@ class RefusedSpec:
     errors: tuple[ValidationError, ...]
     """All that is wrong with it, each with the file's name; at least one."""
     table: str = ""
-    """The table that it would be of; empty if that cannot be told, or another file makes it."""
+    """The table that it would be of; empty if that is unknown, or another file makes it."""
 
 
 @final
@@ -88,7 +88,7 @@ class SpecFolder:
 
 
 def read_spec_folder(folder: Path) -> SpecFolder:
-    """All files ``*.yaml`` and ``*.yml`` of a folder, with the files that they name, read anew; a missing one is empty."""
+    """All files ``*.yaml`` and ``*.yml`` of a folder, with the files that they name, read again; a missing one is empty."""
     specs: dict[str, TableSpec] = {}
     files: dict[str, str] = {}
     refused: dict[str, RefusedSpec] = {}

@@ -14,7 +14,7 @@ __all__ = ["load_sql", "sql_folder"]
 def sql_folder() -> Path:
     """The folder with the SQL files: inside an installed package, else of the repository.
 
-    Raises: SetupError: neither is there.
+    Raises: SetupError: neither exists.
     """
     package = Path(gazette_platform.__file__).parent
     for folder in (package / "_sql", package.parent / "sql"):

@@ -43,7 +43,7 @@ def name_clashes(
 ) -> Iterator[NameClash]:
     """Typed tables that are called as something else is, or whose quarantine is.
 
-    Of two typed tables the second is told; beside a raw table, its view or a rollup, it is always the typed one.
+    Of two typed tables the second is refused; beside a raw table, its view or a rollup, it is always the typed one.
 
     Args:
         specs: by their files; no two of one raw table.
@@ -67,7 +67,7 @@ def name_clashes(
 
 
 def _refused(typed: str, name: str, what: str) -> ValidationError:
-    its = "" if name == typed else f", where records go that are no rows of {typed},"
+    its = "" if name == typed else f", for records that {typed} rejects,"
     return ValidationError(
         f"{name}{its} is {what}: give this typed table another name", path="typed.name"
     )

@@ -46,7 +46,7 @@ class Unfit:
 @final
 @dataclass(frozen=True, slots=True)
 class ValueReport:
-    """What reading all values of a fragment told."""
+    """What reading all values of a fragment showed."""
 
     columns: dict[str, Unfit] = field(default_factory=dict)
     """Values that do not fit, by name of their column."""
@@ -117,7 +117,7 @@ class LineScanner(ABC):
         """What was found in all that was fed.
 
         Args:
-            is_cut: whether more follows, so that what comes behind the last newline is no line yet.
+            is_cut: whether more follows, so that what follows the last newline is not a line yet.
         """
         if self._rest and not is_cut:
             self._scan(bytes(self._rest) + b"\n")
@@ -172,7 +172,7 @@ class LineScanner(ABC):
 
     @abstractmethod
     def scan_line(self, line: bytes) -> None:
-        """Tell what is wrong with one line, if anything is."""
+        """Return what is wrong with one line, if anything is."""
 
 
 def is_utf8(text: bytes) -> bool:

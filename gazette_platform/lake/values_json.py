@@ -50,7 +50,7 @@ def _parts(kind: ColumnType, value: Any) -> list[tuple[ColumnType, Any]] | None:
     if value is None or (isinstance(value, str) and not value.strip()):
         return []
     if kind.name == "array":
-        # A value that is no list is taken for the only element of one.
+        # A value that is not a list is taken for the only element of one.
         items = value if isinstance(value, list) else [value]
         return [(kind.arguments[0], item) for item in items]
     if isinstance(value, dict):
@@ -124,7 +124,7 @@ class JsonScanner(LineScanner):
         try:
             self._types.rows.decode(line)
         except msgspec.DecodeError:
-            # What is wrong with a value is told before what is wrong with the rest of the line.
+            # What is wrong with a value is reported before what is wrong with the rest of the line.
             if not _is_json(line):
                 self.found_line("not JSON", line)
             elif line.lstrip()[:1] == b"{":
@@ -136,7 +136,7 @@ class JsonScanner(LineScanner):
     def _scan_values(self, line: bytes) -> None:
         values = msgspec.structs.astuple(self._types.raw.decode(line))
         for value_of, (column, kind, is_fit) in zip(values, self._types.columns, strict=True):
-            # Most columns of a wide table are not in a short line, of which there may be very many.
+            # A short line lacks most columns of a wide table, and there may be many such lines.
             if value_of is _ABSENT:
                 continue
             raw = bytes(value_of)
@@ -213,7 +213,7 @@ def _outline(raw: bytes) -> Any:
 
 
 def _decoded(raw: bytes) -> Any:
-    """A JSON value, whose numbers are of no account: an `int` has digits enough to be refused."""
+    """A JSON value, whose numbers do not matter: an `int` has digits enough to be refused."""
     return json.loads(raw, parse_int=float)
 
 

@@ -20,6 +20,6 @@ class Envelope(NamedTuple, Generic[M]):
     begin: int
     """Offset of the first byte of its frame."""
     end: int
-    """Offset behind the last one."""
+    """Offset after the last one."""
     uuid: UuidParts
     message: M

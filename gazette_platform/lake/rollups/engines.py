@@ -77,7 +77,7 @@ class _Queries(Protocol):
 
 
 class _SqlEngine(ABC):
-    """Makes slices by statements, each of which it runs itself."""
+    """Makes slices by statements, which it runs itself, one by one."""
 
     dialect: Dialect
     catalogs: TrinoCatalogs
@@ -217,8 +217,8 @@ def rollup(
     Args:
         name: ``schema.table``.
         sources: tables by the names of the function's parameters; in a list, by their names.
-        slices: columns by which the table is sliced.
-        version: what tells that the code has changed; empty: the function's own text, so that functions
+        slices: columns that slice the table.
+        version: marks a change of the code; empty: the function's own text, so that functions
             which it calls may change unnoticed.
         options: ``cron``, ``retention``, ``comment``, ``fresh_within``, ``owners`` and ``tags``, as in the
             header of a file.

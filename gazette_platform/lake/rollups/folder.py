@@ -37,7 +37,7 @@ class RollupFolder:
 
 
 def read_rollup_folder(folder: str, tables: Container[str]) -> RollupFolder:
-    """The rollups of a folder that can be beside the tables of table specs, read anew.
+    """The rollups of a folder that can be beside the tables of table specs, read again.
 
     Args:
         folder: see `load_rollup_specs`; empty: there are none.

@@ -63,7 +63,7 @@ class RollupReport:
     made: list[tuple[str, ...]] = field(default_factory=list)
     dropped: list[tuple[str, ...]] = field(default_factory=list)
     behind: list[Sealed] = field(default_factory=list)
-    """Slices that lack something and cannot be made anew, since raw content was pruned, or is away."""
+    """Slices that lack something and cannot be made again, since raw content was pruned, or is away."""
     is_waiting: bool = False
     """Whether all files of a part are gone, so that it is worth while to look again: a store may be away."""
     is_rebuild: bool = False
@@ -86,7 +86,7 @@ class RollupRunner:
         tables: Iceberg tables of the same metastore.
         engine: makes the slices.
         slices_max: how many slices one statement makes.
-        clock: tells how old staging tables are.
+        clock: decides how old staging tables are.
         log: gets a line for each step.
     """
 
@@ -115,7 +115,7 @@ class RollupRunner:
 
         Args:
             spec: the rollup.
-            is_forced: make all anew of what is there now, and drop what is not.
+            is_forced: make all again from current content, and drop the rest.
 
         Raises: RollupFenced: another run committed meanwhile. LakeError: a source is not there yet, the query
             was refused, or a server cannot be reached.
@@ -168,7 +168,7 @@ class RollupRunner:
     def _without_lost(
         self, spec: RollupSpec, plan: Plan, sources: Mapping[str, Source], covers: Covers
     ) -> tuple[Plan, bool]:
-        """The plan without slices of which files are gone that accounts still count.
+        """The plan without slices whose files are gone although accounts still count them.
 
         Returns: it; and whether it is worth while to look again for them.
         Raises: LakeError: the table has slices of other columns, so that nothing of it could stay.
@@ -243,14 +243,14 @@ class RollupRunner:
         made: Mapping[tuple[str, ...], SliceCover],
         covers: Covers,
     ) -> None:
-        """Refuse to commit a slice of which content went while it was read.
+        """Refuse to commit a slice whose content went while it was read.
 
         Raises: LakeError: names the slice; the next run leaves it as it is.
         """
         lost = lost_slices(self._tables, sources, made, again=_again(spec, made, covers))
         for values, why in lost.items():
             raise LakeError(
-                f"{why.part}, of which slice {values} of {spec.name} is made, was pruned while it was read, so "
+                f"{why.part} was pruned while slice {values} of {spec.name} was made from it, so "
                 "nothing was changed; the next run leaves that slice as it is"
             )
 
@@ -296,7 +296,7 @@ def _again(
 
 
 def slices_behind(metastore: Metastore, tables: IcebergTables, spec: RollupSpec) -> list[Sealed]:
-    """Slices that lack something and cannot be made anew, since raw content was pruned; changes nothing.
+    """Slices that lack something and cannot be made again, since raw content was pruned; changes nothing.
 
     Raises: LakeError: a source is not there yet, or a server cannot be reached.
     """

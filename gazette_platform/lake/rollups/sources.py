@@ -1,4 +1,4 @@
-"""The sources of a rollup as they are now: by which parts, in which state, and how engines name them."""
+"""The sources of a rollup as they are now: their parts, their states, and their names in engines."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read_sources(
 ) -> dict[str, Source]:
     """The sources of a rollup by alias.
 
-    What is read of them later is at least what is told here, unless it was pruned: see `whole`.
+    What is read of them later is at least what is reported here, unless it was pruned: see `whole`.
 
     Raises: LakeError: a table is not there, or neither a raw table nor Iceberg's; or a server or file
         cannot be reached.

@@ -47,7 +47,7 @@ class SourceTable:
     """Of a raw table, its exact view."""
     is_iceberg: bool
     types: Mapping[str, str]
-    """Hive type of each column by which slices may be chosen."""
+    """Hive type of each column that can choose slices."""
 
 
 @final
@@ -58,7 +58,7 @@ class StagingTable:
     name: str
     location: str
     slices: tuple[str, ...]
-    """Columns by which it is partitioned."""
+    """Its partition columns."""
 
 
 def iceberg_catalog(dialect: Dialect, catalogs: TrinoCatalogs = _NAMED) -> str:
@@ -85,7 +85,7 @@ def create_staging(
         slices: values of the slices to make; of a rollup without slices, one empty tuple.
         catalogs: what Trino calls its catalogs; Spark's have names of ours.
 
-    Raises: LakeError: a slice column has a type by which none can be chosen.
+    Raises: LakeError: a slice column has a type that cannot choose slices.
     """
     name, select = _parts(dialect, staging, spec, sources, slices, catalogs)
     text = _text(dialect, staging.location)
@@ -167,7 +167,7 @@ def select_source(
         return select
     types = [source.types[column] for column in spec.slices]
     columns = [_quoted(dialect, column) for column in spec.slices]
-    # Each column by itself, by which all engines prune, then which values go together.
+    # Each column by itself, so that all engines prune, then which values go together.
     conditions = []
     for index, (column, kind) in enumerate(zip(columns, types, strict=True)):
         values = sorted({values[index] for values in slices})
@@ -212,5 +212,5 @@ def _literal(dialect: Dialect, column: str, kind: str, value: str) -> str:
     if kind in _NUMBERS:
         return str(int(value))
     raise LakeError(
-        f"column {column} is {kind}, by which no slice can be chosen (only string, date and integers)"
+        f"column {column} is {kind}, which cannot choose slices (only string, date and integers)"
     )

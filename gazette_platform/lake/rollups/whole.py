@@ -1,11 +1,11 @@
 """Is the raw content that slices are made of still there? Asked of the store, where files go before accounts do.
 
 Accounts of a raw table follow a prune minutes later, when brokers know of it. A slice that was made again in
-between would hold less than its cover says, and the rows of before would be lost. So the files of its parts are looked
-for before, and again when its rows were read: files do not come back, so what is there now was there then.
+between would hold less than its cover says, and the existing rows would be lost. So the files of its parts are looked
+for before, and again when its rows were read: files do not come back, so what exists now existed then.
 
 They do come back of a store that was away, which engines read as empty. A slice that was made meanwhile would lack
-rows for ever, since its cover says that it has them. So a part of which no file at all is there is waited for, also by
+rows for ever, since its cover says that it has them. So a part without any file is waited for, also by
 slices that are made for the first time, or that may shrink: either the store returns, or accounts follow the prune.
 
 Cost: a listing of each directory that a slice is made of; engines that read it make the same.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Lost", "lost_slices"]
 
-# Directories that are listed at a time: a listing of an object store takes some 50 ms, of which nearly all is waiting.
+# Directories that are listed at a time: a listing of an object store takes some 50 ms, nearly all of it waiting.
 _LISTINGS_MAX: Final = 8
 
 
@@ -42,7 +42,7 @@ class Lost:
     """Why a slice is not made."""
 
     part: str
-    """Of which content is gone: alias and name."""
+    """Sources whose content is gone: alias and name."""
     is_away: bool
     """Whether all of it is gone, as of a store that is away."""
 
@@ -60,7 +60,7 @@ def lost_slices(
         tables: reaches the files.
         sources: by alias; where the parts of raw ones lie.
         made: the slices, and of what they are made.
-        again: those for which all content has to be there; for the others some of each part.
+        again: those that need all content; the others need some of each part.
 
     Raises: LakeError: a directory cannot be listed.
     """
@@ -104,7 +104,7 @@ def _spans(tables: IcebergTables, location: str, journal: str) -> Iterable[tuple
         )
     except OSError as err:
         raise LakeError(
-            f"cannot list {location}, so nobody knows whether its content is still there: {err}"
+            f"cannot list {location}, so it is unknown whether its content still exists: {err}"
         ) from err
     for entry in entries:
         try:

@@ -1,1 +1,1 @@
-"""A table in its catalog: the doors of three kinds, and publishing, by which one change of metadata is fenced."""
+"""A table in its catalog: the doors of three kinds, and publishing, which fences one change of metadata."""

@@ -36,7 +36,7 @@ class TypedCatalog(Protocol):
         ...
 
     def door(self, name: str) -> Door:
-        """Of the table ``schema.table``, which need not be there."""
+        """Of the table ``schema.table``, which need not exist."""
         ...
 
     def new_location(self, name: str) -> str:
@@ -138,7 +138,7 @@ def typed_catalog(
 def io_properties_of(settings: LakeSettings, environment: Mapping[str, str]) -> dict[str, str]:
     """How PyIceberg reaches the files of Iceberg tables, besides its defaults.
 
-    Raises: ValidationError: the store is none that it can be told of.
+    Raises: ValidationError: it cannot use the store.
     """
     if settings.store.startswith("s3:"):
         return S3Access.of(settings.store, environment).iceberg()

@@ -67,7 +67,7 @@ class Loaded:
     io: FileIO
     """Reads and writes its files."""
     token: Any
-    """By which the catalog compares."""
+    """What the catalog compares."""
 
     @property
     def metadata_location(self) -> str:
@@ -83,7 +83,7 @@ class Loaded:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTable:
-    """A table to be made. Field ids are counted anew by the catalog."""
+    """A table to be made. The catalog numbers the fields again."""
 
     schema: Schema
     partitions: PartitionSpec
@@ -103,7 +103,7 @@ class Door(Protocol):
     def load(self) -> Loaded | None:
         """The table; None: there is no such table.
 
-        Raises: LakeError: the catalog cannot be reached, or it is no Iceberg table.
+        Raises: LakeError: the catalog cannot be reached, or it is not an Iceberg table.
         """
         ...
 
@@ -131,7 +131,7 @@ class Door(Protocol):
 
 
 def present(door: Door) -> Loaded:
-    """A table that has to be there.
+    """A table that has to exist.
 
     Raises: LakeError: it is not, or the catalog cannot be reached.
     """
@@ -174,7 +174,7 @@ class HiveDoor:
         )
         self._tables.ensure_database(self._schema)
         location = self._tables.write_metadata(metadata, 0)
-        # Whether it was this one is all the same: what is there counts.
+        # Whether it was this one does not matter: what exists counts.
         self._tables.create(self._schema, self._table, metadata, location)
         return _made(self)
 
@@ -247,7 +247,7 @@ class CatalogDoor:
                     raise
                 raise CommitFailedException(f"{self._name} was changed meanwhile") from err
             except ValueError as err:
-                # A snapshot that somebody added meanwhile has the number of this one: no condition can be about that.
+                # A snapshot that another writer added meanwhile has the number of this one: no condition can name it.
                 raise CommitFailedException(f"{self._name} was changed meanwhile: {err}") from err
 
     def drop(self) -> None:
@@ -261,7 +261,7 @@ class CatalogDoor:
         try:
             self._catalog.create_namespace(name)
         except _outages():
-            # A database tells of a key that is there twice.
+            # A database reports a duplicate key.
             if not self._catalog.namespace_exists(name):
                 raise
 
@@ -314,7 +314,7 @@ class SameTable:
         found = self._door.load()
         if found is not None and found.metadata.table_uuid != self._uuid:
             raise TypedFenced(
-                f"{self.name} was dropped and made anew since this began, so it changed nothing: run again"
+                f"{self.name} was dropped and recreated since this began, so it changed nothing: run again"
             )
         return found
 

@@ -1,4 +1,4 @@
-"""Is a key there twice? Asked of a table with a `key`, of which each row stands for another one."""
+"""Find duplicate keys of a table with a `key`, where each row has another one."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class DoubledKeys(NamedTuple):
 
 
 def doubled_keys(loaded: Loaded, key: Sequence[str], *, shown: int = 5) -> DoubledKeys:
-    """Keys of which there are several rows.
+    """Keys with several rows.
 
     Memory: all keys of the table, some three times.
 
     Args:
         loaded: the table.
         key: its columns.
-        shown: how many keys are told, at most.
+        shown: how many keys are reported, at most.
 
     Raises: OSError: a file cannot be read.
     """

@@ -1,4 +1,4 @@
-"""What is asked of a typed table as it is, without a run of it: how far it has come, how far it is behind, whether all is there."""
+"""Questions about a typed table, without a run of it: its progress, its lag, whether it is complete."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def behind_now(client: Client, tables: TypedCatalog, raw: TableSpec, spec: Typed
 
 
 def completeness_of(tables: TypedCatalog, spec: TypedSpec) -> Completeness:
-    """What counting its rows tells of a table.
+    """What counting its rows shows of a table.
 
     Raises: LakeError: a table cannot be read. TypedRolledBack, TypedProgressGone: a person has to look.
     """

@@ -37,7 +37,7 @@ _KEYS_MAX: Final = 1_000_000
 _SHOWN: Final = 5
 _PLACE: Final = ("_journal", "_begin")
 _REMEDY: Final = (
-    "if nobody wrote to it by hand, no run should bring that about; drop the table, and runs make it anew of what "
+    "if it was not edited by hand, no run should cause that; drop the table, and runs make it again from what "
     "journals hold"
 )
 
@@ -97,7 +97,7 @@ def _why_not(pinned: PinnedTail, state: TypedState) -> str:
     if pinned.plan.left_bytes:
         return "its journals hold more than is read at once"
     for hole in pinned.holes:
-        return f"{hole.journal} has bytes that nobody holds"
+        return f"{hole.journal} has bytes that no broker or store holds"
     read = {one.name for one in pinned.journals}
     if gone := sorted(state.journals.keys() - read):
         return f"{gone[0]} is gone"

@@ -96,7 +96,7 @@ def typed_standing(door: Door, spec: TypedSpec, heads: Mapping[str, int]) -> Typ
     standing.rows, standing.state = progress.rows, progress.state
     standing.complete_at = progress.complete_at.isoformat() if progress.complete_at else ""
     standing.problems += (
-        f"{journal}: {why}: `gazctl lake check` tells more"
+        f"{journal}: {why}: see `gazctl lake check`"
         for journal, why in progress.state.unaccounted.items()
     )
     return standing

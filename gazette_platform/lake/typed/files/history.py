@@ -79,7 +79,7 @@ class TableHistory:
         """What is true of all rows of a file, as far as manifests say it.
 
         Args:
-            columns: of which something may be told.
+            columns: those that may be reported.
         """
         known = pc.scalar(True)
         for name in columns:
@@ -94,7 +94,7 @@ class TableHistory:
         Args:
             columns: of the table: at least one.
 
-        Raises: LakeError: the file cannot be read, or is no Parquet.
+        Raises: LakeError: the file cannot be read, or is not Parquet.
         """
         wanted = Schema(*(self._schema.find_field(name) for name in columns))
         target = pa.schema([self.schema.field(name) for name in columns])
@@ -102,7 +102,7 @@ class TableHistory:
         with stored_rows(self._loaded, file.file, file.delete_files) as rows:
             stored = pyarrow_to_schema(rows.schema)
             own = prune_columns(stored, ids, select_full_types=False)
-            # One column at least tells how many rows there are.
+            # One column at least shows how many rows there are.
             names = [field.name for field in own.fields] or rows.schema.names[:1]
             for batch, is_there in rows.batches(names):
                 kept = batch.filter(is_there)

@@ -1,4 +1,4 @@
-"""Data files written anew without some of their rows: those in ranges of offsets, and those that engines deleted.
+"""Rewrite data files without some of their rows: those in ranges of offsets, and those that engines deleted.
 
 What is left is copied as it is, column by column: it keeps the schema that the file has, with the ids of its fields, and
 its partition. Rows stream through Arrow, so memory does not grow with the file.
@@ -34,7 +34,7 @@ _GROUP_BYTES: Final = 64 << 20
 
 @final
 class FileRewriter:
-    """Writes files anew, each once: what became of it is known if it is asked for again.
+    """Rewrites files, each once: the result is kept for later calls.
 
     Args:
         ranges: rows that are to go.

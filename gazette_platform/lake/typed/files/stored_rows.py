@@ -1,6 +1,6 @@
 """Rows of a table's data files as they are stored, a few at a time, without those that engines deleted.
 
-Memory goes by a batch of rows, and not by the file, or by its row groups, of which one may be all of a file.
+Memory goes by a batch of rows, and not by the file, or by its row groups: one may be all of a file.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def stored_rows(now: Loaded, file: DataFile, deletes: Iterable[DataFile]) -> Ite
         now: the table.
         deletes: files with positions of rows that engines deleted.
 
-    Raises: LakeError: a file cannot be read, here or within. TypedRefused: one is no Parquet.
+    Raises: LakeError: a file cannot be read, here or within. TypedRefused: one is not Parquet.
     """
     deletes = sorted(deletes, key=lambda one: one.file_path)
     _require_parquet(file, *deletes)
@@ -54,7 +54,7 @@ def stored_rows(now: Loaded, file: DataFile, deletes: Iterable[DataFile]) -> Ite
             yield StoredRows(source, now.metadata.schema(), deleted)
     except (OSError, pa.ArrowException) as err:
         raise LakeError(
-            f"{file.file_path} cannot be read, or written anew ({err}): see that it is there, and run again"
+            f"{file.file_path} cannot be read, or rewritten ({err}): make sure that it exists, and run again"
         ) from err
 
 
@@ -89,14 +89,14 @@ class StoredRows:
             if (field.metadata or {}).get(_FIELD_ID) == wanted:
                 return str(field.name)
         raise TypedRefused(
-            f"a data file has no column of the id of {column}, so that nobody knows what its rows are of: somebody "
+            f"a data file has no column with the id of {column}, so the origin of its rows is unknown: someone "
             "added it by hand; remove those rows, and run again"
         )
 
     def batches(
         self, columns: Sequence[str] | None = None
     ) -> Iterator[tuple[pa.RecordBatch, pa.BooleanArray]]:
-        """All rows, in their order, each batch with which of them are there.
+        """All rows, in their order, each batch with a mask of existing ones.
 
         Args:
             columns: as the file calls them; None: all.

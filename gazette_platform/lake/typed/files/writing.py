@@ -1,4 +1,4 @@
-"""Rows of a typed table as Parquet files below its location. Nobody reads them before they are published."""
+"""Rows of a typed table as Parquet files below its location. No reader sees them before they are published."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class RowWriter:
     """Writes rows into files, each of one partition.
 
     Rows are held until there are enough, and then all are written, each partition's to its file. Files stay
-    open meanwhile, but for those of the smallest partitions if there are many: so there are more files the
+    open meanwhile, except those of the smallest partitions if there are many: so there are more files the
     more partitions rows are scattered over, and memory is the same.
 
     Args:
         io: of the table.
         location: of the table.
         schema: of the table.
-        partitions: the spec by which rows are parted.
+        partitions: the spec that partitions rows.
         held_bytes: of rows that are held, as Arrow counts them. Memory: twice that, and the open files'.
         file_bytes: a file is ended once it has as much.
         open_files: that stay open, at most.
@@ -203,7 +203,7 @@ class OpenFile:
         return size, self._writer.writer.metadata
 
     def abandon(self) -> None:
-        """Let go of a file that nobody will read."""
+        """Release a file that will not be read."""
         for each in (self._writer, self._stream):
             try:
                 each.close()
@@ -212,7 +212,7 @@ class OpenFile:
 
 
 def remove_files(io: FileIO, paths: Iterable[str]) -> None:
-    """Remove files that nobody will read. What cannot be removed is left to maintenance, and told to the log."""
+    """Remove files that will not be read. What cannot be removed is logged, and left to maintenance."""
     for path in paths:
         try:
             io.delete(path)

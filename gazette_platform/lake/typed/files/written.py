@@ -1,6 +1,6 @@
 """Data files that workers have written: what of each goes into the table's manifests, in bytes that travel.
 
-A worker knows the schema and how rows are partitioned, and not the table; so it tells all that manifests say of a
+A worker knows the schema and how rows are partitioned, and not the table; so it reports all that manifests say of a
 file, and the driver, which has the table, makes PyIceberg's record of it.
 """
 
@@ -42,7 +42,7 @@ METRICS: Final = {
     "write.metadata.metrics.column._journal": "full",
     "write.metadata.metrics.column._begin": "full",
 }
-"""Properties of a table, by which its files are found by journal: bounds of texts are cut, else."""
+"""Properties of a table that let its files be found by journal; without them bounds of texts are cut."""
 
 # A field has the name of the type.
 _Bytes = bytes
@@ -91,11 +91,11 @@ class WrittenFile(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 @final
 class FileDescriber:
-    """Tells what manifests say of Parquet files of one schema.
+    """Collects what manifests say of Parquet files of one schema.
 
     Args:
         schema: of the table; columns are called as in it.
-        spec_id: of the partition spec by which rows were parted.
+        spec_id: of the partition spec of the rows.
     """
 
     def __init__(self, schema: Schema, spec_id: int) -> None:
@@ -140,7 +140,7 @@ def data_file_of(written: WrittenFile, metadata: TableMetadata) -> DataFile:
     if spec is None or len(spec.fields) != len(written.partition):
         raise LakeError(
             f"{written.path} was written by partition spec {written.spec_id}, which the table at "
-            f"{metadata.location} does not have: it was made anew meanwhile; run again"
+            f"{metadata.location} does not have: it was recreated meanwhile; run again"
         )
     kinds = [field.field_type for field in spec.partition_type(metadata.schema()).fields]
     values = [

@@ -1,4 +1,4 @@
-"""What a backfill has its workers do with a range of a journal: rounds as of a run, one piece behind the other. Pure.
+"""Orders of a backfill for a range of a journal: rounds as of a run, one piece after the other. Pure.
 
 A state may lie far before the range, and what follows it may be long, so it is read in pieces, each with the state behind the
 one before: what the driver holds goes by the size of a piece. Rows are made of the range alone; all else is screened. What
@@ -100,7 +100,7 @@ class BackfillRounds:
             if piece is None and self._state.offset < self.reached:
                 raise LakeError(
                     f"{self.wanted.journal}: a transaction began before offset {self.wanted.end}, and whether it was "
-                    f"committed cannot be read, as nobody holds what is behind offset {self._state.offset}: nothing was "
+                    f"committed cannot be read, as no broker or store holds what follows offset {self._state.offset}: nothing was "
                     "changed; choose a range that ends where the transaction began"
                 )
         self._begin(piece)

@@ -1,6 +1,6 @@
 """Blocks of whole lines of a task, in which a line that is longer than any record may be is cut short.
 
-Whoever may append to a journal may append such a line. If it were an error, nothing behind it would ever be read.
+Whoever may append to a journal may append such a line. If it were an error, nothing after it would ever be read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LineBlock(NamedTuple):
     """Offset of its first byte."""
     content: bytes
     end: int
-    """Offset behind its last byte, and so behind more than `content` if that is cut short."""
+    """Offset after its last byte, and so after more than `content` if that is cut short."""
 
     @property
     def is_cut(self) -> bool:

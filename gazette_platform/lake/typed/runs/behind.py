@@ -1,4 +1,4 @@
-"""What journals hold that is no row yet: how much, and since when a store has it. Pure."""
+"""The lag of a table: content that is not in rows yet, and since when a store has it. Pure."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class FormerStates:
     def _newest(self, journal: str, place: tuple[int, int]) -> TypedState | None:
         """Offsets only grow from snapshot to snapshot of one journal, so few have to be looked at.
 
-        When the table began anew with a journal, offsets began again, and what they share with the former one grew.
+        When the table restarted a journal, offsets began again, and what they share with the former one grew.
         """
         index = bisect_right(self._paths, place, key=lambda path: self._place(path, journal))
         return self._read(self._paths[index - 1]) if index else None

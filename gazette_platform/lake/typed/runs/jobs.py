@@ -27,7 +27,7 @@ class Job:
 
     spec: TypedSpec
     schema: str
-    """The typed table's, as Iceberg's JSON: with the ids by which files are written."""
+    """The typed table's, as Iceberg's JSON: with the ids that files are written with."""
     partitions: str
     """Its partition spec, as Iceberg's JSON."""
     location: str
@@ -36,7 +36,7 @@ class Job:
     """Of the quarantine table, likewise; it has no partitions."""
     quarantine_location: str
     io_properties: Mapping[str, str] = field(repr=False)
-    """By which PyIceberg reaches both locations."""
+    """PyIceberg's access to both locations."""
     client: ClientConfig = field(repr=False)
     """How to reach brokers, and stores by their files."""
 
@@ -44,7 +44,7 @@ class Job:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What a worker wrote for an order: `Done.output`. Nobody reads it before it is published."""
+    """What a worker wrote for an order: `Done.output`. No reader sees it before it is published."""
 
     files: tuple[WrittenFile, ...] = ()
     """Rows of the typed table."""
@@ -61,12 +61,12 @@ class Workers(Protocol):
         ...
 
     def carry_out(self, job: Job, orders: Sequence[Order]) -> list[Done]:
-        """Carry out orders, side by side, and tell what came of each, in their order.
+        """Carry out orders, side by side, and return the result of each, in their order.
 
         An order may be carried out more than once, by workers that die or are slow; what all but one wrote is left
         behind, for maintenance to remove.
 
-        Of one whose content cannot be read `Done.failure` tells it.
+        `Done.failure` says why one's content cannot be read.
 
         Raises: LakeError: workers, or the place that they write to, cannot be reached; nothing was published.
         """

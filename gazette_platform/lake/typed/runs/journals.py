@@ -122,10 +122,10 @@ async def journal_now(client: AsyncClient, listing: JournalListing, needed_from:
 async def _listed(
     client: AsyncClient, listing: JournalListing, needed_from: int
 ) -> Sequence[FragmentListing]:
-    """Fragments from the one on that holds an offset, or from the first one behind it.
+    """Fragments from the one on that holds an offset, or from the first one after it.
 
-    A journal may have a hundred thousand, of which a run reads the newest. Brokers list from where a fragment begins, and
-    where that is nobody knows who looks for the one that holds an offset: so it is looked for farther and farther before.
+    A journal may have a hundred thousand, and a run reads the newest. Brokers list from where a fragment begins, and
+    and the begin of the one that holds an offset is unknown: so the search goes back farther and farther.
     """
     window = max(listing.spec.fragment.length, 1) * _WINDOW_LENGTHS
     while True:
@@ -138,7 +138,7 @@ async def _listed(
 
 
 def _ends_before(listed: Sequence[FragmentListing], offset: int) -> bool:
-    """Whether fragments reach up to an offset, and none goes on: it is the head, or nobody holds what is behind."""
+    """Whether fragments reach up to an offset, and none goes on: it is the head, or what follows is missing."""
     return bool(listed) and all(one.fragment.end <= offset for one in listed)
 
 

@@ -1,6 +1,6 @@
 """Jobs, orders, and what came of them, as bytes: workers may be processes of this machine, or of a cluster.
 
-Driver and workers are of one release. A job says of which, and is looked at before anything else.
+Driver and workers are of one release. A job names the release, which is checked before anything else.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def parse_order(content: bytes) -> Order:
 
 
 def dump_done(done: Done) -> bytes:
-    """What came of an order, as bytes: about four a message that is told, which are 34 in memory."""
+    """The result of an order, as bytes: about four a message, which takes 34 in memory."""
     output = cast("Output | None", done.output)
     return msgspec.msgpack.encode(
         _Done(
@@ -153,7 +153,7 @@ def parse_error(content: bytes) -> GazetteError:
     kind = getattr(errors, found.kind, None)
     if not (isinstance(kind, type) and issubclass(kind, GazetteError)):
         kind = LakeError
-    # Not by calling it, which would make the text anew out of other arguments.
+    # Not by calling it, which would make the text again out of other arguments.
     error = kind.__new__(kind, found.text)
     vars(error).update(found.fields)
     return error

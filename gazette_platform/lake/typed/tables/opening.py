@@ -30,11 +30,11 @@ class Opened:
     """Of the typed table, and of its quarantine."""
     table: TypedTable
     quarantine: Loaded
-    """As it was before it was settled: it tells where files go, and of which columns."""
+    """As it was before it was settled: it says where files go, and their columns."""
 
 
 def doors_of(catalog: TypedCatalog, spec: TypedSpec) -> tuple[Door, Door]:
-    """Of a typed table, and of its quarantine. Neither need be there."""
+    """Of a typed table, and of its quarantine. Neither need exist."""
     return catalog.door(spec.name), catalog.door(spec.quarantine)
 
 
