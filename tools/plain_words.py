@@ -95,6 +95,8 @@ def texts_of_python(source: str) -> Iterator[tuple[int, str]]:
     before = ""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type in _TEXT_TOKENS:
+            if re.fullmatch(r"""["']\w+["']""", token.string):
+                continue  # a name, as in `__all__` or an annotation
             # Before Python 3.12 an f-string is one token, with the expressions in it.
             is_format = re.match(r"[rR]?[fF]", token.string)
             yield (

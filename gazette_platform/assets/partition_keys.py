@@ -66,7 +66,7 @@ def parse_partition(key: str, columns: Sequence[str], own: Iterable[int]) -> Tim
 
 
 def _values(key: str) -> str:
-    # A percent sign within a value has digits behind it.
+    # A percent sign within a value has digits after it.
     values = [part.partition("=")[2] or "%" for part in key.split("/")]
     return key if key == WHOLE else "/".join(values)
 

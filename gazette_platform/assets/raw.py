@@ -110,7 +110,7 @@ def column_schema(spec: TableSpec, partitions: Iterable[HiveColumn] | None = Non
 
 
 def partition_column(name: str, kind: str, text: str = "") -> TableColumn:
-    """Return a column by which a table is partitioned."""
+    """Return a partition column of a table."""
     return TableColumn(
         name,
         kind,

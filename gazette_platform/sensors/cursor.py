@@ -1,4 +1,4 @@
-"""The cursor of a sensor of fragments: how far journals are registered, whose turn it is, what is known and told."""
+"""The cursor of a sensor of fragments: how far journals are registered, whose turn it is, what is known and reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SensorCursor:
 
     registered: RegistrationCursor = field(default_factory=RegistrationCursor)
     problems: Mapping[str, str] = field(default_factory=dict)
-    """Digest of the problems last told, or of there being none, by table; absent: never told."""
+    """Digest of the problems last reported, or of there being none, by table; absent: never reported."""
     audits: Mapping[str, AuditState] = field(default_factory=dict)
     """What the audits of each table know."""
     turn: str = ""
@@ -46,9 +46,9 @@ class SensorCursor:
     audited: str = ""
     """The table audited last in turn."""
     waits: Mapping[str, Mapping[str, Wait]] = field(default_factory=dict)
-    """By table and journal, what is waited for, since when; nothing while all is there."""
+    """By table and journal, what is awaited, since when; nothing while nothing is missing."""
     folder: str = ""
-    """Digest of the folder of table specs as Dagster was told of it; empty: it was not."""
+    """Digest of the folder of table specs as last reported to Dagster; empty: it was not."""
     retention: RetentionState = field(default_factory=RetentionState)
     """What is known of prunes."""
     epoch: int = 0
@@ -127,7 +127,7 @@ class SensorCursor:
         return replace(self, registered=RegistrationCursor(tables), problems=problems)
 
     def in_epoch(self, epoch: int) -> SensorCursor:
-        """What holds of it in another epoch: not that it told something, since others may have told otherwise."""
+        """What holds of it in another epoch: not that it reported something, since others may have reported otherwise."""
         return replace(self, problems={}, audits={}, waits={}, folder="", epoch=epoch, rests_from=0)
 
     @property

@@ -1,4 +1,4 @@
-"""What a tick of the sensor did, and has to tell."""
+"""What a tick of the sensor did, and has to report."""
 
 from __future__ import annotations
 

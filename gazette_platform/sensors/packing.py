@@ -17,7 +17,7 @@ from typing import Any, Final
 
 __all__ = ["is_packed", "pack", "unpack"]
 
-# Of this form; the characters behind it are those of base85, which has no colon.
+# Of this form; the characters after it are those of base85, which has no colon.
 _MARK: Final = "z1:"
 _TABLES: Final = "tables"
 # Of the JSON. Ten thousand journals take about one; what is more was not made by `pack`.
