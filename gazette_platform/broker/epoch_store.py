@@ -102,7 +102,7 @@ async def held_journals(
     Args:
         etcd: where the records are.
         prefix: of the brokers' keys.
-        journals: of which it is asked; may change meanwhile.
+        journals: those it is asked about; may change meanwhile.
 
     Returns: ids of tenures by journal.
     Raises: EtcdError.

@@ -48,14 +48,14 @@ class CompletedSpool:
     compressed: CompressedForm | None = None
     """The content as far as it is compressed; None if it is not."""
     create_revision: int = 0
-    """That of the journal's spec in etcd. A journal made anew under the same name has a greater one."""
+    """That of the journal's spec in etcd. A journal recreated under the same name has a greater one."""
     is_stored: Callable[[int, int], bool] | None = None
-    """Whether listings of its journal have all bytes from a begin to an end; None: nobody says so."""
+    """Whether listings of its journal have all bytes from a begin to an end; None: no listing says so."""
     _is_closed: bool = field(default=False, init=False, repr=False)
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is persisted, or nobody wants it."""
+        """Whether it is persisted, or no longer wanted."""
         return self._is_closed
 
     @property

@@ -85,7 +85,7 @@ class SpoolFile:
             begin: journal offset of its first byte.
             fd: of a file that has a name, which this object owns from now on.
             ordinal: its number.
-            forget: removes the names once nobody holds the file; called in a thread.
+            forget: removes the names once the file is not held; called in a thread.
 
         Raises: OSError: the file cannot be made.
         """
@@ -236,12 +236,12 @@ def read_small(path: Path) -> bytes:
     with open(path, "rb", opener=_open_small) as file:
         info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode) or info.st_size > _SMALL_BYTES_MAX:
-            raise OSError(f"{path} is no file of a spool")
+            raise OSError(f"{path} is not a file of a spool")
         return file.read(_SMALL_BYTES_MAX)
 
 
 def _open_small(path: str, flags: int) -> int:
-    # A FIFO must not keep us waiting for somebody who writes to it.
+    # A FIFO must not keep us waiting for a writer.
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 

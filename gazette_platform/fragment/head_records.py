@@ -155,7 +155,7 @@ def encode_header(header: TenureHeader) -> bytes:
 
 
 def decode_header(block: bytes) -> TenureHeader | None:
-    """The header of a block; None: the block is nobody's, or its header is torn."""
+    """The header of a block; None: the block is free, or its header is torn."""
     length, crc = _HEADER.unpack_from(block)
     text = block[_HEADER.size : _HEADER.size + length]
     if not 0 < length <= _HEADER_BYTES - _HEADER.size or zlib.crc32(text) != crc:

@@ -3,7 +3,7 @@
     inode <n> born <ns> heads inode <n> born <ns> device <n>
 
 The folder and its records have other inodes and births in a copy, wherever it lies. Both stay when the disk is
-mounted anew; its device does not. Who restores files may leave the folder as it is, and put others in it.
+mounted again; its device does not. A restore may leave the folder as it is, and put others in it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _identity(fd: int) -> str:
 def is_elsewhere(said: str, place: str, *, has_said: bool) -> bool:
     """Whether a home is not where it was made, as far as both are known.
 
-    Births are unknown, and 0, where the system does not tell them. That may change with an update.
+    Births are unknown, and 0, where the system does not report them. That may change with an update.
 
     Args:
         said: where it was made; empty: it does not say.

@@ -113,7 +113,7 @@ class SpoolHome:
 
     Attributes:
         folder: where it is.
-        former: who held it before this process; None: nobody.
+        former: its holder before this process; None: none.
         is_copied: whether it does not lie where it was made. Its original may be held by a process that is
             alive: the lock is on the folder, and a copy has its own.
         former_has_ended: whether its former process is known to have ended.
@@ -187,7 +187,7 @@ class SpoolHome:
 
     @classmethod
     def make(cls, spool_dir: Path, owner: Owner) -> Self:
-        """Make a home that nobody held before.
+        """Make a new home.
 
         On a full disk the folder is made by the first tenure: a broker without room serves what it can.
 
@@ -208,7 +208,7 @@ class SpoolHome:
         return home
 
     def _make(self) -> None:
-        """Make the folder, unless it is there. Raises: OSError: call again."""
+        """Make the folder, unless it exists. Raises: OSError: call again."""
         if self._lock_fd >= 0:
             return
         base = self.folder.parent
@@ -270,7 +270,7 @@ class SpoolHome:
 
     # -------------------------------------------------------------------------------- blocks
     def header(self, block: int) -> TenureHeader | None:
-        """The header of a block; None: the block is nobody's, or its header is torn. Raises: OSError."""
+        """The header of a block; None: the block is free, or its header is torn. Raises: OSError."""
         raw = os.pread(self._heads_fd, BLOCK_BYTES, block * BLOCK_BYTES)
         return head_records.decode_header(raw.ljust(BLOCK_BYTES, b"\0"))
 
@@ -301,7 +301,7 @@ class SpoolHome:
                 # The block's room on disk is taken now, so that a full disk hinders no record.
                 os.posix_fallocate(self._heads_fd, block * BLOCK_BYTES, BLOCK_BYTES)
             begin = block * BLOCK_BYTES
-            # The header is written last: without it the block is nobody's.
+            # The header is written last: without it the block is free.
             write_all(self._heads_fd, bytes(BLOCK_BYTES), begin)
             write_all(self._heads_fd, raw, begin)
             if self._free:
@@ -377,7 +377,7 @@ class SpoolHome:
                 raise OSError(
                     self._failure.errno,
                     f"records could not be brought to disk before: {self._failure.strerror}; mend the "
-                    "disk, and start the broker anew",
+                    "disk, and restart the broker",
                     str(self.folder / _HEADS),
                 )
             if not self._is_dirty:
@@ -432,7 +432,7 @@ def free_homes(spool_dir: Path, owner: Owner) -> list[SpoolHome]:
         make_private(base)
         folders = sorted(base.iterdir())
     except (FileNotFoundError, NotADirectoryError):
-        return []  # if there can be none, that is told when a home is made
+        return []  # if there can be none, making a home reports that
     except OSError as err:
         raise SetupError(f"cannot keep spools in {base}: {err}{_ADVICE}") from err
     taken: list[SpoolHome] = []
@@ -465,7 +465,7 @@ def _take(folder: Path, owner: Owner) -> SpoolHome | None:
             os.close(lock_fd)
             return None
         version = said.pop("version")
-        said.pop("place", None)  # it was there for a while
+        said.pop("place", None)  # it existed for a while
         former = Owner.found(said) if version == _VERSION else None
         if former is None or former.cluster != owner.cluster:
             whose = f"version {version}" if former is None else f"cluster {former.cluster}"
@@ -519,7 +519,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _said_place(folder: Path) -> str:
-    """Where a home was when its owner said so; empty: nobody said. Raises: OSError, ValueError."""
+    """Where a home was when its owner said so; empty: unknown. Raises: OSError, ValueError."""
     try:
         return read_small(folder / _PLACE).decode().strip()
     except FileNotFoundError:
@@ -536,7 +536,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """Make sure that nobody else can put files there that we would take for ours. Raises: OSError."""
+    """Make sure that no other user can put files there that we would take for ours. Raises: OSError."""
     info = folder.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
         raise PermissionError(f"{folder} is not a folder of this user")
@@ -558,7 +558,7 @@ def write_new(path: Path, data: bytes, *, is_synced: bool = True) -> None:
 
 
 def _write_over(path: Path, data: bytes) -> None:
-    """Write into a file that is there, on a disk without room for another. Raises: OSError."""
+    """Write into an existing file, on a disk without room for another. Raises: OSError."""
     path.with_name(f"{path.name}.new").unlink(missing_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:

@@ -231,7 +231,7 @@ class AdminApi:
     async def list_savepoints(
         self, raw: bytes, claims: Claims = ALL_CLAIMS
     ) -> tuple[Status, bytes]:
-        """Serve one ListSavepoints: those of which the claims cover any journal, by name."""
+        """Serve one ListSavepoints: those with any journal that the claims cover, by name."""
         request = admin_pb.ListSavepointsRequest.FromString(raw)
         prefix = savepoints_prefix(self._prefix) + request.prefix
         response = admin_pb.ListSavepointsResponse()
@@ -251,7 +251,7 @@ class AdminApi:
         """Add one page of savepoints to a response, as far as the caller may see them.
 
         Args:
-            after: the key behind which the page begins, and the revision that the first page was
+            after: the key after which the page begins, and the revision that the first page was
                 read at; None: this is the first page.
 
         Returns: `after` of the next page; None: this was the last one.
@@ -310,7 +310,7 @@ class AdminApi:
         if not result.succeeded:
             raise RpcFailed(
                 Code.ALREADY_EXISTS,
-                f"savepoint {name} was changed by somebody else at this moment; look again",
+                f"savepoint {name} was changed by another caller at this moment; look again",
             )
 
     def _header(self) -> Header:

@@ -75,7 +75,7 @@ class FragmentsApi:
             await wait_known(replica, timeout_s=self._context.config.append_wait_s)
             if (
                 replica.is_primary
-            ):  # clients go on behind the last one, so none before may be missing
+            ):  # clients continue after the last one, so none before may be missing
                 await replica.wait_filled()
                 check_fence(replica)
             fragments = await replica.index.inspect()

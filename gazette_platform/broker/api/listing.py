@@ -41,7 +41,7 @@ _JOURNALS_PER_MESSAGE = 25
 # Clients refuse messages beyond 4 MiB, and one spec may have more than one.
 _MESSAGE_BYTES_MAX = 1 << 20
 
-# Far beyond the 128 operations that etcd takes in a transaction, unless it is told otherwise.
+# Far beyond the 128 operations that etcd takes in a transaction by default.
 _CHANGES_MAX = 8192
 
 # A transaction may fail by a comparison that we added. It is built again after a moment, in which
@@ -207,7 +207,7 @@ class ListApi:
         deleted = {change.delete for change in request.changes if change.delete}
         for name in deleted:
             self._authorize(name, LabelSet.of(name=name), claims)
-        # Only once all are authorized: its errors tell of other journals.
+        # Only once all are authorized: its errors name other journals.
         with rules():
             await self._context.guard.check_apply(specs, deleted, claims)
         compares: list[Compare] = []

@@ -67,7 +67,7 @@ class Found(NamedTuple):
 
     Attributes:
         status: OK if some broker serves it.
-        replica: ours, if we serve it; None: another broker does (`is_remote`), or nobody.
+        replica: ours, if we serve it; None: another broker does (`is_remote`), or none.
     """
 
     resolution: Resolution

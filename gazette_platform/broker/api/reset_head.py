@@ -1,4 +1,4 @@
-"""Serves ResetHead: an operator's word that a journal goes on behind all that is stored."""
+"""Serves ResetHead: an operator's order that a journal continues after all that is stored."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ class ResetHeadApi:
         if problem:
             response.store_health_error = problem
             return Status.FRAGMENT_STORE_UNHEALTHY
-        # These offsets are about to be given out anew. A broker that stored its old content there later
+        # These offsets are about to be given out again. A broker that stored its old content there later
         # would contradict what is appended from now on.
         gives_up = request.give_up and not request.dry_run
         is_settled = await replica.settle_others(gives_up=gives_up)
         if not is_settled and (gives_up or not awaited):
             raise NotNow(
                 f"{replica.name}: a broker may still store content of it, or the store could not be "
-                "listed (logs tell; end brokers that hang)"
+                "listed (see the logs; end brokers that hang)"
             )
         response.head = replica.head
         self._add_awaited(awaited, response)
@@ -98,7 +98,7 @@ class ResetHeadApi:
     async def _ask(self, replica: Replica) -> Outcome | HoldersAway:
         """The outcome of an append without content, once it is not about to change.
 
-        Raises: RpcFailed: nobody can tell it.
+        Raises: RpcFailed: it is unknown.
         """
         clock = self._context.clock
         deadline = clock.monotonic() + self._context.config.append_wait_s

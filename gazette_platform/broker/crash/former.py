@@ -46,7 +46,7 @@ async def await_former(
         endpoint: our own.
         host: where we are to listen.
         port: where we are to listen.
-        timeout_s: seconds after which we go on even if nobody has evicted it.
+        timeout_s: seconds after which we go on even if it was not evicted.
 
     Raises: EtcdError: etcd is out of reach. Cancellation: safe.
     """

@@ -27,7 +27,7 @@ _RETRY_MS = 1000
 class EventStream:
     r"""Turns pieces of content into events.
 
-    The id of an event is the offset behind its line, which browsers send back as ``Last-Event-ID``
+    The id of an event is the offset after its line, which browsers send back as ``Last-Event-ID``
     when they connect again: no line is lost, and none comes twice.
 
     Args:
@@ -88,7 +88,7 @@ class EventStream:
         if self._rest_bytes > _LINE_BYTES_MAX:
             raise DataError(
                 f"a line at offset {self._offset} is over {_LINE_BYTES_MAX} bytes: this journal "
-                "is no text of lines (read it without Accept: text/event-stream)"
+                "is not a text of lines (read it without Accept: text/event-stream)"
             )
 
 

@@ -199,7 +199,7 @@ class Gateway:
         try:
             await contents.write_to(write)
         finally:
-            keepalive.cancel()  # nothing may be written behind the end
+            keepalive.cancel()  # nothing may be written after the end
         await response.write(stream.close(contents.close_error, is_at_end=contents.is_at_end))
         await response.write_eof()
         return response

@@ -39,7 +39,7 @@ class _Replica(Protocol):
 async def adopt(replica: _Replica, context: BrokerContext) -> None:
     """Go on where an earlier process ended, unless the journal went on without it.
 
-    Nobody may write to the spool until that is known. Cancellation: safe.
+    The spool must not be written until that is known. Cancellation: safe.
     """
     async with replica.spool.lock:
         if replica.spool.tenure or (found := await _take(replica, context)) is None:

@@ -39,7 +39,7 @@ class Gaps:
     store while another broker still holds what precedes it. A read must not end at such a gap as if
     the journal ended there.
 
-    Nor may a read go on behind the gap, as if the content had been pruned, before the other brokers
+    Nor may a read continue after the gap, as if the content had been pruned, before the other brokers
     were asked. Asking once is enough: what is appended from then on is here until it is stored. What
     they have held for hours counts as lost, as any other gap of that age does.
 
@@ -77,7 +77,7 @@ class Gaps:
         self._is_asking = False
         self.others_end = sys.maxsize
         self._others_at = clock.monotonic()
-        # Content of these offsets is gone for good, as our primary has told us.
+        # Content of these offsets is gone for good, as our primary reported.
         self._gone_begin = self._gone_end = 0
         self._refresh_at = 0.0
         self._met_at: Lru[int, float] = Lru(_OFFSETS_MAX)
@@ -109,7 +109,7 @@ class Gaps:
         return is_old or offset >= self.others_end
 
     async def wait_skip(self, offset: int) -> None:
-        """Wait until content at `offset` is there, or may be skipped, or the replica closes.
+        """Wait until content at `offset` has come, or may be skipped, or the replica closes.
 
         Reads that block do not wait longer than others: their clients would not learn why nothing
         comes.
@@ -129,7 +129,7 @@ class Gaps:
             raise self.still_open(offset) from err
 
     def still_open(self, offset: int) -> RpcFailed:
-        """The error while nobody knows whether content at `offset` is gone: ask again."""
+        """The error while it is unknown whether content at `offset` is gone: ask again."""
         what = f"another broker may have content at {offset} that is not stored yet"
         return NotNow(f"{self._journal}: {what}")
 
@@ -160,7 +160,7 @@ class Gaps:
             noted_head: where the journal's spec says that it goes on. One that was suspended may have
                 been pruned up to there: then nothing comes once the other brokers were asked.
 
-        Returns: whether it is there; False: it is lost, or the replica closes.
+        Returns: whether it has come; False: it is lost, or the replica closes.
         Raises: RpcFailed: UNAVAILABLE: it did not come in time; the caller is to ask again.
         Cancellation: safe.
         """

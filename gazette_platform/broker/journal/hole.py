@@ -21,7 +21,7 @@ class Hole:
     """The hole before the spool of one replica. It opens once, with each spool that begins elsewhere.
 
     Once its content was seen in a store it is closed for good. What is missing there from then on was
-    pruned, and nobody is about to store it: to wait for that would hold up reads for minutes.
+    pruned, and no broker is about to store it: to wait for that would hold up reads for minutes.
 
     Attributes:
         end: where the spool began, while the hole is open; else 0.
@@ -34,7 +34,7 @@ class Hole:
         self._clock = clock
 
     def begin(self, end: int) -> None:
-        """Note that a spool begins at offset `end`, behind all that is known."""
+        """Note that a spool begins at offset `end`, after all that is known."""
         self.end = end
         self._began_at = self._clock.monotonic()
 
@@ -46,14 +46,14 @@ class Hole:
     @property
     def is_open(self) -> bool:
         """Whether its content is neither here nor known to be in a store."""
-        # Its last byte is enough to tell: content before that may have been pruned.
+        # Its last byte is enough to know: content before that may have been pruned.
         return self.end > 0 and not self._index.covers(self.end - 1, self.end)
 
     @property
     def is_filling(self) -> bool:
         """Whether it is open, and its content is expected still.
 
-        If that takes minutes, nobody waits any longer for content that no replica says it has.
+        If that takes minutes, reads stop waiting for content that no replica says it has.
         """
         return self.refresh_s() < math.inf and self.is_open
 

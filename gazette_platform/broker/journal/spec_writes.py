@@ -57,7 +57,7 @@ async def write_suspend(
         context: of this broker.
         journal: its name.
         suspend: for the spec.
-        noting: the primary, whose epoch record says the same in the same transaction; None: nobody
+        noting: the primary, whose epoch record says the same in the same transaction; None: no broker
             serves the journal, and the record stays as it is.
 
     Raises: EtcdError; ValidationError: the record cannot be understood.

@@ -55,7 +55,7 @@ class Closing:
 
         Args:
             old: its digester.
-            is_urgent: whether to persist it at once, even if we are no primary.
+            is_urgent: whether to persist it at once, even if we are not the primary.
         """
         self._urgent[old] = is_urgent
 

@@ -129,7 +129,7 @@ class PeerCall:
         return channel.call(self.method, kind, (*metadata, *told), request)
 
     def failed(self, err: RpcFailed, *, is_begun: bool = True) -> PeerFailed:
-        """The error of a call that failed by `err`. Tells the observer of failures, too."""
+        """The error of a call that failed by `err`. Notifies the observer of failures, too."""
         self.peers.on_failure(self.endpoint, err.text)
         return PeerFailed(err, self.endpoint, is_begun=is_begun)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["TENURE", "PeerStream", "open_replicate"]
 
 TENURE: Final = "gazette-platform-tenure"
-"""Metadata of Replicate by which brokers of this project tell each other their holding of the journal,
+"""Metadata of Replicate with which brokers of this project report their holding of the journal to each other,
 if that survives their process; else it is empty. Those of Gazette neither send it nor look at it."""
 
 _REPLICATE = "/protocol.Journal/Replicate"
@@ -50,7 +50,7 @@ class PeerStream(Protocol):
         ...
 
     async def done_writing(self) -> None:
-        """Tell the peer that nothing more comes. Raises: RpcFailed: the stream broke."""
+        """Signal the peer that nothing more comes. Raises: RpcFailed: the stream broke."""
         ...
 
     def cancel(self) -> None:
@@ -66,7 +66,7 @@ def open_replicate(
     Args:
         tenure: our holding of the journal.
 
-    Raises: RpcFailed: nobody knows where the peer is.
+    Raises: RpcFailed: the peer's address is unknown.
     """
     if not endpoint:
         raise RpcFailed(Code.UNAVAILABLE, f"broker {str(peer).strip()} has no endpoint in etcd")

@@ -43,7 +43,7 @@ _MESSAGE_BYTES_MAX = 1 << 30
 
 # In the text of the error with which a server ends a connection, and all calls on it, because of
 # pings without data between them. Our servers take any number. Those of Go take two in five minutes,
-# unless they are told otherwise.
+# by default.
 _TOO_MANY_PINGS = "too many pings"
 
 

@@ -1,4 +1,4 @@
-"""A process of an application: from its start until it was told to leave, or failed."""
+"""A process of an application: from its start until it has to leave, or fails."""
 
 from __future__ import annotations
 

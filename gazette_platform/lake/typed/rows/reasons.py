@@ -166,9 +166,7 @@ class Reasons:
             return
         fields = list(found) if name == "map" else list(reader.kind.field_names)
         repeated = repeated_keys(raw, found)
-        yield from (
-            f"{path}.{_path(key)}: occurs twice" for key in fields if key in repeated
-        )
+        yield from (f"{path}.{_path(key)}: occurs twice" for key in fields if key in repeated)
         if name == "map":
             items = list(found.values())
             if (at := _first_refused(reader.parts[1].read, items)) is not None:
