@@ -472,7 +472,7 @@ class Leftovers:
         return said is None or said.value.decode(errors="replace") not in known
 
     async def _announce(self, found: RecoveredTenure) -> bool:
-        """Have others go on behind what is stored next. Returns: False: another broker was faster."""
+        """Let others continue after what is stored next. Returns: False: another broker was faster."""
         return await self._let_go(found, announce)
 
     async def _store(self, found: RecoveredTenure, valid_to: int) -> bool:

@@ -404,7 +404,7 @@ def _suspension(request: AppendRequest, view: ReplicaView, *, has_content: bool)
     is_noted = view.is_released or (suspend is not None and suspend.offset > 0)
     if has_content and level is SuspendLevel.NONE and is_noted:
         # The offset is where an empty spool begins. Once content follows
-        # it, the offset would send them to where bytes already are, with registers of before.
+        # it, it would send a broker to where bytes already are, with old registers.
         return WriteSuspend(SuspendSpec(SuspendLevel.NONE, 0))
     match request.suspend:
         case AppendSuspend.SUSPEND_RESUME if level is not SuspendLevel.NONE:
