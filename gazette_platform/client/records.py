@@ -83,7 +83,7 @@ class LineReader:
                     raise
                 raise DataError(
                     f"{self._reader.journal}: unexpected EOF: the content ends within a line, "
-                    f"{self._held_bytes} bytes behind offset {self.offset}"
+                    f"{self._held_bytes} bytes after offset {self.offset}"
                 ) from None
             begin = self._reader.offset - len(piece)
             if begin != self.offset + self._held_bytes:
@@ -109,7 +109,7 @@ class LineReader:
         self._held_bytes += len(piece)
         if self._held_bytes > self._line_bytes_max:
             raise Desynchronized(
-                f"{self._reader.journal}: no newline within {self._held_bytes} bytes behind offset "
+                f"{self._reader.journal}: no newline within {self._held_bytes} bytes after offset "
                 f"{self.offset} (is the journal made of lines?)"
             )
 

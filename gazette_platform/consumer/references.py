@@ -1,4 +1,4 @@
-"""Whether the journals that specs of shards name are there, and of the right kind."""
+"""Check that the journals that specs of shards name exist, and are of the right kind."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def check_references(client: AsyncClient, specs: Iterable[ShardSpec]) -> N
 
 
 async def _labels_of(client: AsyncClient, names: list[str]) -> dict[str, LabelSet]:
-    """Labels of those journals that are there."""
+    """Labels of the existing journals."""
     found: dict[str, LabelSet] = {}
     for begin in range(0, len(names), _NAMES_AT_A_TIME):
         labels = LabelSet()

@@ -157,7 +157,7 @@ class LineBlocks:
         self._unended = len(content) - cut + (0 if cut else self._unended)
         if self._unended > FRAME_BYTES_MAX:
             raise Desynchronized(
-                f"{self._journal}: no line ends within {self._unended} bytes behind offset "
+                f"{self._journal}: no line ends within {self._unended} bytes after offset "
                 f"{at + len(content) - self._unended} (is its content-type right?)"
             )
         self._held.append(content)

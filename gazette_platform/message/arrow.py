@@ -38,7 +38,7 @@ class ArrowBatch(NamedTuple):
     begin: int
     """Byte offset of the first one."""
     end: int
-    """Byte offset behind the last one: a place to go on at, unless only committed ones are read."""
+    """Byte offset after the last one: a place to continue, unless only committed ones are read."""
     batch: pa.RecordBatch
 
 
@@ -54,7 +54,7 @@ def read_arrow(
     columns: Sequence[str] | None = None,
     direct: bool = True,
 ) -> SyncArrowReader:
-    """Every journal that matches, one behind the other by name, as Arrow record batches.
+    """Read all matching journals, one after the other by name, as Arrow record batches.
 
     Args:
         selector: as of `Client.list`; ``name:prefix=orders/`` is every journal of a prefix.
@@ -165,7 +165,7 @@ class ArrowReader(Aclosing):
             blocks = self._blocks
             begin, content = await blocks.next()
             if not content:
-                if self._committed:  # maybe behind messages of which none was committed
+                if self._committed:  # maybe after messages that were not committed
                     self._reached(blocks)
                 self._blocks = None
                 await blocks.aclose()
@@ -313,14 +313,14 @@ class _Blocks:
                 return offset, block
             if self._held_bytes > FRAME_BYTES_MAX + _BLOCK_BYTES:
                 raise Desynchronized(
-                    f"{self.span.journal}: no message ends within {self._held_bytes} bytes behind "
+                    f"{self.span.journal}: no message ends within {self._held_bytes} bytes after "
                     f"offset {self._offset}"
                 )
         offset, block = await self._cut()
         if self._held_bytes and not block:
             raise DataError(
                 f"{self.span.journal}: unexpected EOF: the content ends within a message, "
-                f"{self._held_bytes} bytes behind offset {self._offset}"
+                f"{self._held_bytes} bytes after offset {self._offset}"
             )
         return offset, block
 

@@ -90,11 +90,11 @@ class CommittedBlocks:
     Args:
         span: what to read.
         parser: for whom.
-        block_bytes: how large blocks are, about; of a read that waits for more, each is what there is.
+        block_bytes: how large blocks are, about; in a read that waits for more, each is what has come.
 
     Attributes:
-        end: behind the last message of the block that was given.
-        checkpoint: where to go on behind that block.
+        end: after the last message of the block that was given.
+        checkpoint: where to continue after that block.
     """
 
     def __init__(

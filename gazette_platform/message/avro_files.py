@@ -4,7 +4,7 @@ A container begins with its schema, so that only the beginning of a fragment is 
 brokers, which know bytes only, decide where fragments begin. But they never split an append, and close
 a fragment before the next append once it is longer than the spec asks for, and that may be as little
 as `FRAGMENT_BYTES`. So each append is one container longer than that, and each fragment one append.
-Live readers see containers one behind the other, and this module's splitter takes them apart.
+Live readers see containers one after the other, and this module's splitter takes them apart.
 
 Needs the extra ``avro``.
 """
@@ -93,14 +93,14 @@ def encode_avro_file(schema: Any, records: Iterable[Any], *, codec: str = "defla
     try:
         parsed = avro.parse_schema(schema)
     except (avro.schema.SchemaParseException, LookupError, TypeError, ValueError) as err:
-        raise ValidationError(f"is no Avro schema: {err}", path="schema") from err
+        raise ValidationError(f"is not an Avro schema: {err}", path="schema") from err
     try:
         content = _written(avro, parsed, kept, codec, padding=0)
         if len(content) <= FRAGMENT_BYTES:  # the next append would join its fragment
             content = _written(avro, parsed, kept, codec, padding=FRAGMENT_BYTES)
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as err:
         raise ValidationError(
-            f"the records do not fit their Avro schema, or {codec} is no codec of Avro: {err}"
+            f"the records do not fit their Avro schema, or {codec} is not a codec of Avro: {err}"
         ) from err
     return content
 
@@ -117,7 +117,7 @@ class AvroBlock(NamedTuple):
 
     header: bytes
     content: bytes
-    """From the count of its records to the sync marker behind them."""
+    """From the count of its records to the sync marker after them."""
     begins_file: bool
     """Whether it is the first of its container."""
 
@@ -149,7 +149,7 @@ class AvroContainers:
     def __init__(self) -> None:
         self._held: list[bytes] = []
         self._held_bytes = 0
-        self._needed_bytes = 0  # before anything more can be told
+        self._needed_bytes = 0  # before anything more can be known
         self._header = b""
         self._begins_file = False
 
@@ -161,7 +161,7 @@ class AvroContainers:
     def feed(self, content: bytes) -> list[AvroBlock]:
         """The blocks that `content` completes.
 
-        Raises: DataError: it is no Avro container.
+        Raises: DataError: it is not an Avro container.
         """
         self._held.append(bytes(content))
         self._held_bytes += len(content)

@@ -25,7 +25,7 @@ __all__ = ["AvroFraming"]
 _MARKER = b"\xc3\x01"
 _HEADER_BYTES = len(_MARKER) + 8
 _Datum: TypeAlias = dict[str, Any]
-# What fastavro raises for bytes that are no datum of the schema, or not all of one.
+# What fastavro raises for bytes that are not a datum of the schema, or not all of one.
 _BAD_BYTES = (
     ArithmeticError,
     EOFError,
@@ -72,7 +72,7 @@ class AvroFraming:
                 digest = fastavro.schema.fingerprint(canonical, "CRC-64-AVRO")
                 self._schemas.setdefault(_MARKER + bytes.fromhex(digest), parsed)
         except (fastavro.schema.SchemaParseException, *_BAD_BYTES) as err:
-            raise ValidationError(f"is no Avro schema: {err}", path="schema") from err
+            raise ValidationError(f"is not an Avro schema: {err}", path="schema") from err
         self._header, self._schema = next(iter(self._schemas.items()))
         self._uuid_as = _uuid_kind(self._schema, uuid_field)
 
@@ -134,7 +134,7 @@ class _AvroDecoder:
         self._read = read
         self._held: list[bytes] = []
         self._held_bytes = 0
-        # What the frames that were cut hold: only decoding one tells where it ends.
+        # What the frames that were cut hold: only decoding one shows where it ends.
         self._found: deque[_Datum | DataError] = deque()
 
     @property

@@ -48,7 +48,7 @@ def _written(field: str) -> str:
 
 @final
 class CsvFraming:
-    """Messages of CSV: lists of text, of which the first is the UUID."""
+    """Messages of CSV: lists of text; the first is the UUID."""
 
     content_type = "text/csv"
 

@@ -40,7 +40,7 @@ def go_json(value: Any, *, enc_hook: Callable[[Any], Any] | None = None) -> byte
 
 
 def _plain(value: Any) -> Any:
-    """What msgspec can write of a model of pydantic, which is no dependency of ours."""
+    """What msgspec can write of a model of pydantic, which is not a dependency of ours."""
     dump = getattr(value, "model_dump", None)
     if dump is None or isinstance(value, type):
         raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
@@ -82,7 +82,7 @@ class JsonFraming(Generic[M]):
         if message_type is not None and not _may_have(_info_of(message_type), self._path):
             raise ValidationError(
                 f"{getattr(message_type, '__name__', message_type)} has no field {uuid_field} for the UUID, which "
-                'tells committed messages from others. Add `UUID: str = ""`, or name the field that has it',
+                'distinguishes committed messages from others. Add `UUID: str = ""`, or name the field that has it',
                 path="uuid_field",
             )
         self._typed = message_type

@@ -1,4 +1,4 @@
-"""UUIDs of lines of JSON, of which nothing else is looked at."""
+"""UUIDs of lines of JSON, without parsing the rest."""
 
 from __future__ import annotations
 

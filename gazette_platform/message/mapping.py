@@ -81,7 +81,7 @@ class Mapped(NamedTuple):
 
     journal: str
     content_type: str
-    """By which the journal's framing is found; empty if its labels do not tell."""
+    """Names the journal's framing; empty if its labels do not."""
 
 
 def modulo_mapping(

@@ -76,7 +76,7 @@ def body_of(frame: bytes) -> bytes:
         raise Desynchronized(
             f"detected de-synchronization: {len(frame)} bytes of garbage, that begin with "
             f"{frame[:8].hex()}, and not with the magic {FIXED_MAGIC.hex()} and a length up to "
-            f"{FRAME_BYTES_MAX}; reading goes on behind them"
+            f"{FRAME_BYTES_MAX}; reading continues after them"
         )
     return frame[FIXED_HEADER.size :]
 

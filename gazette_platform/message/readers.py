@@ -1,7 +1,7 @@
 """Readers of messages: all as they lie in a journal, or those that are committed, each once.
 
 They give batches: non-empty lists of envelopes, as many as a piece of content completes. A message that
-cannot be read raises, after those before it were returned; the next call goes on behind it.
+cannot be read raises, after those before it were returned; the next call continues after it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MessageDecoder(Generic[M]):
     """Messages of a journal out of its content, without I/O: `feed`, then `take` until it has none.
 
     Attributes:
-        offset: behind the last message that was taken, or not readable; -1 before any content.
+        offset: after the last message that was taken, or not readable; -1 before any content.
     """
 
     def __init__(self, journal: str, framing: Unframing[M]) -> None:
@@ -65,7 +65,7 @@ class MessageDecoder(Generic[M]):
         self._frames.extend(self._decoder.feed(bytes(content)))
         if not self._frames and self._decoder.held_bytes > FRAME_BYTES_MAX + 8:
             raise Desynchronized(
-                f"{self._journal}: no message ends within {self._decoder.held_bytes} bytes behind "
+                f"{self._journal}: no message ends within {self._decoder.held_bytes} bytes after "
                 f"offset {self.offset} (is its content-type {self._framing.content_type}?)"
             )
 
@@ -121,7 +121,7 @@ class UncommittedReader(Aclosing, Generic[M]):
 
     @property
     def offset(self) -> int:
-        """Behind the last message that was returned: a place to resume at; -1 before any content."""
+        """After the last message that was returned: a place to resume at; -1 before any content."""
         return self._decoder.offset
 
     def __aiter__(self) -> Self:
@@ -152,7 +152,7 @@ class UncommittedReader(Aclosing, Generic[M]):
 
 @final
 class CommittedReader(Aclosing, Generic[M]):
-    """Messages of a journal that are committed, each once, and ACKs behind what they commit.
+    """Messages of a journal that are committed, each once, and ACKs after what they commit.
 
     An async iterator of batches. Transactions that are larger than the ring are read again, and
     come in several batches.
@@ -184,7 +184,7 @@ class CommittedReader(Aclosing, Generic[M]):
         self._lost: DataError | OffsetJump | None = None
 
     def checkpoint(self) -> SequencerCheckpoint:
-        """Where to go on behind all that was returned. Keep it together with what became of that."""
+        """Where to continue after all that was returned. Keep it together with what became of that."""
         return self._sequencer.checkpoint(now=clock_of(time.time_ns()))
 
     def __aiter__(self) -> Self:

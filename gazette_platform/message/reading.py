@@ -105,7 +105,7 @@ async def read_committed(
     )
 
     def replay(wanted: ReplayRange) -> UncommittedReader[M]:
-        # A transaction of which a part is gone cannot be delivered: so a jump is an error.
+        # A transaction with a missing part cannot be delivered: so a jump is an error.
         again = client.read(
             wanted.journal,
             wanted.begin,

@@ -1,4 +1,4 @@
-"""Which framing a content-type has. Those of Gazette are there; your own take their places.
+"""Which framing a content-type has. Those of Gazette are registered; your own take their places.
 
 A journal's label ``content-type`` names its framing. Register a framing of your own to have messages
 of your types, or UUIDs in another field.
@@ -50,7 +50,7 @@ def framing_of(content_type: str) -> Framing[Any]:
 def framing_of_labels(labels: LabelSet) -> Framing[Any]:
     """The framing that the labels of a journal name.
 
-    Raises: ValidationError: they name none, or one that nobody registered.
+    Raises: ValidationError: they name none, or one that is not registered.
     """
     values = labels.values_of(_LABEL)
     if len(values) != 1:

@@ -53,7 +53,7 @@ def parse_uuid_column(column: pa.Array | pa.ChunkedArray) -> pa.StructArray:
 def uuid_column(parts: pa.StructArray) -> pa.Array:
     """The UUIDs that have these parts, of Arrow's type; null where they are those of `NO_UUID`.
 
-    Version and variant, which no part tells, are those that message UUIDs have.
+    Version and variant, which no part holds, are those that message UUIDs have.
 
     Args:
         parts: as `parse_uuid_column` makes them.
@@ -103,7 +103,7 @@ def _big_endian(numbers: Any) -> bytes:
 
 
 def _raw_of(column: Any, pa: Any, pc: Any) -> bytes:
-    """The 16 bytes of each UUID, one behind the other, zeros where there is none."""
+    """The 16 bytes of each UUID, one after the other, zeros where there is none."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if isinstance(column, pa.ExtensionArray):

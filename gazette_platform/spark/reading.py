@@ -130,7 +130,7 @@ def _frames(span: Span, pieces: Iterator[Piece], *, needs_uuid: bool) -> Iterato
         if not frames:
             if decoder.held_bytes > FRAME_BYTES_MAX + BLOCK_BYTES:
                 raise Desynchronized(
-                    f"{span.journal}: no message ends within {decoder.held_bytes} bytes behind offset "
+                    f"{span.journal}: no message ends within {decoder.held_bytes} bytes after offset "
                     f"{begin} (is its content-type {span.content_type}?)"
                 )
             continue

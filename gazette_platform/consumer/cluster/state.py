@@ -23,7 +23,7 @@ __all__ = ["ConsumerState", "ShardAssignment"]
 
 @dataclass(frozen=True, slots=True)
 class ShardAssignment(SlotAssignment[ReplicaStatus]):
-    """A process's slot of a shard. The process has told the status of its replica."""
+    """A process's slot of a shard. The process has reported the status of its replica."""
 
     @property
     def shard(self) -> str:
@@ -32,7 +32,7 @@ class ShardAssignment(SlotAssignment[ReplicaStatus]):
 
     @property
     def status(self) -> ReplicaStatus:
-        """As the process has told it last."""
+        """As the process has reported it last."""
         return self.told
 
 
@@ -92,7 +92,7 @@ class ConsumerState(ClusterState[ShardSpec, ConsumerSpec, ShardAssignment]):
         """Whether the replica has the shard's state, or has failed as its primary has.
 
         While the primary works, a failed standby is not consistent: it counts as one that is missing,
-        so that no other is removed on its account. Once the primary has failed nobody is any better,
+        so that no other is removed on its account. Once the primary has failed no replica is any better,
         and it must be possible to move the shard.
         """
         if assignment.status.code is not ReplicaCode.FAILED:

@@ -1,6 +1,6 @@
-"""Transactions by which replicas tell their status, and hints are kept. Pure.
+"""Transactions with which replicas report their status, and hints are kept. Pure.
 
-Keys of hints lie outside of what the group watches. They outlive the shard, and nobody but its
+Keys of hints lie outside of what the group watches. They outlive the shard, and only its
 primaries writes them:
 
     <hint_prefix>/<shard>.primary       of the recorder that is at work: from time to time
@@ -70,15 +70,15 @@ def backup_hint_keys(spec: ShardSpec) -> tuple[str, ...]:
 
 
 def log_identity_key(spec: ShardSpec) -> str:
-    """The key of which journal the recovery log is; "" for a shard without a log."""
+    """The key of the recovery log's journal; "" for a shard without a log."""
     return f"{spec.hint_prefix}/{spec.id}.log" if spec.recovery_log_prefix else ""
 
 
 def write_status(assignment: ShardAssignment, status: ReplicaStatus) -> GuardedWrite:
-    """Tell a status, folded with the present one: a status never goes back, and FAILED sticks.
+    """Report a status, folded with the present one: a status never goes back, and FAILED sticks.
 
     The key stays under its lease, and must be as the mirror has it. Otherwise wait for the mirror, and
-    make the write anew.
+    make the write again.
     """
     value = encode_replica_status(assignment.status.fold(status))
     return GuardedWrite(

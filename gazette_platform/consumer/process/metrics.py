@@ -40,7 +40,7 @@ class ConsumerMetrics:
         )
 
     def watch(self, replicas: Mapping[str, ShardReplica[Any, Any]]) -> ShardMetrics:
-        """Tell of these replicas from now on. Returns: where to take leave of one."""
+        """Report these replicas from now on. Returns: where to take leave of one."""
         metrics = ShardMetrics(replicas)
         self.registry.register(metrics)
         return metrics

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @final
 class ShardReplicas(Generic[R]):
-    """Replicas by shard. It observes the key space: replicas are there as soon as assignments are.
+    """Replicas by shard. It observes the key space: replicas exist as soon as assignments do.
 
     A replica that is stopped goes on being torn down beside what takes its place; its files are its own.
 
@@ -37,11 +37,11 @@ class ShardReplicas(Generic[R]):
         process_id: ours.
         make: builds a replica, which is started here.
         tasks: owns the stopping of replicas.
-        faults: told of shards that cannot be followed.
+        faults: counts shards that cannot be followed.
 
     Attributes:
         held: replicas by shard. Live: do not keep it over an await.
-        on_stopped: told of each that is not held any more.
+        on_stopped: called with each that is no longer held.
     """
 
     def __init__(

@@ -34,13 +34,13 @@ PASSING_PAUSE_S: Final = 1.0
 
 @final
 class Restarts:
-    """Removes our assignments that have failed, after a pause, so that they are made anew.
+    """Removes our assignments that have failed, after a pause, so that they are assigned again.
 
     A shard whose failure may pass starts again whether others do or not. If its database was away, or broke a
     deadlock, the next attempt may succeed. If it was fenced while it is assigned to us, it is ours all the
     same: a former owner came late.
 
-    The pause doubles each time, up to 64 times the first one, and begins anew for a shard that did well
+    The pause doubles each time, up to 64 times the first one, and restarts for a shard that did well
     for twice its last pause: processes of two groups which share a log by mistake fence each other ever
     more seldom. An assignment that is gone meanwhile, or has another status, is left alone. That etcd does
     not answer is waited out.
@@ -106,7 +106,7 @@ class Restarts:
             self._waiting.discard((assignment.key, assignment.create_revision))
 
     async def _remove(self, failed: ShardAssignment) -> None:
-        """Remove it, if it still is there, and has failed still."""
+        """Remove it, if it still exists, and still has failed."""
         failures = 0
         while True:
             current = self._state.assignment_of(failed.shard, self._id)

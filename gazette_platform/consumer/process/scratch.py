@@ -46,7 +46,7 @@ class Scratch:
         self._lock_path, path = self._parent / f"{name}{_LOCK_SUFFIX}", self._parent / name
         try:
             self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            # Somebody who looks for what was left may have it for a moment, and delete it then.
+            # Another process that looks for leftovers may hold it for a moment, and then delete it.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.fstat(self._lock).st_nlink:
                 raise FileNotFoundError(f"{self._lock_path} was deleted by another process")

@@ -59,7 +59,7 @@ __all__ = ["ConsumerProcess"]
 
 _log = logging.getLogger(__name__)
 
-# Seconds for calls that are under way when the process leaves, and for telling etcd that it does.
+# Seconds for calls that are under way when the process leaves, and to announce that in etcd.
 _GRACE_S: Final = 15.0
 
 # Seconds after which a callback counts as blocking the event loop, at least. Stores take some tenths at times.
@@ -167,7 +167,7 @@ class ConsumerProcess:
         """Serve, announce this process, and run what is assigned to it.
 
         Raises: SetupError: a port is in use. EtcdError: etcd is out of reach, or refuses.
-            ApplicationFailed: the application's `init` raises, if it is no GazetteError.
+            ApplicationFailed: the application's `init` raises, if it is not a GazetteError.
         Cancellation: leaves what was begun; call `abandon`.
         """
         config, rng = self.config, random.Random()  # noqa: S311  a name, no secret
@@ -388,7 +388,7 @@ class ConsumerProcess:
         )
 
     async def _leave(self) -> None:
-        """What is still ours stops before the lease is given back, so that nobody is fenced by others."""
+        """What is still ours stops before the lease is given back, so that no shard of ours is fenced by others."""
         self._is_ready = False
         self.stopping.set()
         self.resolver.stop_serving()

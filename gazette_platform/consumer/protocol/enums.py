@@ -14,7 +14,7 @@ class ShardStatus(WireEnum):
     SHARD_NOT_FOUND = 1
     """There is none of that name, or the caller's claims hide it."""
     NO_SHARD_PRIMARY = 2
-    """Nobody holds slot 0 now; this passes."""
+    """No process holds slot 0 now; this passes."""
     NOT_SHARD_PRIMARY = 3
     """Another process is primary, and the caller did not want it to be asked."""
     ETCD_TRANSACTION_FAILED = 4

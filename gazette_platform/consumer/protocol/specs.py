@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 ID_LABEL: Final = "id"
-"""The implicit label of a shard, by which selectors and claims name it."""
+"""The implicit label of a shard, with which selectors and claims name it."""
 
 DEFAULT_CHANNEL_SIZE: Final = 8192
 """Messages in the sequencer's ring, and in the queue of what was read, if the spec says none."""
@@ -97,7 +97,7 @@ class ShardSpec:
     max_txn_duration_ns: int = 0
     min_txn_duration_ns: int = 0
     disable: bool = False
-    """Whether nobody is to run it."""
+    """Whether it must not run."""
     hot_standbys: int = 0
     """Replicas beside the primary."""
     labels: LabelSet = EMPTY_LABELS

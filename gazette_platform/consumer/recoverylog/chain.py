@@ -1,7 +1,7 @@
 """Frames of recorded operations, and the checksum that chains them.
 
-Every operation carries the CRC-32C of all frames before it, so that one which was written by somebody
-who did not know the last of them is told from one that follows it. Content is not digested. Pure: no
+Every operation carries the CRC-32C of all frames before it, so that one which was written by an author
+who did not know the last of them differs from one that follows it. Content is not digested. Pure: no
 I/O, no clock.
 
 The bytes that were read or written are digested, and never those of another encoding of them.

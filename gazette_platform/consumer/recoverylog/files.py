@@ -45,7 +45,7 @@ class PlayedFiles:
         self._staging.mkdir(parents=True)
 
     def apply(self, effects: Iterable[Effect]) -> None:
-        """Do to the files what a playback has told. Raises: OSError: the disk is full, or broken."""
+        """Do to the files what a playback says. Raises: OSError: the disk is full, or broken."""
         for effect in effects:
             if isinstance(effect, WriteFile):
                 self._write(effect)
@@ -106,11 +106,11 @@ class PlayedFiles:
         return self._staging / str(fnode)
 
     def _place(self, link: str) -> Path:
-        """Where a path of the log is on disk; its folder is there then."""
+        """Where a path of the log is on disk; its folder exists then."""
         is_clean = posixpath.normpath(link) == link and link.startswith("/") and "\0" not in link
         if not is_clean or link.split("/")[1] in ("", _STAGING):
             raise DataError(
-                f"{link!r} is no path below the recorded directory (a recorder writes none like it: the log "
+                f"{link!r} is not a path below the recorded directory (a recorder writes none like it: the log "
                 "was made by something else)"
             )
         place = self.directory / link[1:]

@@ -207,7 +207,7 @@ class Fsm:
             body: its frame without the header, as it was read or written.
             log: where it is.
             first_offset: where its frame begins, or an offset before.
-            last_offset: behind its frame and content; 0: not known.
+            last_offset: after its frame and content; 0: not known.
         """
         if self._segments and op.author != self._segments[0].author:
             return Verdict.NOT_HINTED_AUTHOR
@@ -226,7 +226,7 @@ class Fsm:
         return verdict
 
     def _change(self, op: pb.RecordedOp, log: str, first_offset: int, last_offset: int) -> Verdict:
-        """Change what is there as `op` says, if it can be."""
+        """Apply `op` to the state, if possible."""
         place = (op, log, first_offset, last_offset)
         if op.HasField("unlink"):
             return self._unlink(*place)

@@ -52,7 +52,7 @@ class FsmHints:
     """What is to be read, and where to read on."""
 
     log: str = ""
-    """The log that is read on behind all segments, and that of segments which name none."""
+    """The log that is read after all segments, and that of segments which name none."""
     live_nodes: tuple[FnodeSegments, ...] = ()
     """Ascending by fnode; empty of a store without files."""
     properties: tuple[Property, ...] = ()
@@ -191,7 +191,7 @@ class FsmHints:
 
 
 def pick_hints(slots: Sequence[FsmHints | None], log: str) -> FsmHints:
-    """The hints to play: the first that are there, else those of an empty store.
+    """The hints to play: the first that exist, else those of an empty store.
 
     Args:
         slots: primary first, then backups, newest first; None where there is no value.

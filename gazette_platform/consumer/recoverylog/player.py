@@ -100,7 +100,7 @@ class Player:
             _tell(self._playback, author)
         self._author = author
         if self._reader is not None and self._is_blocking:
-            self._reader.end()  # it may wait for content that nobody writes
+            self._reader.end()  # it may wait for content that is never written
 
     async def play(self) -> Played:
         """Play to the end. A tail waits for ever, for that is what a standby does.
@@ -117,7 +117,7 @@ class Player:
             files = PlayedFiles(self._directory)
             try:
                 await run_in(disk, files.begin)
-                # All that the hints name was there before, so it is before these.
+                # All that the hints name was recorded before, so it is before these.
                 heads = {
                     log: (await self._client.append(log, b"")).end for log in self._hints.logs()
                 }
@@ -150,7 +150,7 @@ class Player:
         return Played(playback.log, playback.fsm, self._directory)
 
     async def _read(self, playback: Playback, step: Read) -> Callable[[], list[Effect]]:
-        """Read on. Returns: tells the playback what came of it, in the thread of the disk."""
+        """Read on. Returns: passes the result to the playback, in the thread of the disk."""
         reader = self._reader
         if reader is None or (reader.journal, self._is_blocking) != (step.log, step.is_blocking):
             self._end_read()
@@ -202,7 +202,7 @@ def _warn(effects: list[Effect]) -> None:
     for each in odd[:_WARNINGS_MAX]:
         if isinstance(each, Skipped):
             _log.warning(
-                "%s: bytes %d to %d are no operation, and are skipped",
+                "%s: bytes %d to %d are not an operation, and are skipped",
                 each.log,
                 each.begin,
                 each.end,

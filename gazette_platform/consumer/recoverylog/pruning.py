@@ -48,7 +48,7 @@ class LogNeeds:
 def needs_of(shards: Iterable[ShardHints]) -> LogNeeds:
     """What the hints of all `shards` need. They have to be all that share history in their logs.
 
-    The last segment of each hints has no end, as playback goes on behind it.
+    The last segment of each hints has no end, as playback continues after it.
 
     Raises: ValidationError: hints contradict themselves.
     """
@@ -57,7 +57,7 @@ def needs_of(shards: Iterable[ShardHints]) -> LogNeeds:
     for shard in shards:
         if not shard.is_complete:
             skipped.add(shard.log)
-        # What is there of incomplete hints still counts, for the other logs that they name.
+        # The present part of incomplete hints still counts, for the other logs that they name.
         for hints in shard.slots:
             if hints is None:
                 continue
@@ -80,7 +80,7 @@ def judge_fragment(
     Args:
         segments: that are needed of the log; without any, all is kept.
         begin: offset of its first byte.
-        end: behind its last byte; 0: it still grows.
+        end: after its last byte; 0: it still grows.
         is_persisted: whether it is in a store.
 
     Returns: ``abort`` if nothing needs it although it is not stored yet: then it is so new that a

@@ -33,14 +33,14 @@ class Segment:
     first_offset: int = 0
     """Where the first operation begins, in bytes; the log before it needs no reading.
 
-    Exact if a player has made it. A recorder only knows an offset that is not behind it.
+    Exact if a player has made it. A recorder only knows an offset that is not after it.
     """
     first_checksum: int = 0
     """The one that the first operation carries."""
     last_seq_no: int = 0
     """Inclusive."""
     last_offset: int = 0
-    """Behind the last operation and its content; 0 if not known, as in what a recorder has made."""
+    """After the last operation and its content; 0 if not known, as in what a recorder has made."""
     log: str = ""
 
     @classmethod
@@ -100,7 +100,7 @@ class Segment:
 
         Args:
             begin: offset of the first byte.
-            end: behind the last byte; 0: the log goes on.
+            end: after the last byte; 0: the log goes on.
         """
         return (self.first_offset < end or end == 0) and (
             self.last_offset > begin or self.last_offset == 0
@@ -149,7 +149,7 @@ def _contradiction(low: Segment, high: Segment, expected: str) -> ValidationErro
 
 @final
 class SegmentSet:
-    """Segments that were merged: ascending by sequence number, none of which overlaps another.
+    """Segments that were merged: ascending by sequence number, without overlaps.
 
     It depends on what it is of, and not on the order in which that comes. Building it takes
     O(n log n), and adding one segment as well.

@@ -1,7 +1,7 @@
-"""The append by which an author takes a log over.
+"""The append with which an author takes a log over.
 
 It puts the author into the registers of the journal; appends of the former one are refused from then on.
-Whoever is late must not do so, or the owner of now is fenced by one of before: a process that was
+A late process must not do so, or it fences the present owner: a process that was
 stopped for longer than its lease, or an append that was sent and not answered for long. So it is done
 in this order:
 
@@ -47,10 +47,10 @@ async def take_over(
 
     Args:
         content: the operation. It may be in the log several times.
-        confirm: returns once it is certain that the log may be taken over, or raises; called anew for
+        confirm: returns once it is certain that the log may be taken over, or raises; called again for
             each attempt. None: it always may.
 
-    Returns: the offset behind it.
+    Returns: the offset after it.
     Raises: GazetteError: the log cannot be appended to. Whatever `confirm` raises.
     Cancellation: leaves open whether it was appended.
     """
@@ -68,7 +68,7 @@ async def take_over(
             )
         except (RegisterMismatch, OutcomeUnknown) as err:
             # If it was us, by an attempt that was not answered, the next one is behind that, which counts.
-            _log.info("%s: somebody has taken the log over meanwhile: %s", log, err)
+            _log.info("%s: another process has taken the log over meanwhile: %s", log, err)
         else:
             return result.end
         await asyncio.sleep(backoff_s(attempt))

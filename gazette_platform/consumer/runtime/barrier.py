@@ -26,12 +26,12 @@ _log = logging.getLogger(__name__)
 
 @final
 class Barrier:
-    """Waits for them, and tells `Transactions`: first the commit, then each ACK.
+    """Waits for them, and notifies `Transactions`: first of the commit, then of each ACK.
 
     Args:
-        machine: is told.
+        machine: is notified.
         clock: gives the time.
-        wake: called when `settled` has something to tell.
+        wake: called when `settled` has something to report.
     """
 
     def __init__(self, machine: Transactions, clock: Clock, wake: Callable[[], None]) -> None:
@@ -72,7 +72,7 @@ class Barrier:
             ticket.add_done_callback(self._tell)
 
     def settled(self) -> Iterator[CompletedTransaction | None]:
-        """Tell the machine what has ended since. Returns: what it says of it.
+        """Notify the machine of what has ended since. Returns: its answer.
 
         Raises: StepFailed: the commit or an ACK failed.
         """
@@ -107,7 +107,7 @@ class Barrier:
             check_commit(self._commit)
 
     def abandon(self) -> None:
-        """Have ACKs fail that still wait for a commit, and what was published behind them."""
+        """Fail ACKs that still wait for a commit, and what was published after them."""
         if self._released is not None and not self._released.done():
             self._released.set_exception(ShardStopped("its commit was not waited for"))
             self._released.exception()  # looked at: appends may have been given up

@@ -142,7 +142,7 @@ class Inlet(Generic[M]):
     def is_closed(self) -> bool:
         """Whether nothing comes any more; `check` says whether that is an error's doing.
 
-        So what was read before an error is committed, and whoever goes on behind what could not be read
+        So what was read before an error is committed, and a reader that continues after what could not be read
         has all that lies before it.
         """
         return (self._is_closed or self._error is not None) and not self.entries

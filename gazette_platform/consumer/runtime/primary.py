@@ -43,8 +43,8 @@ class Primary(Generic[StoreT, M]):
     Args:
         shard: which one.
         application: consumes.
-        host: keeps hints, and is told the status.
-        standing: is told of readiness and progress.
+        host: keeps hints, and receives the status.
+        standing: receives readiness and progress.
         recovery: plays the log; None: there is none.
         log: the recovery log, as of when the replica was made.
         log_appends: appends to it alone, so that no room is waited for which only a commit makes.
@@ -212,7 +212,7 @@ class Primary(Generic[StoreT, M]):
 
 
 def _check_store(store: object, recorder: Recorder | None) -> None:
-    """Raises: ApplicationFailed: it is none, as of an application whose types nobody checked, or not of that log."""
+    """Raises: ApplicationFailed: it is not one, as of an application without type checks, or not of that log."""
     if not isinstance(store, ShardStore):
         raise ApplicationFailed(
             f"new_store returned {store!r:.80}, and no store: return a SQLiteStore, or another subclass of "
@@ -222,5 +222,5 @@ def _check_store(store: object, recorder: Recorder | None) -> None:
         raise ApplicationFailed(
             f"{recorder.log} has files of a store, and a {type(store).__name__} keeps none in a log: the shard would begin "
             "with empty state, and publish everything again. Open the store that wrote them; or take the recovery_log_prefix "
-            "and hint_prefix out of the shard's spec to have it begin again"
+            "and hint_prefix out of the shard's spec to restart it"
         )

@@ -1,4 +1,4 @@
-"""The standby's work: the files of a shard, played from its log, until somebody takes the log over."""
+"""The standby's work: the files of a shard, played from its log, until a process takes the log over."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Recovery:
 
     Args:
         client: reads the log.
-        host: has the hints, and is told the status.
+        host: has the hints, and receives the status.
         shard: its ID.
         log: its recovery log.
         parent: where to make a directory for the files.
@@ -78,7 +78,7 @@ class Recovery:
             for future in (self._player, self._played):
                 if not future.done():
                     future.set_exception(err)
-                    future.exception()  # looked at: perhaps nobody takes over
+                    future.exception()  # looked at: perhaps no process takes over
             raise
         self._played.set_result(played)
 
@@ -86,7 +86,7 @@ class Recovery:
         """Say STANDBY once the player has come to the head of the log. Cancellation: safe."""
         await asyncio.wait([self._player])
         if self._player.exception() is not None:
-            return  # `play` tells
+            return  # `play` reports it
         await self._player.result().tailing.wait()
         await self._host.set_status(ReplicaStatus(ReplicaCode.STANDBY))
 
@@ -94,7 +94,7 @@ class Recovery:
         """Take the log over, as soon as the host confirms that it is ours. Once.
 
         Returns: the files, and the author that the log is of now.
-        Raises: what `play` raises. Cancellation: safe, but nobody else can take over.
+        Raises: what `play` raises. Cancellation: safe, but no other caller can take over.
         """
         player = await asyncio.shield(self._player)
         author = new_author(self._dice)

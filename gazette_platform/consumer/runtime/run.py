@@ -60,7 +60,7 @@ class Run(Generic[StoreT, M]):
         store: of the shard; it has just given `checkpoint`.
         publisher: of the primary.
         checkpoint: where to go on.
-        standing: is told of transactions that are done.
+        standing: is notified of finished transactions.
         between: awaited between two transactions.
         clock: gives the time.
         batch_size: about how many messages to consume at a time.
@@ -138,7 +138,7 @@ class Run(Generic[StoreT, M]):
         except BaseException as err:
             self._give_up(err)
             if isinstance(err, Exception):
-                # If the commit failed first, appends behind it failed for that reason.
+                # If the commit failed first, appends after it failed for that reason.
                 self._barrier.check()
             raise
         finally:
@@ -150,7 +150,7 @@ class Run(Generic[StoreT, M]):
                 self._inlet.drop()
 
     def abandon(self) -> None:
-        """Let no append wait any longer for a commit whose end nobody tells."""
+        """Let no append wait any longer for a commit whose end is unknown."""
         self._barrier.abandon()
 
     # ------------------------------------------------------------------ one step
@@ -324,14 +324,14 @@ class Run(Generic[StoreT, M]):
             self._application.finished(txn, commit)
 
     def _give_up(self, error: BaseException) -> None:
-        """Tell the application that the open transaction is not committed."""
+        """Notify the application that the open transaction is not committed."""
         txn, self._txn = self._txn, None
         if txn is None:
             return
         commit: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if isinstance(error, Exception):
             commit.set_exception(error)
-            commit.exception()  # looked at: nobody else has to
+            commit.exception()  # looked at: no other caller has to
         else:
             commit.cancel()
         with contextlib.suppress(Exception):  # the error that counts is on its way

@@ -57,7 +57,7 @@ class Sources(Generic[M]):
         self._is_own = False
 
     def start(self, tasks: TaskGroup, checkpoint: Checkpoint) -> None:
-        """Read on at a checkpoint. What fails is told to the inlet."""
+        """Read on at a checkpoint. What fails goes to the inlet."""
         with step("app.StartReadingMessages"):
             own = self._application.read(self._shard, self._store, checkpoint)
         if own is not None:
@@ -109,7 +109,7 @@ class Sources(Generic[M]):
             try:
                 head = await self._shard.client.write_head(journal)
             except GazetteError:
-                return  # the read will tell
+                return  # the read will report it
             if head >= begin:
                 return
         _log.warning(
@@ -197,7 +197,7 @@ class Sources(Generic[M]):
                     f"of offsets {wanted.begin} to {wanted.end} (override `replay` as well as `read`)"
                 )
             return own
-        # Of a transaction of which a part is gone the rest may not be consumed: so a jump is an error.
+        # If a part of a transaction is gone, the rest may not be consumed: so a jump is an error.
         framing, created = await self._framing_of(wanted.journal)
         reader = self._shard.client.read(
             wanted.journal,

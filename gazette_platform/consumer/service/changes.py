@@ -39,7 +39,7 @@ class Changed(NamedTuple):
 
     status: ShardStatus
     revision: int
-    """Of etcd, behind it; 0: none was made."""
+    """Of etcd, after it; 0: none was made."""
 
 
 @final

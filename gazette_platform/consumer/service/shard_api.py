@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["ShardApi"]
 
 # Changes, or shards to unassign: far beyond the 128 operations that etcd takes in a transaction, unless it
-# is told otherwise.
+# is set otherwise.
 _CHANGES_MAX: Final = 8192
 
 
@@ -166,7 +166,7 @@ class ShardApi:
         return response
 
     async def unassign(self, request: pb.UnassignRequest, claims: Claims) -> pb.UnassignResponse:
-        """Remove assignments, so that their shards are assigned anew, and wait until our view has it.
+        """Remove assignments, so that their shards are assigned again, and wait until our view has it.
 
         Cancellation: leaves open whether they were removed.
         """

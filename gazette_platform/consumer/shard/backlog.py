@@ -6,7 +6,7 @@ has to be asked of the backlog: what is left over counts as not used there. That
 message is deferred to the next transaction, or a transaction's time ends in the middle of a batch.
 
 What is left over is consumed first by the next transaction. Whoever restores the checkpoint reads it
-again: each journal from the end of the first commit of which a part is left, and each producer from its
+again: each journal from the end of the first commit with a part left, and each producer from its
 first message that is. What else lies behind is known to the checkpoint, and is dropped when it comes again.
 """
 
@@ -43,7 +43,7 @@ class Backlog(Generic[M]):
         messages: to be consumed, in this order.
 
     Args:
-        sequencer: queued messages come from it; nobody else steps it.
+        sequencer: queued messages come from it; no other code steps it.
         size: about how many messages to take at a time.
     """
 
@@ -91,7 +91,7 @@ class Backlog(Generic[M]):
         self.messages = self.messages[count:]
 
     def checkpoint(self, *, now: int | None = None) -> SequencerCheckpoint:
-        """Where to go on behind what was used. See `Sequencer.checkpoint` for `now`."""
+        """Where to continue after what was used. See `Sequencer.checkpoint` for `now`."""
         return count_as_unused(self._sequencer.checkpoint(now=now), self.messages)
 
 

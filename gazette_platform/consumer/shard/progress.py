@@ -1,4 +1,4 @@
-"""How far a shard has come, and whether that is as far as somebody waits for. Pure."""
+"""Progress of a shard, and whether waiting calls have what they wait for. Pure."""
 
 from __future__ import annotations
 

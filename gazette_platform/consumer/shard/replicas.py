@@ -5,7 +5,7 @@
     none           none, or the shard is gone              KEEP
     none           some                                    START
     some           none, or the shard is gone              STOP
-    some           of the same creation                    KEEP: spec and status are read anew
+    some           of the same creation                    KEEP: spec and status are read again
     some, at work  of another creation, in a lower slot    PROMOTE: the replica goes on
     some           of another creation, else               RESTART: the old one stops, a new one starts
 
@@ -115,9 +115,9 @@ def changes_that_wait(former: ShardSpec, present: ShardSpec) -> tuple[str, ...]:
 
 
 def failed_status(error: str, task: ReplicaTask) -> ReplicaStatus:
-    """What a replica tells of an error. The primary's is cut to 2048 characters.
+    """What a replica reports of an error. The primary's is cut to 2048 characters.
 
-    It can be told whatever is in the text: half a pair of surrogates has no place in protobuf.
+    It can be reported whatever is in the text: half a pair of surrogates has no place in protobuf.
     """
     text = error or "failed without a reason"
     is_primary = task is ReplicaTask.PRIMARY

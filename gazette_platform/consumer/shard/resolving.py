@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 MISSING_ID: Final = ProcessId("local-ConsumerSpec", "missing-from-Etcd")
-"""Stands in for our identity while etcd does not have our member key: it is nobody's."""
+"""Stands in for our identity while etcd does not have our member key: it matches no member."""
 
 STOPPED_TEXT: Final = "resolver has stopped serving local shards"
 """The error of a resolution that would be served here, after this process began to leave."""
@@ -121,7 +121,7 @@ class LocalStep(Enum):
 def local_step(*, is_store_ready: bool, is_loop_ended: bool, is_reached: bool) -> LocalStep:
     """What to do about a call, asked whenever one of these changes.
 
-    A shard that has failed is served still, from the store that it had, as long as nobody waits for it
+    A shard that has failed is served still, from the store that it had, as long as no call waits for it
     to read on.
 
     Args:

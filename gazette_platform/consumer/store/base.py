@@ -30,7 +30,7 @@ def check_recorder(recorder: Recorder | None, store: str) -> None:
 
 def opening_may_pass(error: Exception) -> bool:
     """As `ShardStore.may_pass`, of a failure before there was a store: an application may ask its database as it opens it."""
-    if "sqlalchemy" in sys.modules:  # or it is no error of a database
+    if "sqlalchemy" in sys.modules:  # or it is not an error of a database
         from gazette_platform.consumer.store.sql_database import (  # noqa: PLC0415  an extra
             sql_may_pass,
         )
@@ -88,7 +88,7 @@ class ShardStore(ABC):
 
         Args:
             checkpoint: replaces the former one.
-            after: appends, or other futures, each of which has to succeed before anything may become
+            after: appends, or other futures, all of which have to succeed before anything may become
                 durable. The commit fails if one of them does.
 
         Returns: done once the commit is durable. It fails with `Fenced` if another process has taken the
@@ -113,9 +113,9 @@ class ShardStore(ABC):
 
     @abstractmethod
     async def destroy(self) -> None:
-        """Give back what is held, and delete local files. Once, when nobody uses the store any more.
+        """Give back what is held, and delete local files. Once, when the store is no longer used.
 
-        Changes that were not committed are lost. Never raises: it is told, and goes on.
+        Changes that were not committed are lost. Never raises: it logs errors, and goes on.
 
         Cancellation: files may stay behind.
         """

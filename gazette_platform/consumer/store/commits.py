@@ -39,7 +39,7 @@ async def all_succeeded(after: Collection[Dependency]) -> None:
         if error is not None:
             raise DependencyFailed(
                 f"nothing is committed, for what the commit was to follow has failed ({error!r}): "
-                "the shard has to begin anew from the former one"
+                "the shard has to restart from the former one"
             ) from error
 
 
@@ -66,7 +66,7 @@ class Commits:
 
         Args:
             call: does not wait.
-            is_ready: asked now, and when a commit has ended or `tell` is called, until it is true, or `close` is called.
+            is_ready: asked now, and when a commit has ended or `tell()` is called, until it is true, or `close` is called.
 
         Raises: StoreError: the last commit has failed. Exception: what `call` raises.
         Cancellation: safe.
@@ -87,7 +87,7 @@ class Commits:
                 return
             try:
                 result.set_result(call())
-            except Exception as err:  # noqa: BLE001  whoever asked is told
+            except Exception as err:  # noqa: BLE001  the caller gets it
                 result.set_exception(err)
 
         attempt()
@@ -122,7 +122,7 @@ class Commits:
         async def run() -> None:
             try:
                 await commit()
-            except Exception as err:  # noqa: BLE001  whoever has the future is told
+            except Exception as err:  # noqa: BLE001  the future has it
                 self._end(err)
                 if not future.done():
                     future.set_exception(err)
@@ -141,7 +141,7 @@ class Commits:
                         "durable or not: go on with what the next owner restores"
                     )
                 )
-                future.exception()  # nobody need be there any more
+                future.exception()  # the waiter may have gone
 
         self._tasks.spawn(run(), name="commit").add_done_callback(ended)
         return future

@@ -1,4 +1,4 @@
-"""Tells stores by the names of their files, so that one does not begin with empty state beside another's."""
+"""Recognizes stores by the names of their files, so that none begins with empty state beside another's."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ def check_files(directory: str | Path, store: str) -> None:
     raise DataError(
         f"{directory} has files that a {store} does not write ({named}). {told}With a {store} the shard would "
         "begin with empty state, and publish everything again. Open the store that wrote them, or give the "
-        "shard another recovery_log_prefix and hint_prefix to have it begin again"
+        "shard another recovery_log_prefix and hint_prefix to restart it"
     )

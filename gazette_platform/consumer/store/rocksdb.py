@@ -45,7 +45,7 @@ _SNAPSHOT: Final = ".snapshot"  # no name of RocksDB's
 # Of files of rows. Gazette's consumers are built with RocksDB 7.8, which reads none of version 6.
 _FORMAT_VERSION: Final = 5
 
-# A manifest that is longer begins anew, so that it does not stretch over the log.
+# A longer manifest restarts, so that it does not stretch over the log.
 _MANIFEST_BYTES_MAX: Final = 128 << 10
 
 
@@ -66,7 +66,7 @@ class RocksDBStore(ShardStore):
     Keys that begin with a zero byte are the store's.
 
     A commit records the growth of the write-ahead log. When that has grown by `log_bytes_max`, RocksDB
-    is asked to write it to files of rows in the background, and the first commit behind that waits for a
+    is asked to write it to files of rows in the background, and the first commit after that waits for a
     checkpoint of RocksDB and records what it has changed; so does the first commit at all. Calls of
     RocksDB hold up the interpreter: opening, and these checkpoints, by some 10 to 100 ms.
     """
@@ -156,7 +156,7 @@ class RocksDBStore(ShardStore):
 
         Args:
             begin: first key.
-            end: behind the last one; None: all.
+            end: after the last one; None: all.
         """
         begin = max(begin, _FIRST_KEY)
         changed = sorted(

@@ -1,8 +1,8 @@
 """Files of RocksDB, recorded by what has changed of them since they were recorded last.
 
-RocksDB tells nobody when it writes. What is recorded is therefore looked up at commits, in two ways:
+RocksDB does not report when it writes. What is recorded is therefore looked up at commits, in two ways:
 
-- *Growth* of write-ahead logs, at each commit. What was recorded before and the logs behind it are a
+- *Growth* of write-ahead logs, at each commit. What was recorded before and the logs after it are a
   whole database, whatever RocksDB has made of its own files meanwhile.
 - A *snapshot*, which a checkpoint of RocksDB is: files of rows are linked, and do not change. Those
   that the snapshot adds are recorded first, then the manifest, and then `CURRENT`, which names it. Both take
@@ -34,7 +34,7 @@ _ROWS_SUFFIXES: Final = (".sst", ".blob")
 
 _PIECE_BYTES: Final = 1 << 20
 
-# Inode, time of the last change, and size: of files of rows, whose names RocksDB may give anew after a crash.
+# Inode, time of the last change, and size: of files of rows, whose names RocksDB may reuse after a crash.
 _Identity = tuple[int, int, int]
 
 
@@ -48,7 +48,7 @@ class RecordedFiles:
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        """Go on with the files that are there, which were played, before RocksDB opens them."""
+        """Continue with the existing files, which were played, before RocksDB opens them."""
         self.log_bytes = 0
         self.has_snapshot = False
         self._recorder = recorder
@@ -146,7 +146,7 @@ class RecordedFiles:
         self._names.add(name)
 
     def _replace(self, name: str, source: Path) -> None:
-        """Record a file in place of the one that is there, by a rename."""
+        """Record a file in place of an existing one, by a rename."""
         self._begin(name + _NEXT_SUFFIX)
         self._write(name + _NEXT_SUFFIX, source, 0)
         self._recorder.rename(self._path(name + _NEXT_SUFFIX), self._path(name))

@@ -1,4 +1,4 @@
-"""State of a shard in a database that is there already, and that others may read and write too."""
+"""State of a shard in an existing database, which others may read and write too."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class _Transaction:
 
     @property
     def is_active(self) -> bool:
-        """Whether nobody has ended it."""
+        """Whether it has not been ended."""
         return self._begun.is_active
 
     def commit(self) -> None:
@@ -94,7 +94,7 @@ class SQLStore(ShardStore):
 
     A transaction begins with the first such call, once the former one is committed, so that it sees what
     that one has written. `overlaps` lets it begin before, as Gazette's do: the shard consumes while it
-    commits, but reads what was there before, or waits for rows that the former one has changed. Not for
+    commits, but reads the former rows, or waits for rows that the former one has changed. Not for
     SQLite, which has one writer.
 
     Attributes:
@@ -107,7 +107,7 @@ class SQLStore(ShardStore):
         """Make a store; nothing is asked yet.
 
         Args:
-            engine: as `sql_engine` makes them. The table of checkpoints is there: see `create_tables`.
+            engine: as `sql_engine` makes them. The table of checkpoints exists: see `create_tables`.
             shard_fqn: whose row it is: the shard's ID, and what makes it unique in the database.
             overlaps: whether a transaction may begin while the former one commits.
 
@@ -232,7 +232,7 @@ class SQLStore(ShardStore):
             ) from err
 
     def _restore(self) -> bytes:
-        """Fence whoever was there before. In a thread."""
+        """Fence the former owner. In a thread."""
         is_ours = _COLUMNS.shard_fqn == self._shard
         try:
             with self._engine.begin() as connection:

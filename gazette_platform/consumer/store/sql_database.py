@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 ANSWER_S: Final = 30.0
-"""Seconds within which a database answers, unless told otherwise: as long as a busy one needs for a commit."""
+"""Default seconds within which a database answers: as long as a busy one needs for a commit."""
 
 IDLE_LEASES: Final = 3
 """Leases after which PostgreSQL ends a transaction in which nothing is asked, unless `sql_engine` got another limit.
@@ -132,7 +132,7 @@ def sql_engine(
 
 
 def _arguments(url: URL, answer_s: float) -> dict[str, Any]:
-    """What a driver is told of deadlines. Raises: ValidationError: SQLite without a file."""
+    """The deadlines for a driver. Raises: ValidationError: SQLite without a file."""
     if url.drivername.endswith("+pymysql"):
         return {
             "connect_timeout": min(CONNECT_S, max(1, round(answer_s))),
@@ -202,7 +202,7 @@ def create_tables(engine: Engine) -> None:
     except SQLAlchemyError as err:
         try:
             if inspect(engine).has_table(CHECKPOINTS.name):
-                return  # somebody else has made it at the same time
+                return  # another process has made it at the same time
         except SQLAlchemyError:
             pass  # the first error says more
         raise sql_error(f"the table {CHECKPOINTS.name} cannot be made", err) from err

@@ -54,7 +54,7 @@ class RecordedVFS(apsw.VFS):
 
 @final
 class RecordedFile(apsw.VFSFile):
-    """A file of which writes are recorded."""
+    """A file whose writes are recorded."""
 
     def __init__(self, tape: Tape, name: str | apsw.URIFilename, flags: list[int]) -> None:
         path = name if isinstance(name, str) else name.filename()

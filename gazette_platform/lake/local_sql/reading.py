@@ -187,7 +187,7 @@ class SegmentReader(Aclosing):
                 return Piece(segment, begin, whole[:cut])
             if size > FRAME_BYTES_MAX + _BLOCK_BYTES:
                 raise DataError(
-                    f"{segment.journal}: no record ends within {size} bytes behind offset {begin} (is "
+                    f"{segment.journal}: no record ends within {size} bytes after offset {begin} (is "
                     "the table's `format` that of its journals?)"
                 )
             # A record longer than a block is looked at again when there is twice as much of it: to join all at each
