@@ -81,7 +81,7 @@ class HttpServer:
         tls: None: the port is plain.
         add_routes: adds what is served behind the diagnostics, in whose place a wildcard may stand; None:
             these alone.
-        has_diagnostics: whether ``/debug/`` is there.
+        has_diagnostics: whether to serve ``/debug/``.
         metrics: None: `add_routes` adds ``/debug/metrics``.
         unready: returns why the server does not do its work; empty: it does.
         tasks: owns what looks after connections.
@@ -218,7 +218,7 @@ async def _exposition(metrics: Metrics, _: web.Request) -> web.Response:
 
 
 async def bid_go_on(request: web.Request) -> None:
-    """Tell a client that asks before it sends its body to send it; it may have left by then."""
+    """Let a client that asks first send its body; it may have left by then."""
     if request.version < HttpVersion11:
         return
     expected = request.headers["Expect"]

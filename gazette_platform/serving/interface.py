@@ -41,7 +41,7 @@ ASK_ANOTHER: Final = "; ask another one"
 """How texts end when a process itself answers UNAVAILABLE: then it was reached."""
 
 READ_AHEAD_BYTES = 4 << 20
-"""Bytes that a transport may hold of a stream that nobody reads. One message of the largest size
+"""Bytes that a transport may hold of a stream that is not read. One message of the largest size
 fits. Clients need as much to go on sending while Python is busy: with a quarter of it, streamed
 appends are a third slower."""
 
@@ -91,7 +91,7 @@ class RpcFailed(GazetteError):
 class NotNow(RpcFailed):
     """The call cannot be served now, for a reason that passes by itself: the caller is to ask again.
 
-    gRPC carries only a code and a text. So the end of the text tells clients that somebody answered,
+    gRPC carries only a code and a text. So the end of the text shows clients that a server answered,
     rather than that none was reached.
     """
 
@@ -138,7 +138,7 @@ class ContentSource(Protocol):
 
 
 class MessageStream(Protocol):
-    """A call of which both sides are streams."""
+    """A call with streams on both sides."""
 
     async def next(self) -> bytes | None:
         """The next message of the caller; None once it ended its side.
@@ -153,7 +153,7 @@ class MessageStream(Protocol):
         ...
 
     async def greet(self, metadata: Metadata) -> None:
-        """Tell the caller this ahead of all messages. Raises: RpcFailed: the stream broke."""
+        """Send this to the caller ahead of all messages. Raises: RpcFailed: the stream broke."""
         ...
 
 

@@ -30,7 +30,7 @@ class Origins:
         self._allowed = frozenset(allowed)
 
     def headers(self, request: web.Request) -> dict[str, str]:
-        """Headers of any answer to `request`; empty: nobody from elsewhere asks, or may."""
+        """Headers of any answer to `request`; empty: no foreign page asks, or may."""
         origin = request.headers.get("Origin", "")
         if not origin or self._allowed.isdisjoint((origin, "*")):
             return {}

@@ -61,7 +61,7 @@ class OutgoingCall(Protocol):
         ...
 
     async def done_sending(self) -> None:
-        """Tell the other side that nothing more comes."""
+        """Signal the other side that nothing more comes."""
         ...
 
     def end_now(self) -> bool:
@@ -108,7 +108,7 @@ class OutgoingChannel(Protocol):
 
         Args:
             method: ``/service/name``.
-            request: the only one, if this side is no stream.
+            request: the only one, if this side is not a stream.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Lines of JSON of which nothing is looked at but their UUIDs."""
+"""Lines of JSON, parsed for their UUIDs only."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ a journal that was deleted and made again. Offsets of former releases do not hav
 
 Which messages are committed depends on all before them. What of those counts is a few numbers of each producer that
 has published within a day, or has a transaction open (`ProducerState`): its last clock that was committed, and where its open transaction begins,
-or -1. With these behind each journal's offset a batch is a function of its offsets again.
+or -1. With these after each journal's offset a batch is a function of its offsets again.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def offset_of(
     *,
     created: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """The offset behind a batch.
+    """The offset after a batch.
 
     Args:
         begins: where the batch begins, if it is the first one.
@@ -119,7 +119,7 @@ def producers_of(offset: Mapping[str, Any], *, is_committed: bool) -> Producers:
 
 
 def positions_of(offset: Mapping[str, Any]) -> dict[str, int]:
-    """How far each journal is read. Raises: ValidationError: it is no offset of ours."""
+    """How far each journal is read. Raises: ValidationError: it is not an offset of ours."""
     positions = offset.get("journals")
     if not isinstance(positions, dict) or not all(isinstance(at, int) for at in positions.values()):
         raise _is_foreign(offset)
@@ -127,7 +127,7 @@ def positions_of(offset: Mapping[str, Any]) -> dict[str, int]:
 
 
 def created_of(offset: Mapping[str, Any]) -> dict[str, int]:
-    """Which journals they are, as far as it was known. Raises: ValidationError: it is no offset of ours."""
+    """Which journals they are, as far as it was known. Raises: ValidationError: it is not an offset of ours."""
     created = offset.get("created", {})
     if not isinstance(created, dict) or not all(isinstance(at, int) for at in created.values()):
         raise _is_foreign(offset)
@@ -159,7 +159,7 @@ def require_created(offset: Mapping[str, Any], now: Mapping[str, int]) -> dict[s
 
 def _is_foreign(offset: Mapping[str, Any]) -> ValidationError:
     return ValidationError(
-        f"{str(dict(offset))[:200]} is no offset of format gazette (is the checkpoint another query's?)"
+        f"{str(dict(offset))[:200]} is not an offset of format gazette (is the checkpoint another query's?)"
     )
 
 
@@ -211,5 +211,5 @@ def reach(positions: Mapping[str, int], heads: Mapping[str, int], bytes_max: int
 def _is_shorter(name: str, begin: int, end: int) -> DataError:
     return DataError(
         f"{name}: the query has read up to offset {begin}, and it ends at {max(0, end)} (was it deleted and made "
-        "anew? begin with a new checkpoint)"
+        "again? begin with a new checkpoint)"
     )

@@ -1,4 +1,4 @@
-"""What options of reads and writes have in common: how they are named, told wrong, and what they say of brokers. Pure."""
+"""What options of reads and writes have in common: how they are named, reported when wrong, and what they say of brokers. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLIENT_OPTIONS: Final = tuple(_CLIENT)
 """Names of options that say how to reach brokers."""
 
 SELECTING: Final = ("selector", "journal", "path")
-"""Names of options of which one says which journals."""
+"""Names of the options that select journals; one is needed."""
 
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _BYTES: Final = re.compile(r"\s*(\d{1,15})\s*([bkmgt]?)b?\s*\Z", re.IGNORECASE | re.ASCII)

@@ -1,7 +1,7 @@
 """What ``.option(…)`` of a read says, as values. Pure.
 
 Names have no case, as all of Spark's. What is not known is an error that names what may be meant, and all
-errors are told at once.
+errors are reported at once.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def _fetched(client: Client, journal: str, begin: int, end: int) -> Iterator[Pie
 
 
 def _lines(journal: str, pieces: Iterator[Piece]) -> Iterator[Block]:
-    """Blocks of whole lines. What stands behind the last newline is a record, too."""
+    """Blocks of whole lines. What follows the last newline is a record, too."""
     lines = LineBlocks(journal)
     for piece in pieces:
         # Unless it is the first one, what lies between is gone.
@@ -118,7 +118,7 @@ def _line_block(journal: str, begin: int, content: bytes) -> Block:
 
 
 def _frames(span: Span, pieces: Iterator[Piece], *, needs_uuid: bool) -> Iterator[Block]:
-    """Blocks of frames of a content type whose records are no lines."""
+    """Blocks of frames of a content type whose records are not lines."""
     framing = Frames(framing_of(span.content_type), unreadable=NO_UUID)
     decoder = framing.decoder()
     begin = fed = span.begin
@@ -147,7 +147,7 @@ def _frames(span: Span, pieces: Iterator[Piece], *, needs_uuid: bool) -> Iterato
     try:
         decoder.end()
     except DataError as err:
-        raise DataError(f"{span.journal}: behind offset {begin}: {err}") from err
+        raise DataError(f"{span.journal}: after offset {begin}: {err}") from err
 
 
 def _frame_block(

@@ -48,9 +48,9 @@ class Block:
     begins: pa.Int64Array
     """Byte offset of each."""
     ends: pa.Int64Array
-    """Byte offset behind each."""
+    """Byte offset after each."""
     frames: Sequence[bytes] | None = None
-    """Each of them, of content that is no text."""
+    """Each of them, of content that is not text."""
     uuids: Sequence[str | None] | None = None
     """Those that are known already."""
 
@@ -98,7 +98,7 @@ class Records:
         """
         if self._parser is None:
             lines = block.lines()
-            # Blank lines are no records, as elsewhere in Spark.
+            # Blank lines are not records, as elsewhere in Spark.
             kept = [at for at, line in enumerate(lines) if block.frames is not None or line.strip()]
             return self._assembled(block, lines, kept, None, [])
         try:
@@ -206,7 +206,7 @@ class Records:
         return None
 
     def _raw(self, field: pa.Field, lines: list[bytes], good: int) -> pa.Array:
-        """`value`, `_uuid` or `_corrupt` of lines, of which the first `good` are good ones."""
+        """`value`, `_uuid` or `_corrupt` of lines; the first `good` are good ones."""
         if field.name == "_uuid":
             return self._uuids(lines)
         if field.name != "_corrupt":

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchWriter", "StreamWriter"]
 
-# Spark sets it while a query's batch runs, and tells nobody else of the query.
+# Spark sets it while a query's batch runs; no other call names the query.
 _QUERY_ID: Final = "sql.streaming.queryId"
 
 
@@ -60,7 +60,7 @@ class _Sink:
         self._layout = layout_of(schema, key=options.key, uuid=options.uuid)
         with Client(options.config) as client:
             self.targets: Targets = client.run(find_targets(client.asynchronous, options))
-        # What cannot be written is told before tasks begin.
+        # What cannot be written is reported before tasks begin.
         self._router()
         self._encoders()
 
@@ -125,7 +125,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 @final
 class StreamWriter(DataSourceStreamArrowWriter):
-    """A stream: each of its batches is there once, whatever was killed and done again.
+    """A stream: each of its batches is appended once, whatever was killed and repeated.
 
     Raises: ValidationError: as `BatchWriter`, and options that only batches have.
     """
@@ -144,8 +144,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty(_QUERY_ID) if context is not None else None
         if not query:
             raise SetupError(
-                f"Spark does not tell tasks which query they are of ({_QUERY_ID}): without that an epoch that is done "
-                "again would be there twice"
+                f"Spark does not pass the query to tasks ({_QUERY_ID}): without that an epoch that is done "
+                "again would be duplicated"
             )
         return Written(self._sink.write(iterator), query)
 

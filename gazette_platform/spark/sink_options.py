@@ -1,4 +1,4 @@
-"""What ``.option(…)`` of a write says, as values. Pure. As of reads, all errors are told at once."""
+"""What ``.option(…)`` of a write says, as values. Pure. As of reads, all errors are reported at once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SinkOptions:
     staging: str = ""
     """The journal in which tasks lay down what the driver then appends; empty: the driver is given it."""
     writer: str = ""
-    """Who writes, of a batch that must be there once; empty: nobody in particular."""
+    """The writer, of a batch that must be appended once; empty: none in particular."""
     epoch: int = -1
     """The writer's number of that batch, which rises; -1: none."""
 

@@ -107,7 +107,7 @@ class OrderTasks(DataSourceReader):
 
 @final
 class OrdersReader(OrderTasks):
-    """Carries orders out, and tells what came of each. Arguments: of `OrderTasks`."""
+    """Carries orders out, and returns the result of each. Arguments: of `OrderTasks`."""
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

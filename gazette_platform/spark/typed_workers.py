@@ -35,7 +35,7 @@ class SparkWorkers:
     """Has Spark carry out orders, each in a task of its own, as many side by side as it has cores.
 
     A task whose worker is killed is tried again by Spark, on a cluster up to `spark.task.maxFailures` times, and
-    locally as often as the master says (``local[N,4]``). An error that a worker tells is not: the client has tried
+    locally as often as the master says (``local[N,4]``). An error that a worker reports is not: the client has tried
     again what may pass.
 
     Args:
@@ -123,7 +123,7 @@ def _why(error: Exception) -> str:
     if "Python worker exited unexpectedly" in text or "ExecutorLostFailure" in text:
         return (
             "its workers ended before they were done, each time that it tried again: were they killed, for want of "
-            "memory? Give them more, or fewer cores; the logs of executors tell"
+            "memory? Give them more, or fewer cores; see the logs of executors"
         )
     # Of the last trace of Python, what it ends with.
     *_, last = text.rpartition("Traceback (most recent call last):")

@@ -109,7 +109,7 @@ def test_a_second_signal_ends_a_broker_whose_event_loop_hangs_in_a_disk(start):
     server.terminate()
     says(server, "told to leave")
     server.terminate()
-    log = ends(server, "it was told so twice")
+    log = ends(server, "it got a second signal")
     assert "told to leave again" in log
     assert "write_at_once" in log  # where it hangs
     appending.join()

@@ -1,4 +1,4 @@
-"""How much a process holds of messages that nobody has taken, over all of its connections."""
+"""How much a process holds of messages that were not taken, over all of its connections."""
 
 from __future__ import annotations
 
