@@ -43,7 +43,7 @@ class Announcement:
     async def update(self, spec: MemberSpec) -> None:
         """Change what we say of ourselves.
 
-        Raises: TransactionFailed: somebody else changed or removed the key; it is not ours now.
+        Raises: TransactionFailed: another process changed or removed the key; it is not ours now.
                 EtcdError: etcd did not answer; whether it was changed is unknown.
         """
         result = await self._client.txn(

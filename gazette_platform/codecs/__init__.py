@@ -1,7 +1,7 @@
 """Compression of fragments: the bytes that stand in a store for the bytes of a journal.
 
 A *compressor* turns batches into stored bytes; a *decompressor* takes stored bytes in pieces of any
-size and gives content back, across the members or frames of which a file consists. All of them
+size and gives content back, across the members or frames of a file. All of them
 spend their time in C or Rust with the GIL released, so they belong in worker threads.
 """
 

@@ -23,7 +23,7 @@ class Compressor(Protocol):
         ...
 
     def finish(self) -> bytes:
-        """Stored bytes that end the file: empty but for GZIP_OFFLOAD_DECOMPRESSION."""
+        """Stored bytes that end the file: empty except for GZIP_OFFLOAD_DECOMPRESSION."""
         ...
 
 

@@ -154,7 +154,7 @@ class ZstdDecompressor:
             if len(header) < size:
                 return -1
             self._has_checksum = zstandard.get_frame_parameters(header).has_checksum
-        except zstandard.ZstdError as err:  # reserved bits, or a window beyond what there is
+        except zstandard.ZstdError as err:  # reserved bits, or a window beyond the content
             raise DataError(f"zstd: {err} (the object is damaged, or is not zstd)") from err
         self._in_frame = True
         return size

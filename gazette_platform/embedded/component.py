@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Component", "answer_of", "answers_http", "answers_tcp"]
 
 _PROBE_TIMEOUT_S = 5.0
-# What variables such as http_proxy name is there for other machines.
+# What variables such as http_proxy name is for other machines.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -48,7 +48,7 @@ class Component:
 def answer_of(
     request: str | urllib.request.Request, *, timeout_s: float = _PROBE_TIMEOUT_S
 ) -> bytes | None:
-    """What a server of this machine answers, or None: it does not yet, or refuses, or is no HTTP server."""
+    """What a server of this machine answers, or None: it does not yet, or refuses, or is not an HTTP server."""
     try:
         with _DIRECT.open(request, timeout=timeout_s) as response:
             return bytes(response.read())

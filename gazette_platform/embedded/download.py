@@ -55,7 +55,7 @@ class Download:
         self._sleep = sleep
 
     def run(self, url: str, step: Step | None = None) -> Path:
-        """Fetch from `url` unless the target is there. Blocks.
+        """Fetch from `url` unless the target exists. Blocks.
 
         Returns: the target.
         Raises: SetupError: the server cannot be reached, refuses, or serves something else.
@@ -110,9 +110,7 @@ class Download:
             request.add_header("Range", f"bytes={begin}-")
         with urllib.request.urlopen(request, timeout=_CONNECT_TIMEOUT_S) as response:  # noqa: S310
             if response.status != _HTTP_PARTIAL:
-                begin = (
-                    0  # this server does not support ranges: it sends all again, so we start anew
-                )
+                begin = 0  # this server does not support ranges: it sends all again, so we restart
             self._copy(response, begin, step)
 
     def _copy(self, response: Any, begin: int, step: Step) -> None:

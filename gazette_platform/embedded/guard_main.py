@@ -40,7 +40,7 @@ _server_log = logging.getLogger(f"{__name__}.server")
 
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
-    # Clients are told what they did wrong, and when the server ends; the log does not need it.
+    # Clients learn what they did wrong, and when the server ends; the log does not need it.
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, (HttpProcessingError, ConnectionError))
 
@@ -165,7 +165,7 @@ class Guard:
                 return answer
         except aiohttp.ClientError as error:
             if answer is not None:
-                # The end of the connection tells the client that this was not all.
+                # The end of the connection shows the client that this was not all.
                 raise ConnectionAbortedError("the answer broke off") from error
             if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
                 return _said(503, f"{self._name} cannot be reached: it is starting, or has ended")

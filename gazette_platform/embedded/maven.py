@@ -53,7 +53,7 @@ class MavenArtifact:
 def fetch_maven(
     artifact: MavenArtifact, target: Path, *, java_home: Path, step: Step, repository: str = ""
 ) -> Path:
-    """Fetch one artifact to `target`, unless it is there. Blocks.
+    """Fetch one artifact to `target`, unless it exists. Blocks.
 
     Args:
         java_home: of a runtime from 17 on, for Ivy.
@@ -89,7 +89,7 @@ def fetch_maven_jars(
 @final
 @dataclass(frozen=True, slots=True)
 class _Further:
-    """A step of which something is done already."""
+    """A step that is partly done."""
 
     step: Step
     done_bytes: int

@@ -32,13 +32,13 @@ class Step(Protocol):
     """Receives how far a step is."""
 
     def advance_to(self, done_bytes: int) -> None:
-        """`done_bytes` of the total are there."""
+        """`done_bytes` of the total have come."""
         ...
 
 
 class _QuietStep:
     def advance_to(self, done_bytes: int) -> None:
-        """Tell nobody."""
+        """Report to no one."""
 
 
 def quiet_step() -> Step:

@@ -34,7 +34,7 @@ def own_store(port: int) -> str:
 
 
 def read_keys(folder: Path) -> dict[str, str]:
-    """Variables by which AWS tools get the keys of the server in `folder`, made if there are none.
+    """Variables that give AWS tools the keys of the server in `folder`, made if there are none.
 
     Raises: SetupError: the file with them was changed.
     """

@@ -24,7 +24,7 @@ def typed_component(
 
     Args:
         layout: folders of the platform.
-        environment: by which programs find the platform.
+        environment: variables that let programs find the platform.
         requires: what runs call.
     """
     return Component(

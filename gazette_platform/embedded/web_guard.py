@@ -1,7 +1,7 @@
 """Keeps foreign web pages away from a web server that does not look where requests come from.
 
 Every page that a browser shows may send requests to loopback ports, and one whose name resolves to
-a loopback address reads the answers too. Browsers tell who asks: ``Host`` is the name that the page
+a loopback address reads the answers too. Browsers say who asks: ``Host`` is the name that the page
 believes it talks to, ``Origin`` the page's own.
 """
 
@@ -37,7 +37,7 @@ def refusal(method: str, path: str, query: str, *, host: str, origin: str) -> st
         return f"this server does not go by the name {host!r}: use localhost or its address"
     if _GUARD.refused_origin(method, host, origin):
         return f"pages of {origin} may not change anything here"
-    # A page can have a GET sent that does not say where it comes from, as for an image.
+    # A page can have a GET sent that does not say its origin, as for an image.
     if method in ("GET", "HEAD") and path.rstrip("/").endswith("/graphql") and query:
         return "GraphQL is taken by POST here, not by GET"
     return ""

@@ -86,7 +86,7 @@ class EtcdClient:
         """Reach one endpoint and check that it is an etcd that is new enough.
 
         Raises: EtcdError: none could be reached within the request timeout.
-                EtcdRejected: what answers is no etcd, or too old.
+                EtcdRejected: what answers is not etcd, or too old.
         """
         msg = await self._call(
             wire.stubs.MaintenanceStub,
@@ -229,7 +229,7 @@ class EtcdClient:
         )
 
     async def revoke_lease(self, lease_id: int) -> bool:
-        """End a lease of another process, with all keys under it; one's own has `Lease.revoke`.
+        """End a lease of another process, with all keys under it; for your own use `Lease.revoke`.
 
         Returns: False if there is no such lease any more.
         """

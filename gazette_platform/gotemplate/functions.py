@@ -155,7 +155,7 @@ def _slice(arguments: Sequence[Value]) -> Value:
 def _print(arguments: Sequence[Value]) -> Value:
     shown = ""
     for index, argument in enumerate(arguments):
-        # Go puts a blank between neighbours of which neither is a string.
+        # Go puts a blank between neighbours if neither is a string.
         if index and not isinstance(argument, str) and not isinstance(arguments[index - 1], str):
             shown += " "
         shown += show(argument)

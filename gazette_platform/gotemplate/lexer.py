@@ -185,7 +185,7 @@ def _unquote(text: str, line: int) -> str:
             character = chr(int(code if base == 8 else code[1:], base))
             character.encode()  # which half of a surrogate pair has no form in
         except (ValueError, OverflowError):
-            raise template_error(line, f"escape \\{code} is no character") from None
+            raise template_error(line, f"escape \\{code} is not a character") from None
         return character
 
     return _ESCAPE.sub(undo, text[1:-1])

@@ -38,7 +38,7 @@ _DEPTH_MAX = 50
 # In scope at a time; each use looks for its own among them.
 _VARIABLES_MAX = 100
 
-# Of an int64 and of a uint64, both of which Go's constants may be.
+# Of an int64 and of a uint64: Go's constants may be either.
 _INTEGER_MIN, _INTEGER_MAX = -(1 << 63), (1 << 64) - 1
 
 # Characters of a malformed token that an error shows.

@@ -120,7 +120,7 @@ def _shown(value: Value, precision: int | None) -> str | None:
 
 
 def _string(value: Value, precision: int | None) -> str | None:
-    # Enums and times print as words, other numbers are no strings.
+    # Enums and times print as words, other numbers are not strings.
     if isinstance(value, (bool, float)) or type(value) is int or value is None:
         return None
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else show(value)
@@ -149,7 +149,7 @@ def _character(value: Value, _: int | None) -> str | None:
     number = _integer(value)
     if number is None:
         return None
-    # As Go: what is no character, such as half of a surrogate pair, becomes U+FFFD.
+    # As Go: what is not a character, such as half of a surrogate pair, becomes U+FFFD.
     is_character = 0 <= number < 0xD800 or 0xDFFF < number <= 0x10FFFF
     return chr(number) if is_character else "\ufffd"
 

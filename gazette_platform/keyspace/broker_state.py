@@ -33,7 +33,7 @@ Member: TypeAlias = ClusterMember[BrokerSpec]
 
 @dataclass(frozen=True, slots=True)
 class Assignment(SlotAssignment[Route]):
-    """A broker's slot of a journal. The primary has told the route: with members and primary, no endpoints."""
+    """A broker's slot of a journal. The primary has written the route: with members and primary, no endpoints."""
 
     @property
     def journal(self) -> str:
@@ -42,7 +42,7 @@ class Assignment(SlotAssignment[Route]):
 
     @property
     def route(self) -> Route:
-        """As the primary has told it last."""
+        """As the primary wrote it last."""
         return self.told
 
 
@@ -56,7 +56,7 @@ class BrokerState(ClusterState[JournalSpec, BrokerSpec, Assignment]):
         return self._names
 
     def is_consistent(self, journal: str) -> bool:
-        """Whether every assignment's value tells the present route; true if there is none."""
+        """Whether every assignment's value has the present route; true if there is none."""
         route = self.route_of(journal)
         return all(a.route.equivalent(route) for a in self.assignments_of(journal))
 
@@ -67,7 +67,7 @@ class BrokerState(ClusterState[JournalSpec, BrokerSpec, Assignment]):
 
     @override
     def may_pack(self, item: str) -> bool:
-        """Whether the journal is consistent, and will be so behind it, since the route stays the same.
+        """Whether the journal is consistent, and will be so after it, since the route stays the same.
 
         Not before: it would cross the primary, which is about to write these values.
         """

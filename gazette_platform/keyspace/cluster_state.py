@@ -113,7 +113,7 @@ class SlotAssignment(Generic[V]):
     process_id: ProcessId
     slot: int
     told: V
-    """What was last told in the value of the key."""
+    """The last good value of the key."""
     mod_revision: int
     create_revision: int
     key: str
@@ -125,13 +125,13 @@ class SlotAssignment(Generic[V]):
     def decoded(
         cls, key: AssignmentKey, kv: KeyValue, decode: Callable[[bytes], V], known: Self | None
     ) -> tuple[Self, Exception | None]:
-        """The assignment of a key; with what was told before, and the error, if the value is bad.
+        """The assignment of a key; with its former value, and the error, if the value is bad.
 
         Args:
             decode: a value. Raises: ValidationError.
             known: as it was before.
 
-        Raises: ValidationError: the value is bad, and nothing was told before.
+        Raises: ValidationError: the value is bad, and there is no former one.
         """
         error: Exception | None = None
         try:
@@ -162,7 +162,7 @@ class Changes:
     """What the last update changed: for observers whose work is in the changes."""
 
     items: set[str]
-    """Items of which the spec or an assignment was added, changed or removed."""
+    """Items whose spec or assignment was added, changed or removed."""
     members: set[ProcessId]
     """Added, changed or removed."""
 
@@ -254,7 +254,7 @@ class ClusterState(ABC, Generic[S, M, A]):
         return None
 
     def primary_of(self, item: str) -> A | None:
-        """The assignment of slot 0, if somebody has it."""
+        """The assignment of slot 0, if there is one."""
         return next((a for a in self.assignments_of(item) if a.slot == 0), None)
 
     def route_of(self, item: str) -> Route:

@@ -122,7 +122,7 @@ class LabelSet:
     def with_added(self, name: str, value: str, *, prefix: bool = False) -> LabelSet:
         """The set with `value` among the values of `name`.
 
-        A value that is there both by prefix and exactly is kept by prefix, which implies the other.
+        A value that is given both by prefix and exactly is kept by prefix, which implies the other.
         """
         merged = {(label.name, label.value): label.prefix for label in self.labels}
         merged[name, value] = merged.get((name, value), False) or prefix

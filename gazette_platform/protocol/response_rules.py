@@ -158,7 +158,7 @@ def validate_list_response(response: pb.ListResponse, *, continuation: bool = Fa
     if not continuation:
         check_field("Header", validate_header, response.header)
     elif response.header.etcd.revision:
-        # Go also writes headers that are present but empty: these are no error.
+        # Go also writes headers that are present but empty: these are not errors.
         raise ValidationError("unexpected Header in a continuation")
     for index, journal in enumerate(response.journals):
         check_field(f"Journals[{index}]", _validate_listed_journal, journal)

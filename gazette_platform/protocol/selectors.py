@@ -71,7 +71,7 @@ class LabelSelector:
         while rest:
             pattern, match, excludes = _next_term(rest)
             for name, value, prefix in _labels_of_term(pattern, match, rest):
-                # A value that is there by prefix implies the same one exactly.
+                # A value that is given by prefix implies the same one exactly.
                 sets[excludes][name, value] = sets[excludes].get((name, value), False) or prefix
             rest = rest[match.end() :]
         include, exclude = (

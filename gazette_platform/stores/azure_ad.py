@@ -3,7 +3,7 @@
 The application (a *service principal*, once of Azure Active Directory) shows its secret to the authority
 of its tenant, which gives a token for an hour or so; obstore sends that with its requests. URLs are signed
 by a *user delegation key*, which the account gives to whoever has such a token. It is asked for once an
-hour, so that signing itself asks nobody.
+hour, so that signing itself needs no request.
 
 Source: Gazette's store of this scheme. Departs: URLs end with the key that signs them.
 """
@@ -57,7 +57,7 @@ _RETRIES_MAX: Final = 2
 _TEXT_LENGTH_MAX: Final = 400
 
 # These come from specs, and become parts of addresses to which secrets are sent: a name that could
-# change the address would send them to somebody else.
+# change the address would send them to another server.
 _TENANT: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
 _ACCOUNT: Final = re.compile(r"[a-z0-9]{3,24}")
 _CONTAINER: Final = re.compile(r"\$root|(?=.{3,63}\Z)[a-z0-9]+(?:-[a-z0-9]+)*")

@@ -56,7 +56,7 @@ class GcsStore:
         return self._url
 
     async def exists(self, path: str) -> bool:
-        """Whether the object is there. Cancellation: safe."""
+        """Whether the object exists. Cancellation: safe."""
         try:
             await self._run("HEAD", path, self._bucket.look_at)
         except ObjectNotFound:
@@ -130,7 +130,7 @@ class GcsStore:
         Args:
             is_object: whether what may be missing is an object, rather than the bucket.
 
-        Cancellation: a call that runs is left to its thread, which nobody waits for.
+        Cancellation: a call that runs is left to its thread, which is not awaited.
         """
         key = self._rule.key(path)
         loop = asyncio.get_running_loop()

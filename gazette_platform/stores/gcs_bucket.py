@@ -34,7 +34,7 @@ __all__ = ["Content", "Download", "GcsBucket", "store_errors"]
 
 # Seconds to be connected, and of silence.
 _TIMEOUT_S: Final = (5.0, 60.0)
-# It bridges a lost connection or a 503. Whoever calls tries again, too, and tells people.
+# It bridges a lost connection or a 503. The caller retries, too, and reports errors.
 _RETRY_TIMEOUT_S: Final = 15.0
 _RETRY_DELAY_S: Final = 0.2
 _RETRY_DELAY_S_MAX: Final = 3.0
@@ -45,7 +45,7 @@ _SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_write"
 _NO_METADATA: Final = "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA"
 _TEXT_LENGTH_MAX: Final = 400
 _LISTED: Final = "kind,items(name,size,updated),nextPageToken"
-# What GCS says with a 404. Its answers have no code that tells a bucket from an object.
+# What GCS says with a 404. Its answers have no code that distinguishes a bucket from an object.
 _BUCKET_GONE: Final = "The specified bucket does not exist"
 _OBJECT_GONE: Final = "No such object"
 
@@ -181,7 +181,7 @@ class GcsBucket:
         )
 
         # Else the library asks for the bucket's own properties besides, in threads of its own, for
-        # traces that nobody reads, and with a permission that brokers may not have.
+        # traces that are not read, and with a permission that brokers may not have.
         os.environ.setdefault(_NO_METADATA, "true")
         # An emulator knows no accounts, and Google need not hear of it.
         is_emulated = bool(os.environ.get("STORAGE_EMULATOR_HOST"))
@@ -248,7 +248,7 @@ class _Use:
             self._leave()
 
     def release(self) -> None:
-        """Nobody wants it any more."""
+        """It is no longer wanted."""
         with self._lock:
             ends = not self._is_released and not self._is_used
             self._is_released = True

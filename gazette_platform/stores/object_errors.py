@@ -1,6 +1,6 @@
 """What the errors of object stores mean to brokers: not there, refused for good, or may pass.
 
-obstore tells little by the types of its errors (a bucket that is missing looks like an object that
+obstore says little by the types of its errors (a bucket that is missing looks like an object that
 is), and has what the store answered only in their text. So the status and the code of the answer are
 taken from there, in the forms in which S3, GCS and Azure write them.
 """
@@ -26,7 +26,7 @@ _TEXT_LENGTH_MAX: Final = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorCodes:
-    """Codes by which a kind of store says more than by the HTTP status."""
+    """Codes with which a kind of store says more than by the HTTP status."""
 
     gone: frozenset[str]
     """The bucket, container or account is missing, or disabled."""
@@ -74,7 +74,7 @@ def store_error(
 
     Args:
         what: the operation that failed, on what.
-        may_be_missing: whether it is about an object, which may not be there.
+        may_be_missing: whether it is about an object, which may not exist.
 
     Source: Gazette's IsAuthError of S3, GCS and Azure; departs: a 403 that is about our key is none.
     """

@@ -63,7 +63,7 @@ def azure_ad_executor() -> ThreadPoolExecutor:
 def open_store(
     url: str, *, file_root: Path | None, file_only: bool = False, makes_folder: bool = True
 ) -> FragmentStore:
-    """The store of a URL. Does no I/O: whether the store works, its health checks tell.
+    """The store of a URL. Does no I/O: its health checks show whether the store works.
 
     Args:
         file_root: directory below which ``file`` stores lie; None refuses them.

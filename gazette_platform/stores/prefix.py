@@ -51,14 +51,14 @@ class KeyRule:
     def folder(self, prefix: str, url: str) -> str:
         """The key of a folder of a bucket that is to be listed: empty, or ends in a slash.
 
-        Raises: StoreError: `prefix` is no directory, or is rewritten to none; names the `url`.
+        Raises: StoreError: `prefix` is not a directory, or is rewritten to none; names the `url`.
         """
         if prefix and not prefix.endswith("/"):
             raise StoreError(f"prefix {prefix!r} of a listing must end with '/'")
         key = self.key(prefix)
         if key and not key.endswith("/"):
             raise StoreError(
-                f"fragment store {url} rewrites {prefix} to {key}, which is no directory "
+                f"fragment store {url} rewrites {prefix} to {key}, which is not a directory "
                 "(let `find` and `replace` both end at a slash, or neither)"
             )
         return key

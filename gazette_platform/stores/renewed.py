@@ -1,4 +1,4 @@
-"""Credentials and keys that end, and are fetched anew before they do."""
+"""Credentials and keys that end, and are fetched again before they do."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ __all__ = ["JournalNode", "hoist", "tree_of"]
 
 
 # Directories below each other that a tree is made of. Deeper names stay whole in the last one:
-# nobody reads them more easily cut up, and readers and writers of YAML recurse.
+# cut up they are not easier to read, and readers and writers of YAML recurse.
 _DEPTH_MAX = 24
 
 

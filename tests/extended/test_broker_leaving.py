@@ -172,13 +172,13 @@ def test_a_second_signal_ends_a_broker_whose_store_is_away(server):
         client.append(JOURNAL, b"two ")
     server.terminate()
     # Two signals that are pending at the same time would be one. It failed to store before the first, too.
-    wait_until(lambda: "trying again later" in server.log_tail().partition("told to leave")[2])
+    wait_until(lambda: "trying again later" in server.log_tail().partition("asked to leave")[2])
     assert not server.has_ended
     server.terminate()
     began = time.monotonic()
     server.wait(timeout_s=30)
     assert time.monotonic() - began < 15
-    assert "told to leave again" in server.log_tail()
+    assert "asked to leave again" in server.log_tail()
     assert (
         "2 fragments were not persisted, and only the spools of this broker have"
         in server.log_tail()

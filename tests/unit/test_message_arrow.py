@@ -52,7 +52,9 @@ def test_json_lines_of_any_length_become_columns():
     with pytest.raises(DataError, match="the line 9 bytes after that is not a JSON object"):
         parser.parse(b'{"a":1}\n\n[1]\n')
     mixed = b'{"a":1,"b":2}\n{"a":"x"}\n'
-    with pytest.raises(DataError, match="several types is not a column: leave it out, by a `schema`"):
+    with pytest.raises(
+        DataError, match="several types is not a column: leave it out, by a `schema`"
+    ):
         parser.parse(mixed)
     [batch] = _JsonParser(pa.schema([("b", pa.int64())])).parse(mixed)
     assert batch.to_pylist() == [{"b": 2}, {"b": None}]

@@ -174,7 +174,7 @@ def test_printf(arguments, expected):
         ("{{ / }}", "unexpected '/' in action"),
         ("{{ 3x }}", "unexpected '3' in action"),
         ('{{ "\\z" }}', "unknown escape \\z"),
-        ('{{ "\\UFFFFFFFF" }}', "escape \\UFFFFFFFF is no character"),
+        ('{{ "\\UFFFFFFFF" }}', "escape \\UFFFFFFFF is not a character"),
         ('{{ printf "%t" 1 }}', "%t cannot format a int"),
         ('{{ printf "%q" 1 }}', "%q cannot format a int"),
         ('{{ printf "%f" 1 }}', "%f cannot format a int"),

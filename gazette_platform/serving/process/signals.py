@@ -78,13 +78,13 @@ class Signals:
         """Ask the server to leave; nothing if it was asked before. May be called by any thread."""
         self.leave()
         self._tell(self._stop)
-        aside(_log.info, "told to leave")
+        aside(_log.info, "asked to leave")
 
     def hurry(self) -> None:
         """Ask the server, which was asked before, to leave at once. May be called by any thread."""
         self._watchdog.arm(HURRIED_S, "it got a second signal")
         self._tell(self._server.hurry)
-        aside(_log.warning, "second signal to leave: no more waiting")
+        aside(_log.warning, "asked to leave again: no more waiting")
 
     def leave(self) -> None:
         """The server begins to leave, by a signal or by a failure. May be called by any thread."""
