@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Self
 from gazette_platform.embedded.component import answer_of
 from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.errors import SetupError
-from gazette_platform.testing.starvation import TooLate, core_wait
-from gazette_platform.testing.waiting import patient
+from gazette_platform.testing.waiting import TooLate, core_wait, patient
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,20 +7,18 @@ lost byte on any machine, so a run that has one is bad, starved or not.
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import (
     CallUnanswered,
     EtcdError,
-    SetupError,
     StatusError,
     TransportError,
 )
+from gazette_platform.testing.waiting import TooLate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,8 +27,6 @@ __all__ = [
     "Late",
     "State",
     "Strain",
-    "TooLate",
-    "core_wait",
     "headline",
     "is_late",
     "joined",
@@ -47,19 +43,6 @@ _STALLED_SHARE: Final = 0.05
 # A server that starts wants a core nearly all the time.
 _WAITED_SHARE: Final = 0.5
 _HEADLINE_CHARS: Final = 300
-
-
-class TooLate(SetupError):
-    """Something did not happen within its limit of time.
-
-    Args:
-        text: the message.
-        waited: share of that time in which the process was ready to run and had no core, from 0 to 1.
-    """
-
-    def __init__(self, text: str, *, waited: float = 0.0) -> None:
-        super().__init__(text)
-        self.waited = waited
 
 
 @final
@@ -163,14 +146,3 @@ def joined(reasons: Iterable[str]) -> str:
     reasons = list(reasons)
     text = "; ".join(reasons)
     return Late(text) if all(isinstance(reason, Late) for reason in reasons) else text
-
-
-def core_wait(pid: int) -> tuple[float, float]:
-    """Return the seconds that the first thread of a process has run, and has waited for a core.
-
-    Both are 0 where the system does not count them, and for a process that has ended.
-    """
-    with contextlib.suppress(OSError, ValueError):
-        ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
-        return int(ran) / 1e9, int(waited) / 1e9
-    return 0.0, 0.0

@@ -22,8 +22,7 @@ from gazette_platform.errors import SetupError
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.s3 import S3Access
 from gazette_platform.lake.spark import keeping_interrupt, open_session, start_session
-from gazette_platform.testing.starvation import TooLate
-from gazette_platform.testing.waiting import patient
+from gazette_platform.testing.waiting import TooLate, patient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

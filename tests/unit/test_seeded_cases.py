@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gazette_platform.testing.starvation import Late, State, TooLate, judge
+from gazette_platform.testing.starvation import Late, State, judge
+from gazette_platform.testing.waiting import TooLate
 from tests.benches.seeded_cases import SeededCases
 
 

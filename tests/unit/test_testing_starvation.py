@@ -17,14 +17,13 @@ from gazette_platform.testing.starvation import (
     Late,
     State,
     Strain,
-    TooLate,
-    core_wait,
     is_late,
     joined,
     judge,
     reason_of,
     starved_by,
 )
+from gazette_platform.testing.waiting import TooLate, core_wait
 
 BUSY = "80 processes at a time wanted 2 cores, load average 40.1"
 

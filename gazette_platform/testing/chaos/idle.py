@@ -19,8 +19,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.testing.payloads import Payload
 from gazette_platform.testing.recording import RecordingClient
-from gazette_platform.testing.starvation import TooLate
-from gazette_platform.testing.waiting import patient
+from gazette_platform.testing.waiting import TooLate, patient
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,8 +15,7 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 from gazette_platform.testing.local_broker import AppendCall
 from gazette_platform.testing.payloads import Payload, payload_bytes
 from gazette_platform.testing.recording import RecordingClient
-from gazette_platform.testing.starvation import TooLate
-from gazette_platform.testing.waiting import patient
+from gazette_platform.testing.waiting import TooLate, patient
 
 if TYPE_CHECKING:
     from typing import Any

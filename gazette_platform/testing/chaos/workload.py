@@ -19,8 +19,8 @@ from gazette_platform.protocol import FragmentSpec, JournalChange, JournalSpec, 
 from gazette_platform.testing.chaos.readers import run_reader
 from gazette_platform.testing.chaos.upkeep import CODECS, run_flushes, run_upkeep
 from gazette_platform.testing.chaos.writers import run_streams, run_writer
-from gazette_platform.testing.starvation import TooLate, is_late
-from gazette_platform.testing.waiting import patient
+from gazette_platform.testing.starvation import is_late
+from gazette_platform.testing.waiting import TooLate, patient
 
 if TYPE_CHECKING:
     from gazette_platform.client import AsyncClient
