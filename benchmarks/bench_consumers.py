@@ -32,8 +32,8 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import FragmentSpec, JournalSpec, LabelSet
-from gazette_platform.testing.consumer import ConsumerServer
 from gazette_platform.testing.etcd import EtcdServer
+from gazette_platform.testing.servers import ConsumerServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

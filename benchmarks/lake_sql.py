@@ -21,8 +21,8 @@ from gazette_platform.embedded.flights import FLIGHTS, journal_of, load_flights
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.local_sql import connect
 from gazette_platform.lake.settings import LakeSettings
-from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.etcd import EtcdServer
+from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.yaml_specs import parse_journal_tree
 
 if TYPE_CHECKING:

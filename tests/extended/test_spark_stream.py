@@ -18,7 +18,7 @@ from gazette_platform import (
 )
 from gazette_platform.embedded import tools
 from gazette_platform.spark import register
-from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.servers import BrokerServer
 
 pytestmark = [
     pytest.mark.etcd,

@@ -37,8 +37,8 @@ from gazette_platform.lake.typed_spec.columns import (
 )
 from gazette_platform.lake.typed_spec.typed_columns import ColumnEntry
 from gazette_platform.protocol.pb import admin_pb2, protocol_pb2
-from gazette_platform.testing.checker.report import ANOMALIES
 from gazette_platform.yaml_specs import parse_journal_tree, to_journal_tree
+from tests.checker.report import ANOMALIES
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -74,7 +74,7 @@ def test_every_kind_of_unforeseen_error_is_documented():
 
 
 def test_every_anomaly_is_documented():
-    text = (ROOT / "docs" / "guides" / "testing.md").read_text()
+    text = (ROOT / "tests" / "README.md").read_text()
     assert [name for name in ANOMALIES if f"`{name}`" not in text] == [
         name for name in ANOMALIES if name.startswith("int-")
     ]

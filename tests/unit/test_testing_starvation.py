@@ -12,9 +12,11 @@ from gazette_platform.errors import (
     CallUnanswered,
     SetupError,
 )
-from gazette_platform.testing.machine import MachineWatch, Stall
-from gazette_platform.testing.starvation import (
+from gazette_platform.testing.waiting import TooLate, core_wait
+from tests.harness import (
     Late,
+    MachineWatch,
+    Stall,
     State,
     Strain,
     is_late,
@@ -23,7 +25,6 @@ from gazette_platform.testing.starvation import (
     reason_of,
     starved_by,
 )
-from gazette_platform.testing.waiting import TooLate, core_wait
 
 BUSY = "80 processes at a time wanted 2 cores, load average 40.1"
 
