@@ -18,6 +18,7 @@ from gazette_platform.testing.cluster import BrokerCluster, broker_names
 from gazette_platform.testing.etcd import EtcdServer, EtcdTrio
 from gazette_platform.testing.waiting import patient
 from tests.chaos.allowed import check_but_allow
+from tests.chaos.availability import Gap, gaps_of, longest_by_kind, unavailable_s_max
 from tests.chaos.disks import SmallDisk, slow_disk_problem
 from tests.chaos.finals import check_replicas, check_store, read_finals
 from tests.chaos.idle import IdleJournals
@@ -26,7 +27,6 @@ from tests.chaos.nemesis import Nemesis
 from tests.chaos.plan import Fault, FaultKind, kinds_for, make_plan
 from tests.chaos.scene import Scene, WorkloadConfig
 from tests.chaos.stale_primary import StalePrimary
-from tests.chaos.availability import Gap, gaps_of, longest_by_kind, unavailable_s_max
 from tests.chaos.verdict import ChaosResult, Evidence, reasons
 from tests.chaos.workload import Workload
 from tests.checker.history import Recorder, load_history

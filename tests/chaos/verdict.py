@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gazette_platform.testing.waiting import patient
 from tests.chaos.availability import unavailable_s_max
 from tests.chaos.readers import ReaderKind, kind_of as reader_kind
-from tests.harness import starved_s
 from tests.chaos.writers import kind_of as writer_kind
-from tests.harness import Late, State, headline, judge
-from gazette_platform.testing.waiting import patient
+from tests.harness import Late, State, headline, judge, starved_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
     from tests.chaos.availability import Gap
     from tests.chaos.plan import FaultKind
     from tests.chaos.scene import WorkloadConfig
-    from tests.harness import Stall
     from tests.checker import Report
+    from tests.harness import Stall
 
 __all__ = ["ChaosResult", "Evidence", "reasons"]
 

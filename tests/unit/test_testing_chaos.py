@@ -7,8 +7,8 @@ import math
 import pytest
 
 from tests.chaos import ALL_KINDS, WorkloadConfig, make_plan
-from tests.chaos.plan import FaultKind
 from tests.chaos.availability import Gap, gaps_of, longest_by_kind
+from tests.chaos.plan import FaultKind
 from tests.chaos.verdict import ChaosResult, Evidence, reasons
 from tests.chaos.writers import WriterKind, kind_of
 from tests.checker import Anomaly, Report

@@ -9,9 +9,9 @@ import pytest
 
 from gazette_platform.protocol import LabelSet
 from tests.chaos.allowed import allow, check_but_allow
+from tests.chaos.availability import unavailable_s_max
 from tests.chaos.plan import FaultKind
 from tests.chaos.readers import ReaderKind, _session_s
-from tests.chaos.availability import unavailable_s_max
 from tests.checker import Anomaly, Report
 from tests.checker.history import (
     Append,
