@@ -33,7 +33,7 @@ from gazette_platform.errors import (
     StatusError,
     TransportError,
 )
-from gazette_platform.ops.stacks import describe_tasks, describe_threads
+from gazette_platform.ops.process import describe_tasks, describe_threads
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.waiting import TooLate, pass_time, patient
 
