@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, final
 
-from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.errors import SetupError
+from gazette_platform.platform.component import choose_ports
 from gazette_platform.testing.waiting import TooLate, core_wait, patient
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, Self, final
 
 from typing_extensions import override
 
-from gazette_platform.embedded.component import answer_of
-from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.errors import SetupError
+from gazette_platform.platform.component import answer_of, choose_ports
 from gazette_platform.serving.config import Wire
 from gazette_platform.serving.http_server import NOT_SERVING
 from gazette_platform.testing.waiting import TooLate, core_wait, patient

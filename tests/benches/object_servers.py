@@ -16,9 +16,9 @@ from urllib.parse import quote
 
 import pytest
 
-from gazette_platform.embedded import tools
-from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.errors import SetupError
+from gazette_platform.platform import tools
+from gazette_platform.platform.component import choose_ports
 from gazette_platform.testing.waiting import TooLate, patient
 
 if TYPE_CHECKING:

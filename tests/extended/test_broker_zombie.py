@@ -9,7 +9,7 @@ import pytest
 from grpc import aio
 
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.embedded.component import answer_of
+from gazette_platform.platform.component import answer_of
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalChange, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 from gazette_platform.testing.cluster import BrokerCluster

@@ -8,7 +8,7 @@ import sys
 import pytest
 from gazctl_runner import gazctl_runner
 
-from gazette_platform.embedded import tools
+from gazette_platform.platform import tools
 from gazette_platform.testing.servers import BrokerServer
 
 pytestmark = [
