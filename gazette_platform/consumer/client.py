@@ -7,8 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.client.config import ClientConfig
-from gazette_platform.client.transport import Transport
-from gazette_platform.client.unary import Repeat, UnaryCall, UnaryMethod, ask
+from gazette_platform.client.transport import Repeat, Transport, UnaryCall, UnaryMethod, ask
 from gazette_platform.consumer.protocol import (
     ReplicaStatus,
     ShardSpec,

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gazette_platform.client.records import split_lines
+    from gazette_platform.client.read.records import split_lines
     from gazette_platform.message.arrow import ArrowBatch, ArrowReader, SyncArrowReader, read_arrow
     from gazette_platform.message.avro_files import (
         AVRO_CONTENT_TYPE,
@@ -143,7 +143,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "gazette_platform.client.records": ("split_lines",),
+    "gazette_platform.client.read.records": ("split_lines",),
     "gazette_platform.message.arrow": (
         "ArrowBatch",
         "ArrowReader",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
 
     from gazette_platform.client import AsyncClient, Client
-    from gazette_platform.client.records import PieceReader
+    from gazette_platform.client.read.records import PieceReader
     from gazette_platform.message.arrow_parsers import ArrowParser
     from gazette_platform.message.sequencer import SequencerCheckpoint
     from gazette_platform.protocol import LabelSelector

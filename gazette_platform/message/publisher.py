@@ -13,8 +13,8 @@ from gazette_platform.message.uuid import Flags, MessageClock, build_uuid, new_p
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gazette_platform.client.append_queue import AppendTicket
-    from gazette_platform.client.append_service import AppendService
+    from gazette_platform.client.write.append_queue import AppendTicket
+    from gazette_platform.client.write.writers import AppendService
     from gazette_platform.message.framing import Framing
     from gazette_platform.message.mapping import Mapped
     from gazette_platform.ops.clock import Clock

@@ -21,7 +21,7 @@ from gazette_platform.ops.closing import Aclosing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gazette_platform.client.records import PieceReader
+    from gazette_platform.client.read.records import PieceReader
     from gazette_platform.message.framing import Decoder, Unframing
     from gazette_platform.message.sequencer import SequencerCheckpoint
     from gazette_platform.message.sequencer_counts import SequencerCounts

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from gazette_platform.client.append_batches import NO_NEEDS, BatchChain
-from gazette_platform.client.appender import AppendOptions
+from gazette_platform.client.write.append import AppendOptions
+from gazette_platform.client.write.append_queue import NO_NEEDS, BatchChain
 from gazette_platform.errors import GazetteError, ValidationError
 from gazette_platform.protocol import LabelSet
 from gazette_platform.protocol.content import CONTENT_CHUNK_BYTES, decode_append_content

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from gazette_platform.client.byte_budget import ByteBudget
+from gazette_platform.client.write.append_queue import ByteBudget
 from gazette_platform.errors import ValidationError
 from gazette_platform.testing.waiting import turns
 

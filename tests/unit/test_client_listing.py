@@ -461,7 +461,7 @@ async def test_synchronous_client_refuses_to_wait_for_itself():
 
 async def test_li1_continuations_must_hold_journals(monkeypatch):
     async with connected("a/one") as (_, client):
-        from gazette_platform.client.listing import _snapshot
+        from gazette_platform.client.journals import _snapshot
 
         with pytest.raises(DataError, match="empty continuation"):
             _snapshot(

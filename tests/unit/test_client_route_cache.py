@@ -1,4 +1,4 @@
-from gazette_platform.client.route_cache import RouteCache, pick_endpoint
+from gazette_platform.client.transport import RouteCache, pick_endpoint
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import ProcessId, Route
 from gazette_platform.serving.outgoing import Condition

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gazette_platform.client.unary import Repeat, may_repeat
+from gazette_platform.client.transport import Repeat, may_repeat
 from gazette_platform.errors import (
     CallFailed,
     CallUnanswered,

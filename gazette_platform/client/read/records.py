@@ -8,8 +8,6 @@ import orjson
 
 from gazette_platform.errors import DataError, Desynchronized, OffsetJump
 
-__all__ = ["JsonReader", "LineReader", "PieceReader", "json_lines", "lines", "split_lines"]
-
 LINE_BYTES_MAX = 64 << 20
 
 

@@ -1,29 +1,34 @@
-"""Journals and fragments: listing, watching, applying."""
+"""List, watch and apply journals, list their fragments, and keep savepoints (named offsets of journals).
+
+A listing is one revision of etcd. A watch that breaks resumes at the revision of its last snapshot.
+"""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from gazette_platform.client.results import (
     FragmentListing,
     FragmentPage,
     JournalListing,
     ListSnapshot,
-    StoreHealth,
+    Savepoint,
 )
-from gazette_platform.client.unary import Repeat, UnaryCall, UnaryMethod, ask, may_repeat
+from gazette_platform.client.transport import Repeat, UnaryCall, UnaryMethod, ask, may_repeat
 from gazette_platform.client.wire import decoded
 from gazette_platform.errors import (
     CallFailed,
     DataError,
     GazetteError,
+    SavepointExists,
+    SavepointNotFound,
     TransportError,
     status_error,
 )
 from gazette_platform.protocol import (
     HISTORY,
-    BrokerSpec,
     Fragment,
     Header,
     JournalChange,
@@ -31,10 +36,12 @@ from gazette_platform.protocol import (
     LabelSelector,
     Route,
     Status,
+    created_list,
+    created_map,
     history_bits,
+    strip_meta,
     validate_apply_response,
     validate_fragments_response,
-    validate_health_response,
     validate_list_response,
 )
 from gazette_platform.protocol.auth import Capability
@@ -42,22 +49,12 @@ from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as 
 from gazette_platform.serving.interface import RpcFailed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+
+    from google.protobuf.message import Message
 
     from gazette_platform.client.transport import Transport
     from gazette_platform.serving.outgoing import OutgoingCall
-
-__all__ = [
-    "apply_changes",
-    "apply_request",
-    "check_store",
-    "fragment_page",
-    "list_brokers",
-    "list_journals",
-    "list_response",
-    "refused_stores",
-    "watch_journals",
-]
 
 _APPLY: Final = UnaryMethod(
     path="/protocol.Journal/Apply",
@@ -72,25 +69,6 @@ _FRAGMENTS: Final = UnaryMethod(
     capability=Capability.READ,
     validate=validate_fragments_response,
 )
-_STORE_HEALTH: Final = UnaryMethod(
-    path="/protocol.Journal/FragmentStoreHealth",
-    response=pb.FragmentStoreHealthResponse,
-    # Who may apply a journal may check a store that none names yet.
-    capability=Capability.READ | Capability.APPLY,
-    validate=validate_health_response,
-)
-_CHECK_STORES: Final = UnaryMethod(
-    path="/gazette_platform.Admin/CheckStores",
-    response=admin_pb.CheckStoresResponse,
-    capability=Capability.APPLY,
-)
-_LIST_BROKERS: Final = UnaryMethod(
-    path="/gazette_platform.Admin/ListBrokers",
-    response=admin_pb.ListBrokersResponse,
-    capability=Capability.APPLY,
-)
-# As many as brokers take in one call.
-_STORES_AT_A_TIME: Final = 256
 
 
 async def list_journals(transport: Transport, selector: LabelSelector) -> ListSnapshot:
@@ -340,80 +318,122 @@ def _fragment_page(
     )
 
 
-async def check_store(
-    transport: Transport, store: str, *, check_delete_prefix: str | None = None
-) -> StoreHealth:
-    """Ask a broker whether it can use a fragment store; see `AsyncClient.store_health`."""
-    request = pb.FragmentStoreHealthRequest(
-        fragment_store=store,
-        check_delete=check_delete_prefix is not None,
-        check_delete_prefix=check_delete_prefix or "",
-    )
+# ------------------------------------------------------------------ savepoints
 
-    def read(response: pb.FragmentStoreHealthResponse) -> StoreHealth:
-        transport.was_connected = True
-        if response.status not in (pb.OK, pb.FRAGMENT_STORE_UNHEALTHY):
-            raise status_error(Status.from_wire(response.status).name, store)
-        return StoreHealth(store, response.status == pb.OK, response.store_health_error)
+M = TypeVar("M", bound="Message")
 
-    check = UnaryCall(
-        method=_STORE_HEALTH,
-        request=request,
-        what=f"health check of {store}",
-        # A first check and the probes have a minute each at the broker.
-        timeout_s=max(transport.config.call_timeout_s, 180.0),
-    )
-    return await ask(transport, check, read)
+_PUT: Final = UnaryMethod(
+    path="/gazette_platform.Admin/PutSavepoint",
+    response=admin_pb.PutSavepointResponse,
+    capability=Capability.APPLY,
+    repeat=Repeat.IF_UNSENT,
+)
+_GET: Final = UnaryMethod(
+    path="/gazette_platform.Admin/GetSavepoint",
+    response=admin_pb.GetSavepointResponse,
+    capability=Capability.LIST,
+)
+_LIST: Final = UnaryMethod(
+    path="/gazette_platform.Admin/ListSavepoints",
+    response=admin_pb.ListSavepointsResponse,
+    capability=Capability.LIST,
+)
+_DELETE: Final = UnaryMethod(
+    path="/gazette_platform.Admin/DeleteSavepoint",
+    response=admin_pb.DeleteSavepointResponse,
+    capability=Capability.APPLY,
+    repeat=Repeat.IF_UNSENT,
+)
 
 
-async def refused_stores(transport: Transport, stores: Sequence[str]) -> dict[str, str]:
-    """Fragment stores that no journal can be kept in, however long one waits, each with the reason.
+async def put_savepoint(
+    transport: Transport,
+    name: str,
+    offsets: Mapping[str, int],
+    created: Mapping[str, int],
+    *,
+    replace: bool,
+) -> Savepoint:
+    """Store a savepoint.
 
-    Brokers open no connection for it. Of Gazette's own, which have no such call, none is told.
+    Args:
+        created: of journals of `offsets`, as listings have it. The broker adds the others as of now.
 
+    Raises: SavepointExists. Cancellation: may be stored or not.
+    """
+    listed = created_list(offsets, created)
+    savepoint = admin_pb.Savepoint(name=name, offsets=dict(offsets), created=listed)
+    request = admin_pb.PutSavepointRequest(savepoint=savepoint, replace=replace)
+    return _savepoint((await _ask(transport, _PUT, request)).savepoint)
+
+
+async def get_savepoint(transport: Transport, name: str) -> Savepoint:
+    """A savepoint. Raises: SavepointNotFound. Cancellation: safe."""
+    request = admin_pb.GetSavepointRequest(name=name)
+    return _savepoint((await _ask(transport, _GET, request)).savepoint)
+
+
+class SavedPlace(NamedTuple):
+    """What a savepoint has of a journal."""
+
+    offset: int
+    created: int
+    """Which journal the offset belongs to (`protocol.identity`); 0: not known."""
+
+
+async def savepoint_place(transport: Transport, name: str, journal: str) -> SavedPlace:
+    """Return the offset that a savepoint has of a journal.
+
+    Raises: SavepointNotFound: there is no such savepoint, or it says nothing of the journal.
     Cancellation: safe.
     """
-    refused: dict[str, str] = {}
-    for begin in range(0, len(stores), _STORES_AT_A_TIME):
-        some = stores[begin : begin + _STORES_AT_A_TIME]
-        check = UnaryCall(
-            method=_CHECK_STORES,
-            request=admin_pb.CheckStoresRequest(stores=some),
-            what="check of fragment stores",
+    savepoint, bare = await get_savepoint(transport, name), strip_meta(journal)
+    offset = savepoint.offsets.get(bare)
+    if offset is None:
+        raise SavepointNotFound(
+            f"savepoint {name} says nothing of {journal} (`gazctl savepoints get {name}` shows "
+            "what it names; a journal that came later is read from 0)"
         )
-        try:
-            refused |= await ask(transport, check, partial(_refused, transport))
-        except CallFailed as err:
-            if err.code != "UNIMPLEMENTED":
-                raise
-            return {}
-    return refused
+    return SavedPlace(offset, savepoint.created.get(bare, 0))
 
 
-def _refused(transport: Transport, response: admin_pb.CheckStoresResponse) -> dict[str, str]:
-    transport.learn("", response.header)
-    return {one.store: one.reason for one in response.refused}
+async def list_savepoints(transport: Transport, prefix: str) -> list[Savepoint]:
+    """All savepoints whose names begin so, without offsets. Cancellation: safe."""
+    response = await _ask(transport, _LIST, admin_pb.ListSavepointsRequest(prefix=prefix))
+    return [_savepoint(found) for found in response.savepoints]
 
 
-async def list_brokers(transport: Transport) -> tuple[BrokerSpec, ...]:
-    """Ask a broker for the members of its cluster.
+async def delete_savepoint(transport: Transport, name: str) -> None:
+    """Forget a savepoint. Raises: SavepointNotFound. Cancellation: may be deleted or not."""
+    _ = await _ask(transport, _DELETE, admin_pb.DeleteSavepointRequest(name=name))
 
-    Returns: none for brokers of Gazette's own, which have no such call.
-    Cancellation: safe.
+
+async def _ask(transport: Transport, method: UnaryMethod[M], request: Message) -> M:
+    """Ask any broker.
+
+    Raises: SavepointExists, SavepointNotFound; TransportError: whether a change was made is unknown.
     """
-    members = UnaryCall(
-        method=_LIST_BROKERS, request=admin_pb.ListBrokersRequest(), what="list of brokers"
-    )
+
+    def read(response: M) -> M:
+        transport.learn("", response.header)  # type: ignore[attr-defined]
+        return response
+
+    call = UnaryCall(method=method, request=request, what=method.path.rpartition("/")[2])
     try:
-        return await ask(transport, members, partial(_brokers, transport))
+        return await ask(transport, call, read)
     except CallFailed as err:
-        if err.code != "UNIMPLEMENTED":
-            raise
-        return ()
+        if err.code == "NOT_FOUND":
+            raise SavepointNotFound(err.details) from err
+        if err.code == "ALREADY_EXISTS":
+            raise SavepointExists(err.details) from err
+        raise
 
 
-def _brokers(
-    transport: Transport, response: admin_pb.ListBrokersResponse
-) -> tuple[BrokerSpec, ...]:
-    transport.learn("", response.header)
-    return tuple(BrokerSpec.from_pb(one) for one in response.brokers)
+def _savepoint(message: admin_pb.Savepoint) -> Savepoint:
+    return Savepoint(
+        name=message.name,
+        offsets=dict(sorted(message.offsets.items())),
+        created=created_map(message.offsets, message.created),
+        created_at=datetime.fromtimestamp(message.created_at, UTC),
+        journals=message.journals,
+    )

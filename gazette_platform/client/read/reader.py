@@ -6,11 +6,9 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self, final
 
-from gazette_platform.client.direct import stream_of
-from gazette_platform.client.direct_read import URL_TTL_S, DirectRead
-from gazette_platform.client.listing import fragment_page, list_journals
+from gazette_platform.client.journals import fragment_page, list_journals, savepoint_place
+from gazette_platform.client.read.direct import URL_TTL_S, DirectRead, stream_of
 from gazette_platform.client.results import FragmentListing
-from gazette_platform.client.savepoints import savepoint_place
 from gazette_platform.client.wire import decoded
 from gazette_platform.errors import (
     CallFailed,
@@ -48,8 +46,6 @@ if TYPE_CHECKING:
     from gazette_platform.client.transport import Transport
     from gazette_platform.client.wire import Wire
     from gazette_platform.serving.h2.client_call import ClientCall
-
-__all__ = ["ReadOptions", "Reader"]
 
 _log = logging.getLogger(__name__)
 # A journal that was just applied is not known to every broker at once.

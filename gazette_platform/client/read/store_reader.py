@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, final
 
-from gazette_platform.client.direct_read import DirectRead
+from gazette_platform.client.read.direct import DirectRead
+from gazette_platform.client.read.store_plan import POLL_S_MIN, StorePlan, next_poll_s
 from gazette_platform.client.read_ahead import READ_AHEAD_BYTES_MAX, FragmentStream, ReadAhead
 from gazette_platform.client.results import FragmentListing
-from gazette_platform.client.store_plan import POLL_S_MIN, StorePlan, next_poll_s
 from gazette_platform.errors import JournalReplaced, OffsetJump, StoreError, ValidationError
 from gazette_platform.ops.clock import Clock, SystemClock
 from gazette_platform.ops.retry import backoff_s
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.protocol import Fragment
     from gazette_platform.stores import FragmentStore
-
-__all__ = ["StoreReader", "read_store"]
 
 _log = logging.getLogger(__name__)
 _PLAN_FRAGMENTS = 128

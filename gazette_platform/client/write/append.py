@@ -1,21 +1,30 @@
-"""One append: one RPC, which is retried unless it is clear that it cannot succeed."""
+"""Append content as one atomic span: one RPC, retried until it is clear that it cannot succeed.
+
+At-least-once: if a broker does not answer, the content is sent again and may be in the journal twice.
+An append that names its `offset` is there once or not at all: `settle` reads the journal to find out
+what an unanswered attempt did.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
-from gazette_platform.client.append_outcome import settle
+from gazette_platform.client.read.reader import Reader, ReadOptions
 from gazette_platform.client.results import AppendResult
 from gazette_platform.client.wire import decoded
 from gazette_platform.errors import (
     CallFailed,
     CallUnanswered,
     GazetteError,
+    OutcomeUnknown,
+    RegisterMismatch,
     StatusError,
+    WrongAppendOffset,
     status_error,
 )
 from gazette_platform.protocol import (
@@ -42,8 +51,6 @@ if TYPE_CHECKING:
     from gazette_platform.client.wire import Wire
     from gazette_platform.serving.h2.client_call import ClientCall
 
-__all__ = ["AppendOptions", "Content", "ContentSource", "append"]
-
 # What may be appended: bytes all at once, or in pieces of any size.
 ContentSource = (
     bytes
@@ -59,8 +66,8 @@ _JOIN_S = 0.1
 # Content up to this size goes along with the request: beyond it, what a call costs is little.
 _WHOLE_BYTES_MAX = 64 << 10
 
-# gRPC codes by which a broker of Gazette's, or an old one of ours, says that it knows no such call; or what
-# lies before it, that only calls of Gazette's pass. Nothing was appended then.
+# gRPC codes of brokers that do not know the call (those of Gazette), and of proxies in front of them that
+# pass only calls of Gazette. In both cases nothing was appended.
 _NO_WHOLE_CODES = frozenset({"UNIMPLEMENTED", "PERMISSION_DENIED"})
 
 # gRPC codes of errors that another attempt does not cure.
@@ -449,3 +456,89 @@ def _detail(response: pb.AppendResponse) -> str:
     if response.status == pb.REGISTER_MISMATCH:
         return f"the journal's registers are {LabelSet.from_pb(response.registers)}"
     return response.store_health_error
+
+
+# ------------------------------------------------------------------ the outcome of an unanswered attempt
+
+# Seconds to wait for each piece: a replica may learn of a commit a moment later.
+_PIECE_TIMEOUT_S = 10.0
+
+
+async def settle(
+    transport: Transport,
+    journal: str,
+    content: AsyncIterator[bytes | bytearray | memoryview],
+    *,
+    offset: int,
+    refusal: StatusError,
+    doubt: GazetteError,
+    header: Header,
+    registers: LabelSet,
+) -> AppendResult:
+    """Find out whether an attempt was committed before one was refused.
+
+    If the journal has other bytes at the offset, it was not; if it has the same bytes, what was asked
+    for is there. (Two writers that append equal content at one offset are both told that they
+    succeeded: content that is to decide a race between writers has to name its writer.)
+
+    Args:
+        offset: that the append named; 0: none.
+        refusal: of the last attempt.
+        doubt: what an earlier one failed with.
+        header: that of the refusal.
+        registers: as the refusal told.
+
+    Returns: where the content is.
+    Raises: StatusError: `refusal`; nothing was appended. OutcomeUnknown: nobody knows.
+    Cancellation: safe.
+    """
+    why = "it named no offset to look at"
+    if offset and isinstance(refusal, WrongAppendOffset | RegisterMismatch):
+        try:
+            found = await _find(transport, journal, offset, content)
+        except GazetteError as err:
+            why = f"offset {offset} cannot be read: {err}"
+        except TimeoutError:
+            why = f"the journal does not reach to the end of it, from offset {offset}"
+        else:
+            if found is None:
+                raise refusal
+            end, sha1 = found
+            if end == offset:
+                raise refusal  # without a byte there is nothing to find, and nothing was appended
+            transport.counts.appended_bytes[journal] += end - offset
+            return AppendResult(offset, end, sha1, registers, header)
+    raise OutcomeUnknown(
+        f"append to {journal}: whether it was appended is unknown: an attempt was not answered "
+        f"({doubt}), and one behind it was refused ({refusal}); {why} (look for the content in the "
+        "journal before appending it again)"
+    ) from refusal
+
+
+async def _find(
+    transport: Transport,
+    journal: str,
+    offset: int,
+    content: AsyncIterator[bytes | bytearray | memoryview],
+) -> tuple[int, bytes] | None:
+    """The end and SHA-1 of `content` at `offset`; None: something else is there.
+
+    Raises: TimeoutError: the journal is shorter. GazetteError: it cannot be read.
+    """
+    digest = hashlib.sha1(usedforsecurity=False)
+    at = offset
+    stored = memoryview(b"")
+    async with Reader(transport, journal, offset, ReadOptions(block=True)) as reader:
+        async for piece in content:
+            own = memoryview(piece).cast("B")
+            digest.update(own)
+            at += len(own)
+            while own:
+                if not stored:
+                    async with asyncio.timeout(_PIECE_TIMEOUT_S):
+                        stored = memoryview(await anext(reader))
+                size = min(len(own), len(stored))
+                if own[:size] != stored[:size]:
+                    return None
+                own, stored = own[size:], stored[size:]
+    return at, digest.digest()

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.client.results import FragmentListing
 
-__all__ = ["Place", "StorePlan", "next_poll_s"]
-
 POLL_S_MIN: Final = 1.0
 POLL_S_MAX: Final = 60.0
 # As of brokers: a younger hole may be a fragment that is still being stored.
