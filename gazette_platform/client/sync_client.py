@@ -155,7 +155,7 @@ def _blocking(
     """Make a method of `Client` that runs a coroutine method of `AsyncClient`, and waits."""
 
     @wraps(method)
-    def call(self: Client, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.run(method(self.asynchronous, *args, **kwargs))
 
     return _named(call)
@@ -167,7 +167,7 @@ def _iterating(
     """Make a method of `Client` that drives an async generator; leaving the iteration closes it."""
 
     @wraps(method)
-    def call(self: Client, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         source = method(self.asynchronous, *args, **kwargs)
         try:
             while (item := self.run(next_or_none(source))) is not None:
@@ -185,7 +185,7 @@ def _making(
     """Make a method of `Client` that returns a reader or writer of `AsyncClient`, wrapped for threads."""
 
     @wraps(method)
-    def call(self: Client, *args: P.args, **kwargs: P.kwargs) -> S:
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> S:
         async def make() -> T:  # readers and writers belong to the loop that makes them
             return method(self.asynchronous, *args, **kwargs)
 
