@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.fragment.files import COMPRESS_BATCH_BYTES
 from gazette_platform.fragment.spool import LAG_BYTES_MAX
-from gazette_platform.ops.threads import run_in
+from gazette_platform.ops.tasks import run_in
 from gazette_platform.serving.interface import Code, RpcFailed
 
 if TYPE_CHECKING:

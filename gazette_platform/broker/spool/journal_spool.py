@@ -37,7 +37,7 @@ from gazette_platform.fragment.recovery import RecoveredTenure
 from gazette_platform.fragment.spool import LAG_BYTES_MAX, Spool
 from gazette_platform.ops.disk_pace import SLOW_S, DiskPace
 from gazette_platform.ops.faults import Faults
-from gazette_platform.ops.threads import run_in
+from gazette_platform.ops.tasks import run_in
 from gazette_platform.protocol import ZERO_SUM, CompressionCodec, Fragment, LabelSet
 from gazette_platform.serving.interface import Code, RpcFailed
 

@@ -15,7 +15,7 @@ from gazette_platform.lake.typed.checks.completeness import Completeness, Incomp
 from gazette_platform.lake.typed.checks.last_messages import LastMessages, keys_of
 from gazette_platform.lake.typed.runs.tail import pin_tail, spool_tail
 from gazette_platform.lake.typed.tables.table import typed_table
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
