@@ -37,7 +37,7 @@ Source: outcomes and their order are those of Gazette's sequencer.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, final
@@ -46,20 +46,60 @@ from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.message.uuid import Flags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from gazette_platform.message.envelope import Envelope
-    from gazette_platform.message.sequencer_counts import SequencerCounts
+    from gazette_platform.message.uuid import UuidParts
 
-__all__ = [
-    "PRUNE_HORIZON",
-    "RING_SIZE",
-    "Outcome",
-    "ProducerState",
-    "ReplayRange",
-    "Sequencer",
-    "SequencerCheckpoint",
-]
+M = TypeVar("M")
+
+
+class Envelope(NamedTuple, Generic[M]):
+    """A message as it was read."""
+
+    journal: str
+    """As it was asked for: `a/journal;one` and `a/journal;two` are different sources."""
+    begin: int
+    """Offset of the first byte of its frame."""
+    end: int
+    """Offset behind the last one."""
+    uuid: UuidParts
+    message: M
+
+
+_NAMES = {int(flag): flag.name for flag in Flags}
+
+
+@final
+class SequencerCounts:
+    """Counts of messages: a collector, which ``prometheus_client.REGISTRY.register`` takes.
+
+    Several sequencers of one thread may share it; it is read by any thread.
+
+    Attributes:
+        queued: messages that were sequenced, by journal, flags and `Outcome`.
+        replayed: messages that were read again, since the ring had dropped them, by journal.
+    """
+
+    def __init__(self) -> None:
+        self.queued: defaultdict[tuple[str, int, str], int] = defaultdict(int)
+        self.replayed: defaultdict[str, int] = defaultdict(int)
+
+    def collect(self) -> Iterator[Any]:
+        """The metrics. Their names lack the end that the library gives to counters, so they are untyped."""
+        from prometheus_client import Metric  # noqa: PLC0415  slow to import
+
+        queued = Metric("gazette_sequencer_queued", "Messages that were sequenced.", "unknown")
+        for (journal, flags, outcome), count in list(self.queued.items()):
+            labels = {"journal": journal, "flag": _NAMES.get(flags, str(flags))}
+            queued.add_sample(queued.name, {**labels, "outcome": str(outcome)}, count)
+        yield queued
+        replayed = Metric(
+            "gazette_sequencer_replay", "Messages that were read a second time.", "unknown"
+        )
+        for journal, count in list(self.replayed.items()):
+            replayed.add_sample(replayed.name, {"journal": journal}, count)
+        yield replayed
+
 
 RING_SIZE = 8192
 """Messages of open spans that are kept, of all producers together."""
@@ -72,7 +112,6 @@ on by that much since it was heard of, or since a checkpoint was gone on from. S
 loses nothing.
 """
 
-M = TypeVar("M")
 # Plain numbers, for every message is compared with them.
 _OUTSIDE, _CONTINUE, _ACK = map(int, Flags)
 _Key = tuple[str, bytes]
