@@ -7,9 +7,9 @@ import threading
 from typing import TYPE_CHECKING, Self, final
 
 from gazette_platform.client import AppendOptions, AppendTicket
+from gazette_platform.consumer.recoverylog.hints import AUTHOR_MAX
+from gazette_platform.consumer.recoverylog.player import take_over
 from gazette_platform.consumer.recoverylog.recording import Recording
-from gazette_platform.consumer.recoverylog.segments import AUTHOR_MAX
-from gazette_platform.consumer.recoverylog.takeover import take_over
 from gazette_platform.errors import DataError, Fenced, GazetteError, RegisterMismatch
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from __future__ import annotations
 import posixpath
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.consumer.recoverylog.chain import author_label, body_of, encode_op
-from gazette_platform.consumer.recoverylog.fsm import Verdict
-from gazette_platform.consumer.recoverylog.segments import AUTHOR_MAX
+from gazette_platform.consumer.recoverylog.fsm import Verdict, author_label, body_of, encode_op
+from gazette_platform.consumer.recoverylog.hints import AUTHOR_MAX
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import LabelSelector, LabelSet
 from gazette_platform.protocol.pb import recoverylog_pb2 as pb

@@ -11,7 +11,7 @@ from gazette_platform.consumer.publisher import TransactionPublisher
 from gazette_platform.consumer.recoverylog import Recorder
 from gazette_platform.consumer.runtime.recovery import discard
 from gazette_platform.consumer.runtime.run import Run
-from gazette_platform.consumer.runtime.steps import done, step
+from gazette_platform.consumer.runtime.status import done, step
 from gazette_platform.consumer.store import ShardStore
 from gazette_platform.errors import ApplicationFailed, EtcdError, ValidationError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.protocol import Checkpoint
     from gazette_platform.consumer.runtime.host import ReplicaSettings, ShardHost
     from gazette_platform.consumer.runtime.recovery import Recovery
-    from gazette_platform.consumer.runtime.standing import Standing
+    from gazette_platform.consumer.runtime.status import Readiness
     from gazette_platform.message import AckIntent, SequencerCounts
     from gazette_platform.ops.clock import Clock
 
@@ -44,7 +44,7 @@ class Primary(Generic[StoreT, M]):
         shard: which one.
         application: consumes.
         host: keeps hints, and is told the status.
-        standing: is told of readiness and progress.
+        readiness: is told of readiness and progress.
         recovery: plays the log; None: there is none.
         log: the recovery log, as of when the replica was made.
         log_appends: appends to it alone, so that no room is waited for which only a commit makes.
@@ -58,7 +58,7 @@ class Primary(Generic[StoreT, M]):
         shard: Shard,
         application: Application[StoreT, M],
         host: ShardHost,
-        standing: Standing,
+        readiness: Readiness,
         *,
         recovery: Recovery | None,
         log: str,
@@ -74,7 +74,7 @@ class Primary(Generic[StoreT, M]):
         self._recovery = recovery
         self._log = log
         self._log_appends = log_appends
-        self._standing = standing
+        self._readiness = readiness
         self._settings = settings
         self._clock = clock
         self._counts = counts
@@ -89,7 +89,7 @@ class Primary(Generic[StoreT, M]):
         """
         with step("completeRecovery"):
             store, checkpoint = await self._open()
-            self._standing.ready(checkpoint)
+            self._readiness.ready(checkpoint)
             await self._host.set_status(ReplicaStatus(ReplicaCode.PRIMARY))
         self._hints_at = self._clock.monotonic() + self._settings.hints_interval_s
         shard = self._shard
@@ -103,7 +103,7 @@ class Primary(Generic[StoreT, M]):
                     store,
                     publisher=publisher,
                     checkpoint=checkpoint,
-                    standing=self._standing,
+                    readiness=self._readiness,
                     between=self._keep_hints,
                     clock=self._clock,
                     batch_size=self._settings.batch_size,
@@ -114,7 +114,7 @@ class Primary(Generic[StoreT, M]):
                 await self._run.run()
                 acknowledged = self._run.acks
                 checkpoint = await self._restore(store)
-                self._standing.ready(checkpoint)
+                self._readiness.ready(checkpoint)
 
     def abandon(self) -> None:
         """Let no append wait any longer for a commit; when it is not at work any more."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE, Player, new_author, pick_hints
-from gazette_platform.consumer.runtime.steps import step
+from gazette_platform.consumer.runtime.status import step
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.threads import run_in
 

@@ -13,8 +13,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from typing_extensions import override
 
 from gazette_platform.consumer.protocol import Checkpoint
-from gazette_platform.consumer.store.base import ShardStore
-from gazette_platform.consumer.store.commits import Commits, all_succeeded
+from gazette_platform.consumer.store.base import Commits, ShardStore, all_succeeded
 from gazette_platform.consumer.store.sql_database import (
     CHECKPOINTS,
     let_idle_limit_follow,
