@@ -8,7 +8,7 @@ one bound of memory between journals, and an append may wait for appends to othe
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, final
+from typing import TYPE_CHECKING, Any, Final, Self, final
 
 from gazette_platform.client.write.append import AppendOptions
 from gazette_platform.client.write.append_queue import (
@@ -401,17 +401,6 @@ class AppendWriter(AsyncClosing):
 # ------------------------------------------------------------------ records of one journal
 
 
-class _Service(Protocol):
-    """What a writer needs of its append service."""
-
-    @property
-    def budget(self) -> ByteBudget: ...
-
-    def queue(self, journal: str) -> AppendQueue: ...
-
-    def begin(self, writer: RecordWriter) -> None: ...
-
-
 @final
 class RecordWriter:
     """A buffered writer of an append service: `write` only takes a record; nothing is told of each.
@@ -434,7 +423,7 @@ class RecordWriter:
         "journal",
     )
 
-    def __init__(self, service: _Service, journal: str, options: AppendOptions) -> None:
+    def __init__(self, service: AppendService, journal: str, options: AppendOptions) -> None:
         self.journal = journal
         self._service = service
         self._options = options
