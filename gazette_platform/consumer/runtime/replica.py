@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
 from gazette_platform.consumer.application import Application, Shard, takes_batches
 from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus
 from gazette_platform.consumer.runtime.host import ReplicaSettings
-from gazette_platform.consumer.runtime.primary import Primary
-from gazette_platform.consumer.runtime.recovery import Recovery
 from gazette_platform.consumer.runtime.status import Readiness, cause_of, error_of
+from gazette_platform.consumer.runtime.tasks import Primary, Recovery
 from gazette_platform.consumer.shard import (
     HeldReplica,
     ReplicaStep,
@@ -22,8 +21,7 @@ from gazette_platform.consumer.shard import (
     failed_status,
     tasks_to_start,
 )
-from gazette_platform.consumer.store import ShardStore
-from gazette_platform.consumer.store.base import opening_may_pass
+from gazette_platform.consumer.store import ShardStore, opening_may_pass
 from gazette_platform.errors import (
     AssignmentGone,
     Fenced,

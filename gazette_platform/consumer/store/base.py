@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, final
@@ -39,18 +38,6 @@ def check_recorder(recorder: Recorder | None, store: str) -> None:
             f"a {store} keeps its files in a recovery log, and this shard has none: give its spec a "
             "recovery_log_prefix and a hint_prefix, or keep state in a SQLStore"
         )
-
-
-def opening_may_pass(error: Exception) -> bool:
-    """As `ShardStore.may_pass`, of a failure before there was a store: an application may ask its database as it opens it."""
-    if "sqlalchemy" in sys.modules:  # or it is no error of a database
-        from gazette_platform.consumer.store.sql_database import (  # noqa: PLC0415  an extra
-            sql_may_pass,
-        )
-
-        if sql_may_pass(error):
-            return True
-    return ShardStore.may_pass(error)
 
 
 class ShardStore(ABC):
