@@ -262,12 +262,14 @@ class Sequencer(Generic[M]):
             )
         producer, clock, flags = envelope.uuid
         if clock == 0:
+            # No UUID: nothing to deduplicate by, and no state that a checkpoint would have to keep.
             self._deliver(envelope, None)
             self.dequeued = envelope
             return Outcome.OUTSIDE_COMMIT
         key = (envelope.journal, producer)
         state = self._states.get(key)
         if state is None:
+            # One tick less, so that this message is not taken for one that was committed before.
             state = self._states[key] = _State(clock - 1)
             if flags != _ACK and clock < self._newest.get(envelope.journal, 0) - PRUNE_HORIZON:
                 self._warn_late(envelope)
@@ -283,6 +285,8 @@ class Sequencer(Generic[M]):
                 )
             outcome = self._outside(envelope, key, state)
         if self._last is None:
+            # A message that commits something moves the offset when its commit is used up, in `step`:
+            # a checkpoint in between must read it again.
             self._offsets[envelope.journal] = envelope.end
         return outcome
 
@@ -299,10 +303,13 @@ class Sequencer(Generic[M]):
             self._last = self._state = None
             self._offsets[used.journal] = used.end
             if state is not None:
+                # Also `max_clock`: what the span has above the ACK's clock was taken back by its
+                # producer, which may publish under these clocks again.
                 state.min_clock = state.max_clock = used.uuid.clock
                 self._empty(state)
             return
         assert state is not None  # only a commit of a tracked producer has several messages
+        # The rest of the span begins behind this message: a checkpoint now delivers only the rest.
         state.min_clock = used.uuid.clock
         state.begin = used.end
         if self.replay is None:
@@ -328,6 +335,7 @@ class Sequencer(Generic[M]):
         if self._counts is not None:
             self._counts.replayed[envelope.journal] += 1
         uuid = envelope.uuid
+        # A range of a journal holds messages of all its producers, and their earlier commits.
         if uuid.producer != last.uuid.producer or uuid.flags != _CONTINUE:
             return False
         return self._is_dequeued(envelope)
@@ -384,6 +392,7 @@ class Sequencer(Generic[M]):
         if clock <= state.min_clock:
             return Outcome.CONTINUE_ALREADY_ACKED
         if clock <= state.max_clock:
+            # The producer's append was retried, and both attempts are in the journal.
             return Outcome.CONTINUE_RING_CLOCK_LARGER
         state.max_clock = clock
         outcome = Outcome.CONTINUE_EXTEND_SPAN
@@ -407,6 +416,8 @@ class Sequencer(Generic[M]):
                     f"{_where(envelope)}: its producer takes back messages up to clock "
                     f"{state.min_clock}, which were delivered: they may come twice"
                 )
+            # The producer restarted from an older checkpoint and will publish these clocks again. If we
+            # kept `min_clock`, its new messages would count as duplicates and be lost.
             state.min_clock = state.max_clock = clock
             self._drop_span(key, state)
             return Outcome.ACK_ROLLBACK
@@ -419,6 +430,8 @@ class Sequencer(Generic[M]):
         self._take_slot(None)
         self._looked_at = state.min_clock
         held_begin = state.held[0].begin if state.held else envelope.begin
+        # The ring drops the oldest messages first, so what is left of a span is its end. Only what lies
+        # before that is read again.
         if state.begin >= held_begin:
             self._dequeue_held()
             return Outcome.ACK_COMMIT_RING
@@ -450,10 +463,10 @@ class Sequencer(Generic[M]):
         assert state is not None
         assert last is not None
         if clock <= self._looked_at:
-            return False
+            return False  # a retried append: a replay meets both copies
         self._looked_at = clock
         if clock > last.uuid.clock:
-            return False
+            return False  # the ACK takes back whatever is newer than itself
         state.begin = envelope.begin
         self.dequeued = envelope
         return True
@@ -518,6 +531,7 @@ class Sequencer(Generic[M]):
                 if state.heard != state.max_clock or has_jumped:
                     state.heard, state.heard_at = state.max_clock, top
                 is_behind = state.heard_at < top - horizon
+            # Never the producer whose commit is being delivered: `step` still moves its clocks.
             if is_behind and state is not self._state:
                 self._empty(state)
                 del self._states[key]

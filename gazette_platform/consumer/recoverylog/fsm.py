@@ -208,10 +208,14 @@ class Fsm:
             first_offset: where its frame begins, or an offset before.
             last_offset: behind its frame and content; 0: not known.
         """
+        # While hints last, their author is known. Another author's operation with the right number is one
+        # of a recorder that lost the log: the hints were made by the winner.
         if self._segments and op.author != self._segments[0].author:
             return Verdict.NOT_HINTED_AUTHOR
         if op.seq_no != self.next_seq_no:
             return Verdict.WRONG_SEQ_NO
+        # Two recorders may write the same number before one of them is fenced. The first in the log wins,
+        # and everything that the loser writes later carries a checksum that includes its own operation.
         if op.checksum != self.next_checksum:
             return Verdict.CHECKSUM_MISMATCH
         if op.HasField("create"):
@@ -220,6 +224,7 @@ class Fsm:
             return Verdict.EXPECTED_HINTED_FNODE
         else:
             verdict = self._change(op, log, first_offset, last_offset)
+        # An operation of a dead file is in sequence, too: later checksums include it.
         if verdict is Verdict.APPLIED or verdict is Verdict.NOT_TRACKED:
             self._advance(op.seq_no, body, log)
         return verdict
@@ -278,8 +283,10 @@ class Fsm:
         node.links.remove(path)
         del self._links[path]
         if node.links:
+            # Whoever plays the segments must meet the removal, or the file has one path too many.
             node.extend(op, log, first_offset, last_offset)
         else:
+            # Its segments go with it: from now on no hints ask for the parts of the log that made it.
             del self._live[fnode]
         return Verdict.APPLIED
 
@@ -288,7 +295,9 @@ class Fsm:
         if path in self._links:
             return Verdict.LINK_EXISTS
         if self._segments:
-            self._properties.setdefault(path, content)  # that of the hints is newer
+            self._properties.setdefault(
+                path, content
+            )  # the hints were made later than this operation
         else:
             self._properties[path] = content
         return Verdict.APPLIED

@@ -96,6 +96,8 @@ class Run(Generic[StoreT, M]):
     ) -> None:
         spec = shard.spec
         self.acks = checkpoint.ack_intents
+        # The process may have died between its commit and its ACKs. Then readers wait for them: the
+        # checkpoint has them, and whoever restores it appends them first.
         self._again = tuple(each for each in self.acks if each not in acknowledged)
         self._shard = shard
         self._application = application
@@ -162,6 +164,7 @@ class Run(Generic[StoreT, M]):
 
     async def _act(self) -> bool:
         """Do what is next. Returns: whether there may be more to do."""
+        # Cleared before anything is looked at: what happens meanwhile sets it again, so no news is missed.
         self._wake.clear()
         self._note(self._barrier.settled())
         while self._sequencer.replay is not None and not self._backlog.has_message:
@@ -312,10 +315,12 @@ class Run(Generic[StoreT, M]):
             # From here on nothing waits: whatever is published later comes behind these ACKs.
             intents = tuple(self._publisher.build_acks())
             now = clock_of(int(self._clock.unix_s() * 1e9))
+            # Sources that were not read yet keep the identity that the restored checkpoint has of them.
             created = {**self._checkpoint.created, **self._sources.created}
             checkpoint = Checkpoint(self._backlog.checkpoint(now=now), intents, created)
             with step("store.StartCommit"):
                 commit = self._store.start_commit(checkpoint, self._shard.appends.pending())
+            # If it failed at once, queued ACKs would fail as its dependants, and hide its own error.
             check_commit(commit)
             self._barrier.raise_up(commit, self._shard.appends, intents)
             self.acks = intents
@@ -348,7 +353,7 @@ class Run(Generic[StoreT, M]):
 
 @final
 class Barrier:
-    """Waits for them, and tells `Transactions`: first the commit, then each ACK.
+    """Waits for the commit and the ACKs of the prior transaction, and tells `Transactions` in this order.
 
     Args:
         machine: is told.
@@ -382,6 +387,9 @@ class Barrier:
         self, commit: asyncio.Future[None], appends: AppendService, intents: Sequence[AckIntent]
     ) -> None:
         """A commit was started: queue its ACKs to be appended once it has succeeded. Never waits."""
+        # ACKs are queued now, before the commit is done, so that each has its place before any message of
+        # the next transaction. They wait for `released` and not for the commit itself, because a commit
+        # that hangs in a database cannot be cancelled, and appends could then never be given up.
         self._commit = commit
         commit.add_done_callback(self._ended)
         if not intents:
@@ -403,6 +411,7 @@ class Barrier:
         self._has_news = False
         commit, now_s = self._commit, self._clock.monotonic()
         if commit is not None:
+            # ACKs are looked at only behind their commit: `Transactions` asserts that order.
             if not commit.done():
                 return
             self.check()
@@ -460,6 +469,7 @@ async def _append_again(client: AsyncClient, intent: AckIntent) -> int | None:
     try:
         return (await client.append(intent.journal, intent.content)).end
     except JournalNotFound as err:
+        # It was deleted since. A shard that insisted on it could never start again.
         _log.warning("an acknowledgement of a former transaction is not appended: %s", err)
         return None
 

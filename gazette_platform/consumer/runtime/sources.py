@@ -216,7 +216,6 @@ SHARD_BYTES_MAX: Final = 64 << 20
 bounded by as much, and read again when they are committed.
 """
 
-
 PROCESS_BYTES_MAX: Final = 256 << 20
 """The same of all shards of a process, and one batch of each more."""
 

@@ -76,6 +76,7 @@ class Recovery:
         self._log = log
         readable = shard.replace("/", "_").encode()[:_NAME_BYTES_MAX].decode(errors="ignore")
         name = f"{readable}-{dice.getrandbits(64):016x}"
+        # A name that was never used: files of an earlier replica of the shard may still be going away.
         self._directory = parent / name
         self._dice = dice
         self._player: asyncio.Future[Player] = asyncio.get_running_loop().create_future()
@@ -228,6 +229,8 @@ class Primary(Generic[StoreT, M]):
                     acknowledged=acknowledged,
                     budget=self._settings.budget,
                 )
+                # A run ends when there is nothing more to read. The producer lives on, so ACKs that it has
+                # appended must not come a second time.
                 await self._run.run()
                 acknowledged = self._run.acks
                 checkpoint = await self._restore(store)
@@ -277,7 +280,7 @@ class Primary(Generic[StoreT, M]):
 
         The host confirms first that we are to do so. That leaves a window of one call of the store, in
         which another process may come to own the shard: it is fenced by us then, and is to begin again.
-        A log has no such window; see `recoverylog.takeover`.
+        A log has no such window; see `recoverylog.player.take_over`.
         """
         if self._recorder is None:
             with step("confirming the assignment"):
@@ -288,6 +291,7 @@ class Primary(Generic[StoreT, M]):
     async def _take_over(self, recovery: Recovery) -> None:
         played, author = await recovery.take_over()
         try:
+            # As played, without what the recorder adds: these hints have proven that they can be recovered.
             self._shard.recovered_hints = played.fsm.build_hints(played.log)
             with step("Recorder.start"):
                 self._recorder = await Recorder.start(

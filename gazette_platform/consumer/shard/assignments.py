@@ -38,7 +38,7 @@ _TRUNCATED: Final = " ...[truncated]"
 
 
 class ReplicaStep(Enum):
-    """What to do about a replica; see the module."""
+    """What to do about a replica; the table above says when."""
 
     KEEP = auto()
     START = auto()

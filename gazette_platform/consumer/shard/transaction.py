@@ -236,6 +236,7 @@ class Transactions:
             is_closed: whether the queue is closed, and empty.
         """
         txn = self._open
+        # First of all, so that a busy source cannot hold a transaction open beyond its longest time.
         wakes_at = self.wakes_at
         if wakes_at is not None and now_s >= wakes_at:
             return Action.TICK
@@ -243,10 +244,14 @@ class Transactions:
             return Action.BEGIN if txn is None else Action.CONSUME
         if has_entry and self.may_take(is_closed=is_closed):
             return Action.TAKE
+        # At most one commit is under way: a store orders its commits, and a checkpoint names ACKs of one
+        # transaction only.
         if self.is_barrier_up:
             return Action.WAIT
         if txn is None or not txn.consumed:
             return Action.FINISH if is_closed else Action.WAIT
+        # A commit in the middle of others' transactions is right, but then their messages are read twice:
+        # it is cheaper to wait for their ACKs, which mostly come within milliseconds.
         awaits_acks = (
             txn.limits.waits_for_acks
             and self.may_take(is_closed=is_closed)
@@ -289,6 +294,7 @@ class Transactions:
             txn.is_min_pending = False
             return
         assert txn.is_max_pending
+        # Reading ends even if the prior commit still holds this one up: what is read has to fit in memory.
         txn.is_max_pending = False
         txn.may_read = False
         if self.is_barrier_up:
@@ -424,24 +430,12 @@ class Progress:
 
 # ------------------------------------------------------------------ batches of committed messages
 
-# Committed messages that are about to be consumed, in batches. Pure.
-#
-# A sequencer gives one message at a time. A backlog takes many from it, and counts each as used at once,
-# so that the next may be taken; until it really is used the backlog remembers it. A checkpoint therefore
-# has to be asked of the backlog: what is left over counts as not used there. That is the case when a
-# message is deferred to the next transaction, or a transaction's time ends in the middle of a batch.
-#
-# What is left over is consumed first by the next transaction. Whoever restores the checkpoint reads it
-# again: each journal from the end of the first commit of which a part is left, and each producer from its
-# first message that is. What else lies behind is known to the checkpoint, and is dropped when it comes again.
 
 BATCH_SIZE: Final = 1024
 """Messages that are taken at a time: of simple ones some 10 ms of work, for which all else waits."""
 
-
 _BATCH_BYTES_MAX: Final = 8 << 20
 """Bytes after which no more messages are taken, so that a batch of large ones does not hold much memory."""
-
 
 M = TypeVar("M")
 _CONTINUE: Final = int(Flags.CONTINUE_TXN)
@@ -449,7 +443,16 @@ _CONTINUE: Final = int(Flags.CONTINUE_TXN)
 
 @final
 class Backlog(Generic[M]):
-    """See the module.
+    """Committed messages that are about to be consumed, in batches. Pure.
+
+    A sequencer gives one message at a time. A backlog takes many from it, and counts each as used at once,
+    so that the next may be taken; until it really is used the backlog remembers it. A checkpoint therefore
+    has to be asked of the backlog: what is left over counts as not used there. That is the case when a
+    message is deferred to the next transaction, or a transaction's time ends in the middle of a batch.
+
+    What is left over is consumed first by the next transaction. Whoever restores the checkpoint reads it
+    again: each journal from the end of the first commit of which a part is left, and each producer from its
+    first message that is. What else lies behind is known to the checkpoint, and is dropped when it comes again.
 
     Attributes:
         messages: to be consumed, in this order.

@@ -66,7 +66,6 @@ if TYPE_CHECKING:
 ANSWER_S: Final = 30.0
 """Seconds within which a database answers, unless told otherwise: as long as a busy one needs for a commit."""
 
-
 IDLE_LEASES: Final = 3
 """Leases after which PostgreSQL ends a transaction in which nothing is asked, unless `sql_engine` got another limit.
 
@@ -76,10 +75,8 @@ is longer than the lease, because a transaction waits between messages, and for 
 that is ended meanwhile fails its shard, which starts again; so keep the limit well above `max_txn_duration`.
 """
 
-
 IDLE_S_MIN: Final = 10.0
 """The shortest limit that follows a lease, in seconds."""
-
 
 # The limit of an engine that follows the lease: one of its execution options. Until the lease is known, that of the
 # default lease.
