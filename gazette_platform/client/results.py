@@ -167,8 +167,7 @@ class Savepoint:
     journals: int
     """How many offsets there are."""
     created: Mapping[str, int] = field(default_factory=dict)
-    """By journal, `created` of the one that its offset belongs to (`protocol.identity`). Savepoints of former
-    releases do not have them."""
+    """By journal, `created` of the one that its offset belongs to (`protocol.identity`)."""
 
     @property
     def places(self) -> dict[str, int]:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gazette_platform.consumer.runtime.inlet import Inlet, ReadBudget
+from gazette_platform.consumer.runtime.sources import Inlet, ReadBudget
 from gazette_platform.message import NO_UUID, Envelope
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.waiting import turns

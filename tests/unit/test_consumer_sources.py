@@ -10,8 +10,7 @@ from shard_bench import assigned, journal, spec_of
 
 from gazette_platform.consumer.application import Application, Shard
 from gazette_platform.consumer.protocol import Checkpoint
-from gazette_platform.consumer.runtime.inlet import Inlet
-from gazette_platform.consumer.runtime.sources import Sources
+from gazette_platform.consumer.runtime.sources import Inlet, Sources
 from gazette_platform.errors import GazetteError
 from gazette_platform.message.sequencer import SequencerCheckpoint
 from gazette_platform.ops.tasks import TaskGroup

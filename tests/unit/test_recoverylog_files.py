@@ -5,9 +5,9 @@ import os
 import pytest
 
 from gazette_platform.consumer.recoverylog import Fsm, FsmHints, Recording
-from gazette_platform.consumer.recoverylog.chain import body_of, encode_op
-from gazette_platform.consumer.recoverylog.files import PlayedFiles
+from gazette_platform.consumer.recoverylog.fsm import body_of, encode_op
 from gazette_platform.consumer.recoverylog.playback import CreateFile, RemoveFile, WriteFile
+from gazette_platform.consumer.recoverylog.player import PlayedFiles
 from gazette_platform.errors import DataError
 from gazette_platform.protocol.pb import recoverylog_pb2 as pb
 

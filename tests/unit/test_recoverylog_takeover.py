@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from gazette_platform.consumer.recoverylog.player import take_over
 from gazette_platform.consumer.recoverylog.recording import author_registers, still_of
-from gazette_platform.consumer.recoverylog.takeover import take_over
 from gazette_platform.errors import OutcomeUnknown, RegisterMismatch, ShardStopped
 from gazette_platform.protocol import LabelSet
 

@@ -261,10 +261,13 @@ async def append(
         attempt = _Attempt(transport, journal, content)
         response: pb.AppendResponse | None = None
         try:
+            # Any broker takes an append and proxies it. The primary saves a hop, and a retry goes to the
+            # service address, because the error has made the transport forget the route.
             with transport.wire(journal, primary=True) as wire:
                 response = await attempt.run(wire, request)
             return _result(transport, journal, response)
         except GazetteError as err:
+            # Doubt outlives later attempts: a refusal of the third says nothing of the first.
             if attempt.may_be_applied(err):
                 doubt = err
             else:
@@ -275,6 +278,8 @@ async def append(
                     raise
                 await patience.wait(err)
             except StatusError as refusal:
+                # WRONG_APPEND_OFFSET after an unanswered attempt is mostly our own success: the attempt
+                # moved the head. Only the content at that offset can tell.
                 if doubt is None or response is None or content.is_empty:
                     raise
                 return await settle(

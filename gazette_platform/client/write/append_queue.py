@@ -236,6 +236,7 @@ class BatchChain:
                 and (not needs or needs <= last.needs)
             ):
                 return last
+        # Where a batch begins depends on the writes that happen to share it.
         if options.offset:
             raise ValidationError(
                 "appends that are gathered cannot check offsets (use `append` of the client)",
@@ -410,8 +411,9 @@ class AppendQueue:
 
     def _start(self) -> None:
         """Append what is accepted from now on, until nothing is left."""
-        asyncio.get_running_loop()
+        asyncio.get_running_loop()  # raises here without a loop, and not in a task that nobody awaits
         try:
+            # A task only while there is something to append: a service may have thousands of journals.
             task = self._transport.tasks.spawn(self._drain(), name=f"append {self.journal}")
         except RuntimeError as err:  # the task group was closed
             raise ValidationError(
@@ -424,6 +426,8 @@ class AppendQueue:
         """Append batch after batch until none is left. Returns: why one of them failed."""
         chain = self.chain
         while chain.waiting:
+            # Only the first batch waits. Those behind gather meanwhile, and waiting for them earlier would
+            # not append them earlier.
             if (needs := chain.waiting[0].needs) and (error := await self._met(needs)) is not None:
                 return error
             batch = chain.start()
@@ -434,6 +438,7 @@ class AppendQueue:
                     self.journal,
                     batch.content,
                     batch.options,
+                    # No caller waits who could decide, and a failed batch ends the queue for all.
                     retry_failed=True,
                 )
             except GazetteError as err:
@@ -510,6 +515,8 @@ class AppendQueue:
         return error, behind
 
     def _fail(self, error: GazetteError, behind: GazetteError) -> None:
+        # Nothing behind the failed batch is appended, even if the journal would take it: readers of a
+        # journal would see later writes without the earlier ones.
         self.error = error if self.chain.current is not None else behind
         self.refusal = behind
         failed = self.chain.fail(error, behind)

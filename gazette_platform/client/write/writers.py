@@ -8,7 +8,7 @@ one bound of memory between journals, and an append may wait for appends to othe
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, final
+from typing import TYPE_CHECKING, Any, Final, Self, final
 
 from gazette_platform.client.write.append import AppendOptions
 from gazette_platform.client.write.append_queue import (
@@ -34,264 +34,11 @@ if TYPE_CHECKING:
     from gazette_platform.client.transport import Transport
     from gazette_platform.client.write.append_queue import Batch, Needs
 
-# ------------------------------------------------------------------ records of one journal
-
-
-class _Service(Protocol):
-    """What a writer needs of its append service."""
-
-    @property
-    def budget(self) -> ByteBudget: ...
-
-    def queue(self, journal: str) -> AppendQueue: ...
-
-    def begin(self, writer: RecordWriter) -> None: ...
-
-
-@final
-class RecordWriter:
-    """A buffered writer of an append service: `write` only takes a record; nothing is told of each.
-
-    As with a stream of asyncio, `await drain()` now and then, which holds a writer up that is faster
-    than the brokers, and `await flush()` to know that all is committed. Records go out by themselves
-    in the loop's next turn. Each is kept whole, and they stay in order, also among other appends of
-    the same task.
-    """
-
-    __slots__ = (
-        "_error",
-        "_last",
-        "_options",
-        "_parts",
-        "_queue",
-        "_service",
-        "_size",
-        "_undrained",
-        "journal",
-    )
-
-    def __init__(self, service: _Service, journal: str, options: AppendOptions) -> None:
-        self.journal = journal
-        self._service = service
-        self._options = options
-        self._parts: list[bytes] = []
-        self._size = 0
-        self._undrained = 0
-        self._last: Batch | None = None
-        self._queue: AppendQueue | None = None
-        self._error: GazetteError | None = None
-
-    def write(self, record: bytes) -> None:
-        """Accept `record`, in order; never waits.
-
-        Raises:
-            GazetteError: an earlier append failed for good.
-            ValidationError: the service is closed, or more than its bound was written without `drain`.
-        """
-        if type(record) is not bytes:
-            record = as_content(self.journal, record)
-        parts = self._parts
-        if not parts:
-            self._begin()
-        size = self._size + len(record)
-        parts.append(record)
-        self._size = size
-        if size >= CONTENT_CHUNK_BYTES:
-            self.hand_over()
-
-    def _begin(self) -> None:
-        if self._error is not None:
-            raise self._error.with_traceback(None)
-        limit = self._service.budget.limit
-        if self._undrained >= limit:
-            raise ValidationError(
-                f"{self.journal}: {self._undrained} bytes were written at once, and {limit} may wait "
-                "(call `await writer.drain()` between writes)"
-            )
-        self._service.begin(self)
-
-    def hand_over(self) -> None:
-        """Let what was written be appended. An error is raised by the next call."""
-        if not self._size:
-            self._parts = []
-            return
-        parts, size = self._parts, self._size
-        self._parts, self._size = [], 0
-        # Behind a `reset` the journal takes more, but what this writer had written before is lost.
-        self._error = self._error or self._failure()
-        if self._error is not None:
-            return
-        try:
-            queue = self._service.queue(self.journal)
-            batch = queue.batch_for(self._options)
-        except GazetteError as err:
-            self._error = err
-            return
-        self._queue = queue
-        self._undrained += size
-        self._service.budget.used += size
-        batch.add_all(parts, size)
-        self._last = batch
-
-    async def drain(self) -> None:
-        """Let others go on if much was written, and wait while too much is not appended yet.
-
-        Raises: GazetteError: an earlier append failed for good. Cancellation: safe.
-        """
-        if self._undrained >= CONTENT_CHUNK_BYTES:
-            self._undrained = 0
-            if self._service.budget.is_full:
-                await self._service.budget.take(0)
-            else:
-                await asyncio.sleep(0)
-        self._check()
-
-    async def flush(self) -> None:
-        """Wait until all that was written is committed.
-
-        Raises: GazetteError: an append failed for good. Cancellation: safe; appends go on.
-        """
-        self.hand_over()
-        self._undrained = 0
-        if self._last is not None:
-            await wait_for(self._last)
-        self._check()
-
-    def _failure(self) -> GazetteError | None:
-        """What the first append failed for of those that hold records of this writer, or came before."""
-        if self._last is None or self._queue is None or self._last.error is None:
-            return None
-        return self._queue.error
-
-    def _check(self) -> None:
-        if self._error is None:
-            self._error = self._failure()
-        if self._error is not None:
-            raise self._error.with_traceback(None)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.flush()
-
-
-# ------------------------------------------------------------------ writes of one journal
-
-
-@final
-class AppendWriter(AsyncClosing):
-    """An ordered, coalescing writer of one journal, with a queue and a buffer of its own.
-
-    Each write is kept whole: it never straddles two appends. While an append is under way,
-    writes gather into the next one, so that batches grow with latency. Appends are retried with
-    back-off; one that cannot succeed fails its own tickets and ends the writer: every later
-    `flush` and `close` raises the same error, `write` says that nothing is appended after it.
-
-    At-least-once: a batch whose answer was lost is appended again. Use from one event loop.
-    """
-
-    def __init__(
-        self,
-        transport: Transport,
-        journal: str,
-        options: AppendOptions,
-        batch_bytes_max: int = BATCH_BYTES_MAX,
-        buffer_bytes_max: int = BUFFER_BYTES_MAX,
-    ) -> None:
-        if options.offset:
-            raise ValidationError("an append writer cannot check offsets", path="offset")
-        self.journal = journal
-        self._options = options
-        self._budget = ByteBudget(buffer_bytes_max)
-        self._queue = AppendQueue(
-            transport, journal, self._budget, batch_bytes_max=batch_bytes_max, owner="writer"
-        )
-        self._unsent_bytes = 0  # since others had their turn
-        self._is_closed = False
-
-    @property
-    def last_result(self) -> AppendResult | None:
-        """The latest commit; covers a whole batch."""
-        return self._queue.last_result
-
-    @property
-    def committed_bytes(self) -> int:
-        """Bytes written here that are committed."""
-        return self._queue.committed_bytes
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes accepted and not yet committed."""
-        return self._budget.used
-
-    @property
-    def buffer_bytes_max(self) -> int:
-        """Bytes from which on `write` waits."""
-        return self._budget.limit
-
-    async def write(self, data: bytes) -> AppendTicket:
-        """Accept `data`, in order; waits only while the buffer is full.
-
-        Returns: a ticket to await the commit with. It may be dropped: `flush` and `close` raise too.
-        Raises: GazetteError: an earlier append failed for good. ValidationError: closed, or empty.
-        Cancellation: safe; data is accepted whole or not at all.
-        """
-        if self._unsent_bytes >= CONTENT_CHUNK_BYTES:
-            # Else nothing is sent before the buffer is full, and then nothing is written meanwhile.
-            self._unsent_bytes = 0
-            await asyncio.sleep(0)
-        if type(data) is not bytes:
-            data = as_content(self.journal, data)
-        if not self._budget.is_full or self._queue.error is not None:
-            return self.write_nowait(data)
-        await self._budget.take(len(data))
-        try:
-            return self._accept(data)
-        except BaseException:
-            self._budget.give_back(len(data))
-            raise
-
-    def write_nowait(self, data: bytes) -> AppendTicket:
-        """As `write`, but never waits: the caller limits how much it hands over."""
-        if type(data) is not bytes:
-            data = as_content(self.journal, data)
-        ticket = self._accept(data)
-        self._budget.used += len(data)
-        return ticket
-
-    def _accept(self, data: bytes) -> AppendTicket:
-        if self._is_closed and self._queue.error is None:
-            raise ValidationError(f"{self.journal}: the append writer is closed")
-        if not data:
-            raise ValidationError(f"{self.journal}: nothing to write")
-        batch = self._queue.batch_for(self._options)
-        self._unsent_bytes += len(data)
-        return AppendTicket(batch, batch.add(data), len(data))
-
-    async def flush(self) -> None:
-        """Wait until everything written so far is committed.
-
-        Raises: GazetteError: an append failed for good. Cancellation: safe; appends go on.
-        """
-        await self._queue.flush()
-
-    async def close(self) -> None:
-        """Refuse further writes and `flush`. May be called again."""
-        self._is_closed = True
-        await self._queue.flush()
-
 
 # ------------------------------------------------------------------ many journals
 
 # What an append may wait for: other appends, or anything else that ends. If it fails, so does the append.
 Dependency = AppendTicket | asyncio.Future[Any]
-
 _PLAIN: Final = AppendOptions()
 
 
@@ -543,3 +290,245 @@ class AppendService(AsyncClosing):
 
 def _needs(after: Collection[Dependency]) -> Needs:
     return frozenset(need.batch if isinstance(need, AppendTicket) else need for need in after)
+
+
+# ------------------------------------------------------------------ writes of one journal
+
+
+@final
+class AppendWriter(AsyncClosing):
+    """An ordered, coalescing writer of one journal, with a queue and a buffer of its own.
+
+    Each write is kept whole: it never straddles two appends. While an append is under way,
+    writes gather into the next one, so that batches grow with latency. Appends are retried with
+    back-off; one that cannot succeed fails its own tickets and ends the writer: every later
+    `flush` and `close` raises the same error, `write` says that nothing is appended after it.
+
+    At-least-once: a batch whose answer was lost is appended again. Use from one event loop.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        journal: str,
+        options: AppendOptions,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
+        buffer_bytes_max: int = BUFFER_BYTES_MAX,
+    ) -> None:
+        if options.offset:
+            raise ValidationError("an append writer cannot check offsets", path="offset")
+        self.journal = journal
+        self._options = options
+        self._budget = ByteBudget(buffer_bytes_max)
+        self._queue = AppendQueue(
+            transport, journal, self._budget, batch_bytes_max=batch_bytes_max, owner="writer"
+        )
+        self._unsent_bytes = 0  # since others had their turn
+        self._is_closed = False
+
+    @property
+    def last_result(self) -> AppendResult | None:
+        """The latest commit; covers a whole batch."""
+        return self._queue.last_result
+
+    @property
+    def committed_bytes(self) -> int:
+        """Bytes written here that are committed."""
+        return self._queue.committed_bytes
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes accepted and not yet committed."""
+        return self._budget.used
+
+    @property
+    def buffer_bytes_max(self) -> int:
+        """Bytes from which on `write` waits."""
+        return self._budget.limit
+
+    async def write(self, data: bytes) -> AppendTicket:
+        """Accept `data`, in order; waits only while the buffer is full.
+
+        Returns: a ticket to await the commit with. It may be dropped: `flush` and `close` raise too.
+        Raises: GazetteError: an earlier append failed for good. ValidationError: closed, or empty.
+        Cancellation: safe; data is accepted whole or not at all.
+        """
+        if self._unsent_bytes >= CONTENT_CHUNK_BYTES:
+            # Else nothing is sent before the buffer is full, and then nothing is written meanwhile.
+            self._unsent_bytes = 0
+            await asyncio.sleep(0)
+        if type(data) is not bytes:
+            data = as_content(self.journal, data)
+        if not self._budget.is_full or self._queue.error is not None:
+            return self.write_nowait(data)
+        await self._budget.take(len(data))
+        try:
+            return self._accept(data)
+        except BaseException:
+            self._budget.give_back(len(data))
+            raise
+
+    def write_nowait(self, data: bytes) -> AppendTicket:
+        """As `write`, but never waits: the caller limits how much it hands over."""
+        if type(data) is not bytes:
+            data = as_content(self.journal, data)
+        ticket = self._accept(data)
+        self._budget.used += len(data)
+        return ticket
+
+    def _accept(self, data: bytes) -> AppendTicket:
+        if self._is_closed and self._queue.error is None:
+            raise ValidationError(f"{self.journal}: the append writer is closed")
+        if not data:
+            raise ValidationError(f"{self.journal}: nothing to write")
+        batch = self._queue.batch_for(self._options)
+        self._unsent_bytes += len(data)
+        return AppendTicket(batch, batch.add(data), len(data))
+
+    async def flush(self) -> None:
+        """Wait until everything written so far is committed.
+
+        Raises: GazetteError: an append failed for good. Cancellation: safe; appends go on.
+        """
+        await self._queue.flush()
+
+    async def close(self) -> None:
+        """Refuse further writes and `flush`. May be called again."""
+        self._is_closed = True
+        await self._queue.flush()
+
+
+# ------------------------------------------------------------------ records of one journal
+
+
+@final
+class RecordWriter:
+    """A buffered writer of an append service: `write` only takes a record; nothing is told of each.
+
+    As with a stream of asyncio, `await drain()` now and then, which holds a writer up that is faster
+    than the brokers, and `await flush()` to know that all is committed. Records go out by themselves
+    in the loop's next turn. Each is kept whole, and they stay in order, also among other appends of
+    the same task.
+    """
+
+    __slots__ = (
+        "_error",
+        "_last",
+        "_options",
+        "_parts",
+        "_queue",
+        "_service",
+        "_size",
+        "_undrained",
+        "journal",
+    )
+
+    def __init__(self, service: AppendService, journal: str, options: AppendOptions) -> None:
+        self.journal = journal
+        self._service = service
+        self._options = options
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._undrained = 0
+        self._last: Batch | None = None
+        self._queue: AppendQueue | None = None
+        self._error: GazetteError | None = None
+
+    def write(self, record: bytes) -> None:
+        """Accept `record`, in order; never waits.
+
+        Raises:
+            GazetteError: an earlier append failed for good.
+            ValidationError: the service is closed, or more than its bound was written without `drain`.
+        """
+        if type(record) is not bytes:
+            record = as_content(self.journal, record)
+        parts = self._parts
+        if not parts:
+            self._begin()
+        size = self._size + len(record)
+        parts.append(record)
+        self._size = size
+        if size >= CONTENT_CHUNK_BYTES:
+            self.hand_over()
+
+    def _begin(self) -> None:
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        limit = self._service.budget.limit
+        if self._undrained >= limit:
+            raise ValidationError(
+                f"{self.journal}: {self._undrained} bytes were written at once, and {limit} may wait "
+                "(call `await writer.drain()` between writes)"
+            )
+        self._service.begin(self)
+
+    def hand_over(self) -> None:
+        """Let what was written be appended. An error is raised by the next call."""
+        if not self._size:
+            self._parts = []
+            return
+        parts, size = self._parts, self._size
+        self._parts, self._size = [], 0
+        # Behind a `reset` the journal takes more, but what this writer had written before is lost.
+        self._error = self._error or self._failure()
+        if self._error is not None:
+            return
+        try:
+            queue = self._service.queue(self.journal)
+            batch = queue.batch_for(self._options)
+        except GazetteError as err:
+            self._error = err
+            return
+        self._queue = queue
+        self._undrained += size
+        self._service.budget.used += size
+        batch.add_all(parts, size)
+        self._last = batch
+
+    async def drain(self) -> None:
+        """Let others go on if much was written, and wait while too much is not appended yet.
+
+        Raises: GazetteError: an earlier append failed for good. Cancellation: safe.
+        """
+        if self._undrained >= CONTENT_CHUNK_BYTES:
+            self._undrained = 0
+            if self._service.budget.is_full:
+                await self._service.budget.take(0)
+            else:
+                await asyncio.sleep(0)
+        self._check()
+
+    async def flush(self) -> None:
+        """Wait until all that was written is committed.
+
+        Raises: GazetteError: an append failed for good. Cancellation: safe; appends go on.
+        """
+        self.hand_over()
+        self._undrained = 0
+        if self._last is not None:
+            await wait_for(self._last)
+        self._check()
+
+    def _failure(self) -> GazetteError | None:
+        """What the first append failed for of those that hold records of this writer, or came before."""
+        if self._last is None or self._queue is None or self._last.error is None:
+            return None
+        return self._queue.error
+
+    def _check(self) -> None:
+        if self._error is None:
+            self._error = self._failure()
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.flush()

@@ -8,34 +8,31 @@ written to their protobuf messages, and checked by `validate` alone. Documents o
 from __future__ import annotations
 
 from gazette_platform.consumer.protocol.checkpoint import Checkpoint
-from gazette_platform.consumer.protocol.enums import ReplicaCode, ShardStatus
-from gazette_platform.consumer.protocol.json_form import (
+from gazette_platform.consumer.protocol.documents import (
+    ShardChange,
+    ShardEntry,
+    ShardSpace,
+    shard_space_of,
     shard_spec_json,
 )
-from gazette_platform.consumer.protocol.rules import (
+from gazette_platform.consumer.protocol.specs import (
+    HINT_BACKUPS_MAX,
+    ConsumerSpec,
+    ReplicaCode,
+    ReplicaStatus,
+    ShardSource,
+    ShardSpec,
+    ShardStatus,
     validate_shard_apply_request,
     validate_shard_apply_response,
     validate_shard_change,
     validate_shard_hints_response,
+    validate_shard_id,
     validate_shard_list_request,
     validate_shard_list_response,
     validate_shard_stat_response,
     validate_shard_unassign_request,
     validate_shard_unassign_response,
-)
-from gazette_platform.consumer.protocol.shard_space import (
-    ShardChange,
-    ShardEntry,
-    ShardSpace,
-    shard_space_of,
-)
-from gazette_platform.consumer.protocol.specs import (
-    HINT_BACKUPS_MAX,
-    ConsumerSpec,
-    ReplicaStatus,
-    ShardSource,
-    ShardSpec,
-    validate_shard_id,
 )
 
 __all__ = [

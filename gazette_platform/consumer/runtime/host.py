@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from gazette_platform.consumer.runtime.inlet import ReadBudget
-from gazette_platform.consumer.shard.backlog import BATCH_SIZE
+from gazette_platform.consumer.runtime.sources import ReadBudget
+from gazette_platform.consumer.shard.transaction import BATCH_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

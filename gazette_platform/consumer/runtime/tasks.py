@@ -1,31 +1,149 @@
-"""The primary's work: takes the log over, opens the store, and makes transactions."""
+"""The two tasks of a replica: a standby plays the recovery log, a primary makes transactions.
+
+Recovery goes on until the log is handed over. Then the primary opens the store on the played files,
+restores the checkpoint, and runs transactions (`run`) until the replica stops or fails.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
 
 from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus
 from gazette_platform.consumer.publisher import TransactionPublisher
-from gazette_platform.consumer.recoverylog import Recorder
-from gazette_platform.consumer.runtime.recovery import discard
+from gazette_platform.consumer.recoverylog import (
+    CONTENT_TYPE,
+    Player,
+    Recorder,
+    new_author,
+    pick_hints,
+)
 from gazette_platform.consumer.runtime.run import Run
-from gazette_platform.consumer.runtime.steps import done, step
+from gazette_platform.consumer.runtime.status import done, step
 from gazette_platform.consumer.store import ShardStore
 from gazette_platform.errors import ApplicationFailed, EtcdError, ValidationError
+from gazette_platform.ops.tasks import run_in
 
 if TYPE_CHECKING:
-    from gazette_platform.client import AppendService
+    from random import Random
+
+    from gazette_platform.client import AppendService, AsyncClient
     from gazette_platform.consumer.application import Application, Shard
     from gazette_platform.consumer.protocol import Checkpoint
+    from gazette_platform.consumer.recoverylog import Played
     from gazette_platform.consumer.runtime.host import ReplicaSettings, ShardHost
-    from gazette_platform.consumer.runtime.recovery import Recovery
-    from gazette_platform.consumer.runtime.standing import Standing
+    from gazette_platform.consumer.runtime.status import Readiness
     from gazette_platform.message import AckIntent, SequencerCounts
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["Primary"]
+# ------------------------------------------------------------------ the standby's task
+
+_LABEL: Final = "content-type"
+
+# Bytes of a shard's ID in the name of its directory. An ID has up to 512, and the name of a file 255.
+_NAME_BYTES_MAX: Final = 200
+
+
+@final
+class Recovery:
+    """Plays a recovery log. `play` it, and at any time `take_over`.
+
+    Args:
+        client: reads the log.
+        host: has the hints, and is told the status.
+        shard: its ID.
+        log: its recovery log.
+        parent: where to make a directory for the files.
+        dice: draws the directory's name, and an author.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        host: ShardHost,
+        shard: str,
+        log: str,
+        *,
+        parent: Path,
+        dice: Random,
+    ) -> None:
+        self._client = client
+        self._host = host
+        self._log = log
+        readable = shard.replace("/", "_").encode()[:_NAME_BYTES_MAX].decode(errors="ignore")
+        name = f"{readable}-{dice.getrandbits(64):016x}"
+        # A name that was never used: files of an earlier replica of the shard may still be going away.
+        self._directory = parent / name
+        self._dice = dice
+        self._player: asyncio.Future[Player] = asyncio.get_running_loop().create_future()
+        self._played: asyncio.Future[Played] = asyncio.get_running_loop().create_future()
+
+    async def play(self) -> None:
+        """Play, and follow the log until it is taken over.
+
+        Raises: StepFailed. Cancellation: deletes the files.
+        """
+        try:
+            with step("beginRecovery"):
+                await self._host.set_status(ReplicaStatus(ReplicaCode.BACKFILL))
+                player = await self._begin()
+            self._player.set_result(player)
+            with step("player.Play"):
+                played = await player.play()
+        except Exception as err:
+            for future in (self._player, self._played):
+                if not future.done():
+                    future.set_exception(err)
+                    future.exception()  # looked at: perhaps nobody takes over
+            raise
+        self._played.set_result(played)
+
+    async def tell_standby(self) -> None:
+        """Say STANDBY once the player has come to the head of the log. Cancellation: safe."""
+        await asyncio.wait([self._player])
+        if self._player.exception() is not None:
+            return  # `play` tells
+        await self._player.result().tailing.wait()
+        await self._host.set_status(ReplicaStatus(ReplicaCode.STANDBY))
+
+    async def take_over(self) -> tuple[Played, int]:
+        """Take the log over, as soon as the host confirms that it is ours. Once.
+
+        Returns: the files, and the author that the log is of now.
+        Raises: what `play` raises. Cancellation: safe, but nobody else can take over.
+        """
+        player = await asyncio.shield(self._player)
+        author = new_author(self._dice)
+        player.inject_handoff(author, confirm=self._host.confirm)
+        return await asyncio.shield(self._played), author
+
+    async def _begin(self) -> Player:
+        with step("fetching hints"):
+            hints = pick_hints(await self._host.fetch_hints(), self._log)
+        with step("fetching log spec"):
+            journal = await self._client.get(hints.log)
+        found = journal.spec.labels.value_of(_LABEL)
+        if found != CONTENT_TYPE:
+            raise ValidationError(
+                f"expected label {_LABEL} value {CONTENT_TYPE} (got {found}; journal {hints.log}: is it "
+                "a recovery log?)"
+            )
+        with step("checking the log's identity"):
+            await self._host.require_log(hints.log, journal.created)
+        return Player(self._client, hints, self._directory, created=journal.created)
+
+
+async def discard(directory: Path) -> None:
+    """Delete files that no store will."""
+    with ThreadPoolExecutor(1, "discard files") as disk:
+        await run_in(disk, shutil.rmtree, directory, ignore_errors=True)
+
+
+# ------------------------------------------------------------------ the primary's task
 
 StoreT = TypeVar("StoreT", bound=ShardStore)
 M = TypeVar("M")
@@ -44,7 +162,7 @@ class Primary(Generic[StoreT, M]):
         shard: which one.
         application: consumes.
         host: keeps hints, and is told the status.
-        standing: is told of readiness and progress.
+        readiness: is told of readiness and progress.
         recovery: plays the log; None: there is none.
         log: the recovery log, as of when the replica was made.
         log_appends: appends to it alone, so that no room is waited for which only a commit makes.
@@ -58,7 +176,7 @@ class Primary(Generic[StoreT, M]):
         shard: Shard,
         application: Application[StoreT, M],
         host: ShardHost,
-        standing: Standing,
+        readiness: Readiness,
         *,
         recovery: Recovery | None,
         log: str,
@@ -74,7 +192,7 @@ class Primary(Generic[StoreT, M]):
         self._recovery = recovery
         self._log = log
         self._log_appends = log_appends
-        self._standing = standing
+        self._readiness = readiness
         self._settings = settings
         self._clock = clock
         self._counts = counts
@@ -89,7 +207,7 @@ class Primary(Generic[StoreT, M]):
         """
         with step("completeRecovery"):
             store, checkpoint = await self._open()
-            self._standing.ready(checkpoint)
+            self._readiness.ready(checkpoint)
             await self._host.set_status(ReplicaStatus(ReplicaCode.PRIMARY))
         self._hints_at = self._clock.monotonic() + self._settings.hints_interval_s
         shard = self._shard
@@ -103,7 +221,7 @@ class Primary(Generic[StoreT, M]):
                     store,
                     publisher=publisher,
                     checkpoint=checkpoint,
-                    standing=self._standing,
+                    readiness=self._readiness,
                     between=self._keep_hints,
                     clock=self._clock,
                     batch_size=self._settings.batch_size,
@@ -111,10 +229,12 @@ class Primary(Generic[StoreT, M]):
                     acknowledged=acknowledged,
                     budget=self._settings.budget,
                 )
+                # A run ends when there is nothing more to read. The producer lives on, so ACKs that it has
+                # appended must not come a second time.
                 await self._run.run()
                 acknowledged = self._run.acks
                 checkpoint = await self._restore(store)
-                self._standing.ready(checkpoint)
+                self._readiness.ready(checkpoint)
 
     def abandon(self) -> None:
         """Let no append wait any longer for a commit; when it is not at work any more."""
@@ -160,7 +280,7 @@ class Primary(Generic[StoreT, M]):
 
         The host confirms first that we are to do so. That leaves a window of one call of the store, in
         which another process may come to own the shard: it is fenced by us then, and is to begin again.
-        A log has no such window; see `recoverylog.takeover`.
+        A log has no such window; see `recoverylog.player.take_over`.
         """
         if self._recorder is None:
             with step("confirming the assignment"):
@@ -171,6 +291,7 @@ class Primary(Generic[StoreT, M]):
     async def _take_over(self, recovery: Recovery) -> None:
         played, author = await recovery.take_over()
         try:
+            # As played, without what the recorder adds: these hints have proven that they can be recovered.
             self._shard.recovered_hints = played.fsm.build_hints(played.log)
             with step("Recorder.start"):
                 self._recorder = await Recorder.start(

@@ -9,7 +9,7 @@ from shard_bench import IN, assigned, spec_of
 
 from gazette_platform.consumer.application import Shard
 from gazette_platform.consumer.protocol import Checkpoint
-from gazette_platform.consumer.runtime.standing import Standing
+from gazette_platform.consumer.runtime.status import Readiness
 from gazette_platform.consumer.shard import CompletedTransaction
 from gazette_platform.errors import ShardStopped
 from gazette_platform.message import SequencerCheckpoint
@@ -22,20 +22,20 @@ def restored(offset):
 
 async def test_who_waits_is_told_of_each_step_and_of_the_end():
     shard = Shard("shard-000", "f", spec_of(), assigned(), None, None)
-    standing = Standing(shard)
+    readiness = Readiness(shard)
     loop = asyncio.get_running_loop()
-    near, far = (loop.create_task(standing.wait({IN: offset})) for offset in (10, 30))
+    near, far = (loop.create_task(readiness.wait({IN: offset})) for offset in (10, 30))
     await turns()
-    standing.ready(restored(5))
+    readiness.ready(restored(5))
     await turns()
     assert not near.done()
-    standing.completed(CompletedTransaction({IN: 20}, {}, 1, None))
+    readiness.completed(CompletedTransaction({IN: 20}, {}, 1, None))
     await asyncio.wait_for(near, 5)
-    standing.ready(restored(7))  # of a former commit
+    readiness.ready(restored(7))  # of a former commit
     assert shard.progress.read_through == {IN: 20}
     await turns(3)
     assert not far.done()
-    standing.ended()
+    readiness.ended()
     with pytest.raises(ShardStopped):
         await asyncio.wait_for(far, 5)
-    await standing.wait({IN: 20})
+    await readiness.wait({IN: 20})
