@@ -1,3 +1,7 @@
+"""Lists, watches and changes of journals."""
+
+from __future__ import annotations
+
 import asyncio
 from contextlib import aclosing, asynccontextmanager
 

@@ -1,5 +1,29 @@
-from gazette_platform.client.transport import RouteCache, pick_endpoint
+"""What every call needs: routes, retries, and calls with one response."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from gazette_platform.client import ClientConfig
+from gazette_platform.client.transport import (
+    Repeat,
+    RouteCache,
+    Transport,
+    may_repeat,
+    pick_endpoint,
+)
+from gazette_platform.errors import (
+    CallFailed,
+    CallUnanswered,
+    DataError,
+    NotJournalBroker,
+    TransportError,
+)
 from gazette_platform.ops.clock import ManualClock
+from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import ProcessId, Route
 from gazette_platform.serving.outgoing import Condition
 
@@ -90,3 +114,70 @@ def test_size_zero_remembers_nothing():
     cache = RouteCache(0, 60, ManualClock())
     cache.update("one", route("a"))
     assert cache.get("one") is None
+
+
+PASSING = TransportError("the broker is not reachable")
+LATE = CallUnanswered("the broker did not answer in time")
+
+
+@pytest.mark.parametrize("repeat", Repeat)
+@pytest.mark.parametrize(
+    ("error", "may"),
+    [
+        (PASSING, True),
+        (NotJournalBroker(journal="a/b"), True),
+        (CallFailed("refused", code="PERMISSION_DENIED"), False),
+        (DataError("malformed"), False),
+    ],
+)
+def test_what_is_likely_to_pass_is_tried_again(error, may, repeat):
+    assert may_repeat(error, repeat) is may
+
+
+@pytest.mark.parametrize("repeat", Repeat)
+def test_without_an_answer_only_what_changes_nothing_is_tried_again(repeat):
+    assert may_repeat(LATE, repeat) is (repeat is Repeat.IF_UNANSWERED)
+
+
+REFUSED = TransportError("broker http://127.0.0.1:1 is not reachable: connection refused")
+
+
+@pytest.fixture
+async def attempts(monkeypatch):
+    """Seconds, from the first failure, at which a call to a broker that was there before is tried again."""
+    clock = ManualClock()
+    transport = Transport(ClientConfig(address="http://127.0.0.1:1"), clock, TaskGroup("test"))
+    transport.was_connected = True
+
+    async def sleep(delay_s):
+        clock.advance(delay_s)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    patience, at = transport.patience(), [0.0]
+    began = clock.monotonic()
+
+    async def fail_for_ever():
+        while True:
+            await patience.wait(REFUSED)
+            at.append(clock.monotonic() - began)
+
+    with pytest.raises(TransportError):
+        await fail_for_ever()
+    monkeypatch.undo()
+    await transport.close()
+    return at
+
+
+async def test_a_broker_that_is_started_again_is_asked_within_a_second(attempts):
+    within_s = {began: after - began for began, after in itertools.pairwise(attempts)}
+    assert max(pause for began, pause in within_s.items() if began < 8) <= 1
+
+
+async def test_one_that_stays_away_is_asked_seldom_and_given_up(attempts):
+    assert len(attempts) < 35
+    assert 50 < attempts[-1] <= 60
+
+
+async def test_who_waits_is_told_once_for_what(attempts, caplog):
+    (told,) = [one for one in caplog.get_records("setup") if one.levelname == "WARNING"]
+    assert told.getMessage() == f"{REFUSED}; trying again for 60 s"

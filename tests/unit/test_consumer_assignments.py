@@ -1,4 +1,6 @@
-"""Who serves a shard, what a process does about its replicas, and what these tell."""
+"""What a process does about its replica, and who serves a shard."""
+
+from __future__ import annotations
 
 import pytest
 
@@ -32,14 +34,7 @@ from gazette_platform.consumer.shard import (
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import KeyValue
 from gazette_platform.keyspace import assignment_key, item_key, member_key
-from gazette_platform.protocol import (
-    EtcdHeader,
-    Header,
-    LabelSelector,
-    LabelSet,
-    ProcessId,
-    Route,
-)
+from gazette_platform.protocol import EtcdHeader, Header, LabelSelector, LabelSet, ProcessId, Route
 from gazette_platform.protocol.auth import Claims
 
 P = "/p"
