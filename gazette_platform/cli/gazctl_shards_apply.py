@@ -14,8 +14,7 @@ from gazette_platform.consumer.client import (
     check_shard_changes,
     shard_apply_request,
 )
-from gazette_platform.consumer.protocol import ShardChange
-from gazette_platform.consumer.protocol.documents import parse_shard_changes, shards_yaml
+from gazette_platform.consumer.protocol import ShardChange, parse_shard_changes, shards_yaml
 from gazette_platform.errors import CallFailed, EtcdTransactionFailed, ValidationError
 from gazette_platform.protocol import message_text
 

@@ -13,19 +13,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.protocol import Fragment, Header, JournalSpec, LabelSet, Route
 
-__all__ = [
-    "AppendResult",
-    "AwaitedBroker",
-    "FragmentListing",
-    "FragmentPage",
-    "FragmentQuery",
-    "HeadState",
-    "JournalListing",
-    "ListSnapshot",
-    "Savepoint",
-    "StoreHealth",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class JournalListing:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gazette_platform.client import AppendService, AsyncClient
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["TransactionPublisher"]
-
 M = TypeVar("M")
 
 _KNOWN_JOURNALS: Final = 1024

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.message.many import JournalSpan
 
-__all__ = ["DEPTH_MAX", "ArrowParser", "arrow_parser", "check_depth", "cut_csv", "depth_of"]
-
 # Of values of JSON within each other. Arrow's work grows with the square: 10,000 take it minutes.
 DEPTH_MAX = 1000
 # With such a first value Arrow ends the process by a signal.

@@ -29,25 +29,6 @@ from gazette_platform.errors import DataError, ValidationError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "CLOCK_TICK",
-    "FLAGS_MAX",
-    "NO_UUID",
-    "PRODUCER_BYTES",
-    "UUID_BYTES",
-    "Flags",
-    "MessageClock",
-    "UuidParts",
-    "build_uuid",
-    "clock_of",
-    "new_producer_id",
-    "parse_uuid",
-    "parse_uuids",
-    "unix_ns_of",
-    "uuid_bytes",
-    "uuid_text",
-]
-
 UUID_BYTES = 16
 PRODUCER_BYTES = 6
 FLAGS_MAX = 0x3FF

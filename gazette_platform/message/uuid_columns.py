@@ -13,8 +13,6 @@ from gazette_platform.ops.extras import required
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
 
-__all__ = ["parse_uuid_column", "uuid_column"]
-
 
 def parse_uuid_column(column: pa.Array | pa.ChunkedArray) -> pa.StructArray:
     """The parts of each UUID of `column`: text, 16 bytes, or Arrow's type of UUIDs.

@@ -1,8 +1,8 @@
 """The words of consumers: specs of shards and processes, checkpoints, and rules of requests.
 
 All are values, as those of `gazette_platform.protocol`: immutable, free of I/O, read from and
-written to their protobuf messages, and checked by `validate` alone. Documents of shards are in
-`shard_space`, and their YAML in `shard_yaml`.
+written to their protobuf messages, and checked by `validate` alone. `documents` reads and writes
+shards as YAML and JSON.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from gazette_platform.consumer.protocol.documents import (
     ShardChange,
     ShardEntry,
     ShardSpace,
+    parse_shard_changes,
     shard_space_of,
     shard_spec_json,
+    shards_yaml,
 )
 from gazette_platform.consumer.protocol.specs import (
     HINT_BACKUPS_MAX,
@@ -47,8 +49,10 @@ __all__ = [
     "ShardSpace",
     "ShardSpec",
     "ShardStatus",
+    "parse_shard_changes",
     "shard_space_of",
     "shard_spec_json",
+    "shards_yaml",
     "validate_shard_apply_request",
     "validate_shard_apply_response",
     "validate_shard_change",

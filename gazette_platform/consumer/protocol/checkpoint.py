@@ -22,8 +22,6 @@ from gazette_platform.protocol.pb import consumer_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Checkpoint"]
-
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:

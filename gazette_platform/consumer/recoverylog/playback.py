@@ -36,19 +36,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.consumer.recoverylog.hints import FsmHints
 
-__all__ = [
-    "CreateFile",
-    "Effect",
-    "Ignored",
-    "Inject",
-    "Playback",
-    "Read",
-    "RemoveFile",
-    "Skipped",
-    "Step",
-    "WriteFile",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Read:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.recoverylog.hints import FsmHints
     from gazette_platform.consumer.recoverylog.player import Played
 
-__all__ = ["Recorder", "new_author"]
-
 
 def new_author(dice: Random) -> int:
     """An author whom nobody else is, but by a chance of 1 to 2^32."""

@@ -21,16 +21,6 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.recoverylog.fsm import Fsm
     from gazette_platform.consumer.recoverylog.hints import FsmHints
 
-__all__ = [
-    "PROPERTY_PATHS",
-    "Recording",
-    "author_registers",
-    "check_author",
-    "handoff_frame",
-    "recorded_path",
-    "still_of",
-]
-
 PROPERTY_PATHS: Final = frozenset({"/IDENTITY"})
 """Files that are recorded as a whole when they are put in place. RocksDB keeps its own ID so."""
 

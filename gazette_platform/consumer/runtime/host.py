@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.protocol import ReplicaStatus
     from gazette_platform.consumer.recoverylog import FsmHints
 
-__all__ = ["HINTS_INTERVAL_S", "ReplicaSettings", "ShardHost"]
-
 HINTS_INTERVAL_S: Final = 300.0
 """How old the primary's hints become: whoever recovers plays at least what was recorded since."""
 

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from gazette_platform.message import SequencerCounts
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["STOP_TIMEOUT_S", "ShardReplica"]
-
 StoreT = TypeVar("StoreT", bound=ShardStore)
 M = TypeVar("M")
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from gazette_platform.client import Dependency
     from gazette_platform.consumer.recoverylog import Recorder
 
-__all__ = ["JSONFileStore"]
-
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 

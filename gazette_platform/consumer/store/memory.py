@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import Dependency
 
-__all__ = ["Memories", "MemoryStore"]
-
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from gazette_platform.client import Dependency
     from gazette_platform.consumer.recoverylog import Recorder
 
-__all__ = ["SQLiteStore"]
-
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
