@@ -205,7 +205,8 @@ class Publisher(Generic[M]):
         self._clock = clock
         self._message_clock = message_clock or MessageClock()
         self._framing = framing
-        # For each journal of the open transaction what its ACK is made of.
+        # For each journal of the open transaction what its ACK is made of. An ACK is a message of the
+        # journal's framing, and only a message that went there shows the type.
         self._open: dict[str, tuple[Framing[Any], M]] = {}
 
     async def publish_committed(self, message: M) -> AppendTicket:
@@ -244,6 +245,8 @@ class Publisher(Generic[M]):
         """
         intents = []
         for journal, (framing, message) in self._open.items():
+            # A tick for each: the ACK commits what its journal has up to its clock, so it must be above
+            # the transaction's last message, whichever journal that went to.
             uuid = build_uuid(self.producer, self._message_clock.tick(), Flags.ACK_TXN)
             intents.append(AckIntent(journal, framing.encode(framing.stamp(message, uuid))))
         self._open.clear()

@@ -118,6 +118,7 @@ class SyncAppendWriter(Closing):
                 self._check()
             if self._is_closed:
                 raise ValidationError(f"{self.journal}: the append writer is closed")
+            # One future for all writes of a step: a ticket is an offset in it, and costs no future.
             staged = self._staged
             ticket = SyncAppendTicket(staged, staged.size, len(data))
             staged.parts.append(data)
@@ -187,6 +188,7 @@ class SyncAppendWriter(Closing):
             self._finish(staged, None)
 
     def _finish(self, staged: _Staged, error: GazetteError | None) -> None:
+        # Futures are set without the lock, because their callbacks may write again.
         ended = [staged]
         with self._changed:
             self._buffered_bytes -= staged.size

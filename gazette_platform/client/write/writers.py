@@ -174,12 +174,14 @@ class AppendService(AsyncClosing):
         """As `submit`, but never waits: the caller limits how much it hands over."""
         if type(data) is not bytes:
             data = as_content(journal, data)
+        # Counted even beyond the limit, so that those who may wait do wait for these bytes, too.
         batch = self._batch_for(journal, len(data), after, options)
         self._budget.used += len(data)
         return AppendTicket(batch, batch.add(data), len(data))
 
     async def room(self) -> None:
         """Wait while too much is accepted already, as before a `submit_nowait`. Cancellation: safe."""
+        # Again after each turn: whoever waited for the same room may have used it up without waiting.
         while self._budget.used >= self._budget.limit:
             await self._budget.take(0)
 
@@ -188,6 +190,7 @@ class AppendService(AsyncClosing):
 
         Raises: ValidationError: not the name of a journal.
         """
+        # Only checks the name and that the service is open; the first record makes the queue.
         self.queue(journal, is_kept=False)
         return RecordWriter(self, journal, options)
 
@@ -199,6 +202,8 @@ class AppendService(AsyncClosing):
         Args:
             but: a journal to leave out.
         """
+        # A failed append is named as well: a transaction that comes `after` it must fail, and not commit
+        # as if the append had never been asked for.
         self.hand_over()
         last = {
             name: queue.chain.last or queue.failed
@@ -254,6 +259,8 @@ class AppendService(AsyncClosing):
             except ValidationError as err:
                 raise err.within("Journal") from err
 
+            # Queues of idle journals would add up, as applications map to ever new journals. A failed
+            # queue stays, since a new one would append behind the gap.
             def on_idle() -> None:
                 found = self._queues.get(journal)
                 if found is new and new.error is None:

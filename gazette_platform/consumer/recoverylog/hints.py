@@ -160,6 +160,8 @@ class FsmHints:
                     path=f"LiveNodes[{index}]",
                 )
             last_fnode = node.fnode
+        # Playback goes on behind the last segment, in the log of the hints. Were they different logs, the
+        # operations between them would be unknown.
         segments = self.segments()
         if len(segments) and segments[-1].log != self.log:
             raise ValidationError(
@@ -184,6 +186,7 @@ class FsmHints:
                     f"expected no Log where it is that of the hints ({segment.log})",
                     path=f"Segments[{index}]",
                 )
+        # A file is named by the operation that created it, so its first segment begins with that one.
         if node.fnode != node.segments[0].first_seq_no:
             raise ValidationError(
                 f"expected Fnode to be the first FirstSeqNo ({node.fnode}; expected "

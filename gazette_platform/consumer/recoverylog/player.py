@@ -139,7 +139,8 @@ class Player:
             files = PlayedFiles(self._directory)
             try:
                 await run_in(disk, files.begin)
-                # All that the hints name was there before, so it is before these.
+                # All that the hints name was committed before they were kept, so it lies before these
+                # heads. An empty append and not a listing, because only the primary knows the head.
                 heads = {
                     log: (await self._client.append(log, b"")).end for log in self._hints.logs()
                 }
@@ -150,6 +151,8 @@ class Player:
                     if playback.is_tailing:
                         self.tailing.set()
                     if isinstance(step, Inject):
+                        # At the head as of now. If the former owner writes meanwhile, our no-op is out
+                        # of sequence, and the playback asks for another one behind that.
                         end = await take_over(
                             self._client,
                             step.log,
@@ -176,6 +179,8 @@ class Player:
         reader = self._reader
         if reader is None or (reader.journal, self._is_blocking) != (step.log, step.is_blocking):
             self._end_read()
+            # A tail may last for weeks, in which the log can be deleted and made again: the reader then
+            # raises, where offsets of the new log would look like those of the old one.
             is_tail = step.is_blocking and step.log == self._hints.log
             reader = self._client.read(
                 step.log,

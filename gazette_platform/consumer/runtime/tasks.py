@@ -258,6 +258,7 @@ class Primary(Generic[StoreT, M]):
         if self._recovery is not None:
             await self._take_over(self._recovery)
         try:
+            # Behind the takeover: until then the former owner may record more, and files are not final.
             with step("app.NewStore"):
                 store = await done(self._application.new_store(shard, self._recorder))
                 _check_store(store, self._recorder)

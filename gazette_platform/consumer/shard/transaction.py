@@ -284,6 +284,7 @@ class Transactions:
                 "the application deferred the first message of a transaction to the next one, which "
                 "would begin with it as well; consume at least one before deferring"
             )
+        # The deferred message is the next transaction's first one; nothing behind it may overtake it.
         txn.may_read = False
 
     def tick(self, now_s: float) -> None:
@@ -328,6 +329,7 @@ class Transactions:
         assert self._open is not None
         assert not self.is_barrier_up
         self._open.times.preparing = now_s
+        # Neither open nor prior: what the application publishes now has no place, as ACKs are being built.
         self._preparing, self._open = self._open, None
 
     def prepared(self, now_s: float, read_through: Mapping[str, int], acks: Iterable[str]) -> None:
@@ -348,6 +350,8 @@ class Transactions:
         barrier = self._barrier
         assert barrier is not None
         assert not barrier.is_committed
+        # Only now may readers see the transaction: an ACK before the commit would publish what a crash
+        # makes the shard publish again under other clocks.
         barrier.is_committed = True
         if barrier.times is not None:
             barrier.times.committed = barrier.times.acknowledged = now_s
@@ -519,6 +523,7 @@ def count_as_unused(
         checkpoint: as they were used.
         messages: in the order in which a sequencer gave them.
     """
+    # Cheaper than to keep a checkpoint for each message: it takes back what the sequencer has counted.
     if not messages:
         return checkpoint
     offsets = dict(checkpoint.offsets)
