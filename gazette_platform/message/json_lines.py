@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Never, final
 import msgspec
 
 from gazette_platform.errors import DataError
-from gazette_platform.message.uuid import parse_uuid
-from gazette_platform.message.uuid_columns import parse_uuid_column
+from gazette_platform.message.uuid import parse_uuid, parse_uuid_column
 from gazette_platform.ops.extras import required
 
 if TYPE_CHECKING:
