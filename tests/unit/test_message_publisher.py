@@ -34,8 +34,8 @@ from gazette_platform.message import (
 )
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import EtcdHeader, Header, JournalSpec, LabelSet, Route
-from gazette_platform.testing.fake_broker import FakeBroker, Fault
 from gazette_platform.testing.waiting import turns
+from tests.benches.fake_broker import FakeBroker, Fault
 
 JOURNALS = [b"a/topic/part-%03d" % n for n in range(500)]
 
