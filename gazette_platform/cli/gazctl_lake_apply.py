@@ -31,6 +31,7 @@ from gazette_platform.lake.applying import (
 )
 from gazette_platform.lake.check import SAMPLE_BYTES
 from gazette_platform.lake.recreating import (
+    HeldNow,
     drop_entries,
     entries_of,
     held_states,
@@ -41,7 +42,7 @@ from gazette_platform.lake.rollups import read_rollup_folder
 from gazette_platform.lake.sampling import BrokerContent, served, spread
 from gazette_platform.lake.spec_folder import in_file, problems_with_files, specs_by_file
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 from gazette_platform.protocol import JournalSpec
 
 __all__ = ["apply", "apply_files"]
@@ -211,11 +212,12 @@ def _recreated(
         return [ValidationError(text, path="--recreate")], None
     states = held_states(session, stored)
     content = BrokerContent(client)
-    begins: dict[str, int] = {}
+    held: dict[str, HeldNow] = {}
     for journal in dict.fromkeys(state.journal for state in states if state.ranges):
         with suppress(JournalNotFound):
-            begins[journal] = content.span(journal)[0]
-    if why := why_missed(states, begins):
+            created = client.get(journal).created
+            held[journal] = HeldNow(*content.span(journal), created)
+    if why := why_missed(states, held):
         text = f"{spec.name} cannot be made again without loss: {why}; give the spec another name"
         return [ValidationError(text, path="--recreate")], None
     counts = [state.rows for state in states]

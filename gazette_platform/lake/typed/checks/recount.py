@@ -29,7 +29,7 @@ from gazette_platform.lake.typed.tables.opening import doors_of
 from gazette_platform.lake.typed.tables.quarantined import begins_at, moment_of
 from gazette_platform.lake.typed.tables.table import typed_table
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
