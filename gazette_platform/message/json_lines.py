@@ -148,7 +148,7 @@ class JsonValues:
             raise DataError(f"value {self.count + 1} is not JSON: {err}") from err
         # A number or word may go on in the next block, also behind a point or an exponent: `-0.`, `1e`.
         may_go_on = self._text[begin] not in {"{", "[", '"'}
-        is_cut = may_go_on and _NUMBER_PARTS.match(self._text, end).end() == len(self._text)
+        is_cut = may_go_on and _NUMBER_PARTS.fullmatch(self._text, end) is not None
         return None if is_cut and not is_end else end
 
     def _wrong(self, at: int, what: str) -> DataError:
