@@ -29,12 +29,12 @@ from gazette_platform.embedded.flights import FLIGHTS, journal_of, load_flights
 from gazette_platform.embedded.layout import PlatformDir
 from gazette_platform.embedded.platform import PlatformOptions, environment_of, install_tools
 from gazette_platform.errors import LakeError, SetupError
+from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.spark import running_session
 from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
 from gazette_platform.lake.sql import load_sql, sql_folder
 from gazette_platform.lake.trino import TrinoSession
-from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
 from gazette_platform.lake.typed.checks.completeness import check_counts
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.yaml_specs import parse_journal_tree

@@ -10,7 +10,7 @@ from gazette_platform.cli.gazctl_lake_context import brokers, settings_of, table
 from gazette_platform.cli.output import note
 from gazette_platform.cli.typed_tables import typed_named
 from gazette_platform.errors import TypedFenced, TypedRolledBack, ValidationError
-from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
+from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.typed.runs.journals import journals_now
 from gazette_platform.lake.typed.tables.rollback import (
     Reread,

@@ -229,7 +229,7 @@ def _typed_problems(settings: LakeSettings, spec: TableSpec) -> list[ValidationE
     if typed is None or (catalog.kind == "hive" and not settings.metastore):
         return []
     # Slow to import.
-    from gazette_platform.lake.typed.catalog.catalogs import typed_catalog  # noqa: PLC0415
+    from gazette_platform.lake.iceberg.catalog import typed_catalog  # noqa: PLC0415
     from gazette_platform.lake.typed.tables.table import require_able  # noqa: PLC0415
 
     try:

@@ -21,9 +21,9 @@ from gazette_platform.cli.step_line import StepLine
 from gazette_platform.cli.typed_hands import workers_of
 from gazette_platform.cli.typed_tables import TypedTable, insisting, typed_named
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog, typed_catalog
-from gazette_platform.lake.typed.checks.looking import progress_of_table
-from gazette_platform.lake.typed.planning.hive_partitions import fragments_of
+from gazette_platform.lake.iceberg.catalog import TypedCatalog, typed_catalog
+from gazette_platform.lake.typed.checks.status import progress_of_table
+from gazette_platform.lake.typed.planning.row_ranges import fragments_of
 from gazette_platform.lake.typed.runs.amending import require_no_key
 from gazette_platform.lake.typed.runs.backfilling import BackfillReport, BackfillRunner, Wanted
 

@@ -40,7 +40,7 @@ from gazette_platform.lake.standing import table_standing
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
-    from gazette_platform.lake.rollups.iceberg import IcebergTables
+    from gazette_platform.lake.iceberg.metastore import IcebergTables
 
 __all__ = ["check"]
 
@@ -117,8 +117,8 @@ def _queries(
 
     def tables_made() -> "IcebergTables":
         # Slow to import, and of use only if a query cannot be parsed.
-        from gazette_platform.lake.rollups.iceberg import IcebergTables  # noqa: PLC0415
-        from gazette_platform.lake.typed.catalog.catalogs import io_properties_of  # noqa: PLC0415
+        from gazette_platform.lake.iceberg.catalog import io_properties_of  # noqa: PLC0415
+        from gazette_platform.lake.iceberg.metastore import IcebergTables  # noqa: PLC0415
 
         return IcebergTables(
             MetastoreClient(settings.required("metastore")),

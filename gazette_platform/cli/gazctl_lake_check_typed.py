@@ -8,12 +8,10 @@ from gazette_platform.cli.typed_tables import TypedTable
 from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError, TransportError
 from gazette_platform.lake import LakeSettings
-from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog, typed_catalog
+from gazette_platform.lake.iceberg.catalog import TypedCatalog, typed_catalog
 from gazette_platform.lake.typed.checks.completeness import Completeness
-from gazette_platform.lake.typed.checks.looking import behind_now, completeness_of
-from gazette_platform.lake.typed.checks.recount import Recounter
-from gazette_platform.lake.typed.checks.recount_keys import recount_keys
-from gazette_platform.lake.typed.checks.standing import unable
+from gazette_platform.lake.typed.checks.recount import Recounter, recount_keys
+from gazette_platform.lake.typed.checks.status import behind_now, completeness_of, unable
 from gazette_platform.lake.typed.runs.working import local_workers
 
 __all__ = ["Told", "failure", "typed_checked"]

@@ -13,7 +13,7 @@ from gazette_platform.lake import LakeSettings, SpecFolder, read_spec_folder
 from gazette_platform.lake.applying import FolderFile, put_files
 from gazette_platform.lake.meant import or_meant
 from gazette_platform.lake.recreating import drop_entries, entries_of, stored_entry
-from gazette_platform.lake.rollups.folder import read_rollup_folder
+from gazette_platform.lake.rollups.spec import read_rollup_folder
 from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
 
 __all__ = ["drop", "drop_raw", "without_typed"]
@@ -122,7 +122,7 @@ def _typed_held(settings: LakeSettings, table: _Table) -> dict[str, str]:
     """
     if not table.typed or (settings.iceberg_catalog.kind == "hive" and not settings.metastore):
         return {}
-    from gazette_platform.lake.typed.catalog.catalogs import typed_catalog  # noqa: PLC0415  slow to import
+    from gazette_platform.lake.iceberg.catalog import typed_catalog  # noqa: PLC0415  slow to import
     from gazette_platform.lake.typed.tables.table import SOURCE  # noqa: PLC0415  as well
 
     catalog = typed_catalog(settings)
@@ -182,7 +182,7 @@ def without_typed(text: bytes) -> bytes:
 
 
 def _drop_typed(settings: LakeSettings, name: str) -> None:
-    from gazette_platform.lake.typed.catalog.catalogs import typed_catalog  # noqa: PLC0415  slow to import
+    from gazette_platform.lake.iceberg.catalog import typed_catalog  # noqa: PLC0415  slow to import
 
     typed_catalog(settings).door(name).drop()
 

@@ -40,9 +40,9 @@ from gazette_platform.errors import GazetteError, TransportError
 from gazette_platform.hive import MetastoreSession
 from gazette_platform.lake import BrokerSource, RefusedSpec, TableSpec
 from gazette_platform.lake.overdue import overdue
-from gazette_platform.lake.rollups.standing import RollupStanding
+from gazette_platform.lake.rollups.status import RollupStanding
 from gazette_platform.lake.standing import TableStanding, table_standing
-from gazette_platform.lake.typed.checks.standing import TypedStanding
+from gazette_platform.lake.typed.checks.status import TypedStanding
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.counted import counted
 

@@ -9,11 +9,11 @@ from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.dagster_web import DagsterWeb, LastRun, RedCheck
+from gazette_platform.lake.iceberg.catalog import io_properties_of
+from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.rollups import RollupSpec
-from gazette_platform.lake.rollups.folder import read_rollup_folder
-from gazette_platform.lake.rollups.iceberg import IcebergTables
-from gazette_platform.lake.rollups.standing import RollupStanding, RollupState, rollup_standing
-from gazette_platform.lake.typed.catalog.catalogs import io_properties_of
+from gazette_platform.lake.rollups.spec import read_rollup_folder
+from gazette_platform.lake.rollups.status import RollupStanding, RollupState, rollup_standing
 
 __all__ = ["rollup_full", "rollup_lines", "rollup_row", "rollup_standings", "rollups_apart"]
 

@@ -9,8 +9,8 @@ from gazette_platform.cli.typed_tables import TypedTable
 from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError, TransportError
 from gazette_platform.lake import LakeSettings
-from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog, typed_catalog
-from gazette_platform.lake.typed.checks.standing import TypedStanding, typed_standing
+from gazette_platform.lake.iceberg.catalog import TypedCatalog, typed_catalog
+from gazette_platform.lake.typed.checks.status import TypedStanding, typed_standing
 from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.protocol import is_another
 

@@ -14,8 +14,8 @@ from gazette_platform.cli.gazctl_lake_context import (
 )
 from gazette_platform.cli.output import NONE, note, print_table
 from gazette_platform.cli.typed_tables import apart
-from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
-from gazette_platform.lake.typed.tables.quarantined import quarantined_rows
+from gazette_platform.lake.iceberg.catalog import typed_catalog
+from gazette_platform.lake.typed.tables.quarantine import quarantined_rows
 
 __all__ = ["list_records"]
 

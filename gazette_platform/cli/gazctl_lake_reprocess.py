@@ -8,7 +8,7 @@ from gazette_platform.cli.gazctl_lake_context import print_values, settings_of, 
 from gazette_platform.cli.output import print_text
 from gazette_platform.cli.step_line import StepLine
 from gazette_platform.cli.typed_tables import insisting, typed_named
-from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
+from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.typed.runs.reprocessing import Quarantined, Reprocessor
 
 __all__ = ["reprocess"]

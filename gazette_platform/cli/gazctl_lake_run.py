@@ -31,7 +31,7 @@ from gazette_platform.cli.typed_turns import TypedTurns
 from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError, TransportError, ValidationError
 from gazette_platform.lake import LakeSettings
-from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
+from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.typed.runs.running import RunReport, TypedRunner
 from gazette_platform.ops.clock import SystemClock
 

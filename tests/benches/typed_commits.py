@@ -23,8 +23,8 @@ from pyiceberg.table.update import (
     SetSnapshotRefUpdate,
 )
 
-from gazette_platform.lake.typed.catalog.doors import CatalogDoor, HiveDoor
-from gazette_platform.lake.typed.catalog.publishing import (
+from gazette_platform.lake.iceberg.catalog import CatalogDoor, HiveDoor
+from gazette_platform.lake.iceberg.publishing import (
     PROGRESS,
     RUN,
     head_of,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyspark.sql import DataFrame, SparkSession
 
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
+    from gazette_platform.lake.iceberg.catalog import Door, Loaded
 
 __all__ = [
     "PROGRESS",

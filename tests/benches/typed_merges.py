@@ -10,8 +10,8 @@ from typed_files import write_rows
 from typed_world import JOURNAL, row, spec
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.catalog.publishing import WAP_ID, head_of
-from gazette_platform.lake.typed.files.written import data_file_of
+from gazette_platform.lake.iceberg.publishing import WAP_ID, head_of
+from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.planning.state import Counts, JournalState
 from gazette_platform.lake.typed.tables.table import state_properties, write_state
 from gazette_platform.lake.typed.tables.upserts import publish_upserts

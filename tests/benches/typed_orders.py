@@ -10,12 +10,12 @@ from typed_world import World, spec
 
 from gazette_platform import Change
 from gazette_platform.errors import LakeError
+from gazette_platform.lake.iceberg.catalog import CatalogTables
 from gazette_platform.lake.table_spec import TableSpec
-from gazette_platform.lake.typed.catalog.catalogs import CatalogTables
 from gazette_platform.lake.typed.planning.ranges import Limits
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers
-from gazette_platform.lake.typed.tables.quarantined import quarantined_rows
+from gazette_platform.lake.typed.tables.quarantine import quarantined_rows
 from gazette_platform.message import (
     Flags,
     MessageClock,

@@ -6,13 +6,13 @@ from typing import Any
 
 from pyiceberg.table.update import AssertTableUUID
 
-from gazette_platform.lake.typed.catalog import publishing
+from gazette_platform.lake.iceberg import publishing
 from gazette_platform.lake.typed.planning import last_rows, ranges, rounds
 from gazette_platform.lake.typed.planning.row_ranges import RowRanges
 from gazette_platform.lake.typed.planning.screening import Plain
 from gazette_platform.lake.typed.planning.state import JournalState
 from gazette_platform.lake.typed.runs import amending, running
-from gazette_platform.lake.typed.tables import opening, quarantined
+from gazette_platform.lake.typed.tables import opening, quarantine as quarantined
 from tests.lake_crash.plan import Fault
 from tests.typed_crash.plan import Append, Case, Held, MakeAgain, Outgrow, Run
 

@@ -5,15 +5,15 @@ import uuid
 from pyiceberg.catalog.sql import SqlCatalog
 from typed_files import write_rows
 
-from gazette_platform.lake.typed.catalog.doors import CatalogDoor
-from gazette_platform.lake.typed.catalog.publishing import (
+from gazette_platform.lake.iceberg.catalog import CatalogDoor
+from gazette_platform.lake.iceberg.publishing import (
     publish_files,
 )
-from gazette_platform.lake.typed.files.written import (
+from gazette_platform.lake.typed.files.writing import (
     data_file_of,
 )
 from gazette_platform.lake.typed.planning.state import Counts, JournalState
-from gazette_platform.lake.typed.tables.quarantined import (
+from gazette_platform.lake.typed.tables.quarantine import (
     open_quarantine,
 )
 from gazette_platform.lake.typed.tables.table import open_table, state_properties, write_state

@@ -10,10 +10,10 @@ from typed_commits import SparkTable
 from typed_files import write_rows
 from typed_world import JOURNAL, row, spec
 
-from gazette_platform.lake.rollups.iceberg import IcebergTables
-from gazette_platform.lake.typed.catalog.doors import HiveDoor
-from gazette_platform.lake.typed.catalog.publishing import publish_files
-from gazette_platform.lake.typed.files.written import data_file_of
+from gazette_platform.lake.iceberg.catalog import HiveDoor
+from gazette_platform.lake.iceberg.metastore import IcebergTables
+from gazette_platform.lake.iceberg.publishing import publish_files
+from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.schema.mounting import mount_statement
 from gazette_platform.lake.typed.tables.table import open_table
 from gazette_platform.lake.typed_spec.partitions import parse_partition

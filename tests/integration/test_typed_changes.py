@@ -10,9 +10,9 @@ from typed_shop import Merging, Shop
 
 from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
-from gazette_platform.lake.typed.checks.looking import completeness_of
-from gazette_platform.lake.typed.checks.recount_keys import recount_keys
+from gazette_platform.lake.iceberg.catalog import typed_catalog
+from gazette_platform.lake.typed.checks.recount import recount_keys
+from gazette_platform.lake.typed.checks.status import completeness_of
 
 pytestmark = pytest.mark.etcd
 

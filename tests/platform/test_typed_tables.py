@@ -12,7 +12,7 @@ from sales import APPENDED, CLOCK, COMMITTED, PRODUCER, REASONS, json_lines, pay
 
 from gazette_platform import Flags, build_uuid
 from gazette_platform.lake import parse_table_spec
-from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
+from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.spark.typed_workers import SparkWorkers
 

@@ -13,7 +13,7 @@ from typed_commits import HiveDoor, SparkTable, progress_of, publish
 from typed_state import dump_state, parse_state, read_state, write_state
 
 from gazette_platform.client import AsyncClient, Change, ClientConfig
-from gazette_platform.lake.rollups.iceberg import IcebergTables
+from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.message import (
     Flags,
     MessageClock,

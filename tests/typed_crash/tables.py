@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import MetastoreClient
+from gazette_platform.lake.iceberg.catalog import HiveTables
+from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.rollups.engines import SparkEngine
-from gazette_platform.lake.rollups.iceberg import IcebergTables
 from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
-from gazette_platform.lake.typed.catalog.catalogs import HiveTables
 from gazette_platform.lake.typed.checks.maintenance import fence_before, maintain_typed
-from gazette_platform.lake.typed.tables.quarantined import count_rows, settle_quarantine
+from gazette_platform.lake.typed.tables.quarantine import count_rows, settle_quarantine
 from gazette_platform.lake.typed.tables.table import typed_table
 from gazette_platform.ops.clock import SystemClock
 from tests.benches.typed_commits import SparkTable
@@ -24,7 +24,7 @@ from tests.typed_crash.verdict import Found
 if TYPE_CHECKING:
     from random import Random
 
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
+    from gazette_platform.lake.iceberg.catalog import Door, Loaded
     from tests.typed_crash.world import World
 
 __all__ = ["Tables"]

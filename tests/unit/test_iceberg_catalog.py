@@ -21,10 +21,9 @@ from gazette_platform.embedded.platform import (
 )
 from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.lake import LakeSettings
+from gazette_platform.lake.iceberg.catalog import CatalogDoor, typed_catalog
 from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
 from gazette_platform.lake.spark import _secrets, spark_configuration
-from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
-from gazette_platform.lake.typed.catalog.doors import CatalogDoor
 from gazette_platform.resources import platform_resources
 
 REST = "https://catalog.example.com/api?warehouse=prod#prod_lake"

@@ -7,11 +7,11 @@ import pytest
 from typed_files import write_rows
 from typed_world import JOURNAL, World, row
 
-from gazette_platform.lake.typed.catalog.publishing import publish_files
+from gazette_platform.lake.iceberg.publishing import publish_files
 from gazette_platform.lake.typed.checks.completeness import account, check_counts
-from gazette_platform.lake.typed.files.written import data_file_of
+from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.planning.state import Counts, JournalState, TypedState
-from gazette_platform.lake.typed.tables.quarantined import (
+from gazette_platform.lake.typed.tables.quarantine import (
     begins_at,
     moment_of,
     settle_quarantine,

@@ -9,11 +9,11 @@ from typed_files import write_rows
 from typed_world import JOURNAL, Held, publish, row, spec
 
 from gazette_platform.errors import TypedFenced
-from gazette_platform.lake.rollups.iceberg import IcebergTables
-from gazette_platform.lake.typed.catalog.doors import HiveDoor, NewTable
-from gazette_platform.lake.typed.catalog.publishing import head_of, progress_of
+from gazette_platform.lake.iceberg.catalog import HiveDoor, NewTable
+from gazette_platform.lake.iceberg.metastore import IcebergTables
+from gazette_platform.lake.iceberg.publishing import head_of, progress_of
 from gazette_platform.lake.typed.schema.iceberg_types import new_partition_spec, new_schema
-from gazette_platform.lake.typed.tables.quarantined import (
+from gazette_platform.lake.typed.tables.quarantine import (
     count_rows,
     open_quarantine,
     settle_quarantine,

@@ -10,9 +10,9 @@ from typed_world import JOURNAL, Held, World, numbers, publish
 
 from gazette_platform.errors import TypedFenced, TypedRolledBack
 from gazette_platform.lake.catalogs import TrinoCatalogs
+from gazette_platform.lake.iceberg.publishing import RUN, progress_of, summary_of
+from gazette_platform.lake.iceberg.side_files import QUARANTINE
 from gazette_platform.lake.rollups.maintenance import RETAINED_S
-from gazette_platform.lake.typed.catalog.publishing import RUN, progress_of, summary_of
-from gazette_platform.lake.typed.catalog.side_files import QUARANTINE
 from gazette_platform.lake.typed.checks.maintenance import (
     ORPHANS_S,
     fence_before,
@@ -21,7 +21,7 @@ from gazette_platform.lake.typed.checks.maintenance import (
 )
 from gazette_platform.lake.typed.runs.amending import LATE_S
 from gazette_platform.lake.typed.tables.progress import measures, read_progress
-from gazette_platform.lake.typed.tables.quarantined import (
+from gazette_platform.lake.typed.tables.quarantine import (
     quarantined_rows,
     settle_quarantine,
     write_list,

@@ -7,8 +7,8 @@ from typed_files import write_rows
 from typed_world import JOURNAL, World, row
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.catalog.publishing import publish_files
-from gazette_platform.lake.typed.files.written import data_file_of
+from gazette_platform.lake.iceberg.publishing import publish_files
+from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.planning.state import Counts, JournalState
 from gazette_platform.lake.typed.tables.progress import (
     COMPLETE_AT,

@@ -26,8 +26,8 @@ from gazette_platform.errors import (
     TypedProgressGone,
     TypedRolledBack,
 )
-from gazette_platform.lake.typed.catalog.doors import SameTable
-from gazette_platform.lake.typed.catalog.publishing import (
+from gazette_platform.lake.iceberg.catalog import SameTable
+from gazette_platform.lake.iceberg.publishing import (
     PROGRESS,
     head_of,
     progress_of,
@@ -36,14 +36,14 @@ from gazette_platform.lake.typed.catalog.publishing import (
     summary_of,
     updates_moving,
 )
-from gazette_platform.lake.typed.catalog.side_files import unnamed_files
-from gazette_platform.lake.typed.files.written import (
+from gazette_platform.lake.iceberg.side_files import unnamed_files
+from gazette_platform.lake.typed.files.writing import (
     WrittenFile,
     data_file_of,
 )
 from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
-from gazette_platform.lake.typed.tables.quarantined import (
+from gazette_platform.lake.typed.tables.quarantine import (
     open_quarantine,
 )
 from gazette_platform.lake.typed.tables.table import open_table, write_state

@@ -13,9 +13,9 @@ from typed_world import JOURNAL, World, publish, row
 from gazette_platform.errors import (
     LakeError,
 )
-from gazette_platform.lake.typed.catalog.publishing import progress_of, summary_of, updates_moving
+from gazette_platform.lake.iceberg.publishing import progress_of, summary_of, updates_moving
 from gazette_platform.lake.typed.planning.row_ranges import RowRanges
-from gazette_platform.lake.typed.tables.quarantined import (
+from gazette_platform.lake.typed.tables.quarantine import (
     count_rows,
     quarantined_rows,
     rows_within,

@@ -14,14 +14,14 @@ from typed_files import delete_rows, write_rows
 from typed_world import JOURNAL, Held, World, numbers, publish, row, spec
 
 from gazette_platform.errors import LakeError, TypedFenced, TypedRefused
-from gazette_platform.lake.typed.catalog.publishing import (
+from gazette_platform.lake.iceberg.publishing import (
     head_of,
     insisting,
     progress_of,
     publish_files,
 )
-from gazette_platform.lake.typed.files.rewriting import FileRewriter
-from gazette_platform.lake.typed.files.written import data_file_of
+from gazette_platform.lake.typed.files.stored_rows import FileRewriter
+from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.planning.row_ranges import Overlap, RowRanges
 from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.schema.iceberg_types import new_schema
@@ -276,7 +276,7 @@ def test_file_keeps_its_partition_though_new_ones_are_parted_otherwise(world):
 
 def test_large_files_are_read_and_written_in_pieces(world, monkeypatch):
     monkeypatch.setattr("gazette_platform.lake.typed.files.stored_rows._BATCH_ROWS_MAX", 7)
-    monkeypatch.setattr("gazette_platform.lake.typed.files.rewriting._GROUP_BYTES", 2000)
+    monkeypatch.setattr("gazette_platform.lake.typed.files.stored_rows._GROUP_BYTES", 2000)
     door = filled(world, range(100))
     replace(door, ranges((10, 30), (95, 200)))
     assert numbers(door) == [*range(10), *range(30, 95)]

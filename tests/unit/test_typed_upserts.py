@@ -12,12 +12,12 @@ from typed_merges import PythonMerger, is_later, keyed, last_of, said, upsert
 from typed_world import JOURNAL, Held, World
 
 from gazette_platform.errors import LakeError, SchemaMismatch, TypedFenced, TypedRolledBack
-from gazette_platform.lake.typed.catalog.publishing import RUN, head_of, progress_of, publish_staged
+from gazette_platform.lake.iceberg.publishing import RUN, head_of, progress_of, publish_staged
 from gazette_platform.lake.typed.checks.completeness import check_counts
 from gazette_platform.lake.typed.planning.state import JournalState
-from gazette_platform.lake.typed.tables import kept_deletes
-from gazette_platform.lake.typed.tables.kept_deletes import DELETES, deletes_of
+from gazette_platform.lake.typed.tables import upserts
 from gazette_platform.lake.typed.tables.table import open_table
+from gazette_platform.lake.typed.tables.upserts import DELETES, deletes_of
 from gazette_platform.lake.typed_spec.changes import ChangeOrder
 
 pytestmark = pytest.mark.long
@@ -459,7 +459,7 @@ def test_deletions_of_all_runs_are_kept_when_snapshots_expire(changed):
 
 
 def test_small_files_of_deletions_are_put_together(changed, monkeypatch):
-    monkeypatch.setattr(kept_deletes, "_SMALL_MAX", 4)
+    monkeypatch.setattr(upserts, "_SMALL_MAX", 4)
     counts = []
     for n in range(10):
         _, door = merge_changes(changed, alive(n, "a", 10 * n + 10), gone(n + 100, 10 * n + 15))

@@ -15,10 +15,9 @@ from pyiceberg.transforms import VoidTransform
 from typed_world import World, row, spec
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.catalog.publishing import publish_files
+from gazette_platform.lake.iceberg.publishing import publish_files
 from gazette_platform.lake.typed.files.partition_values import RowParter
-from gazette_platform.lake.typed.files.writing import RowWriter
-from gazette_platform.lake.typed.files.written import data_file_of
+from gazette_platform.lake.typed.files.writing import RowWriter, data_file_of
 from gazette_platform.lake.typed.schema.iceberg_types import (
     arrow_schema,
     new_partition_spec,

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
     from gazette_platform.client import Client
+    from gazette_platform.lake.iceberg.catalog import TypedCatalog
     from gazette_platform.lake.table_spec import TableSpec
-    from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog
     from gazette_platform.lake.typed.planning.ranges import Hole
     from gazette_platform.lake.typed.runs.tail import PinnedTail
     from gazette_platform.ops.clock import Clock

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import LakeError, TypedFenced
 from gazette_platform.lake.catalogs import ICEBERG
-from gazette_platform.lake.rollups.iceberg import deleting
-from gazette_platform.lake.rollups.maintenance import RETAINED_S, maintenance_statements
-from gazette_platform.lake.typed.catalog.publishing import (
+from gazette_platform.lake.iceberg.metastore import deleting
+from gazette_platform.lake.iceberg.publishing import (
     RUN,
     head_of,
     progress_of,
@@ -33,18 +32,19 @@ from gazette_platform.lake.typed.catalog.publishing import (
     require_progress,
     summary_of,
 )
-from gazette_platform.lake.typed.catalog.side_files import QUARANTINE, unnamed_files
+from gazette_platform.lake.iceberg.side_files import QUARANTINE, unnamed_files
+from gazette_platform.lake.rollups.maintenance import RETAINED_S, maintenance_statements
 from gazette_platform.lake.typed.runs.amending import LATE_S
 from gazette_platform.lake.typed.tables.progress import OLDEST_AT, READ_BYTES, SECONDS
-from gazette_platform.lake.typed.tables.quarantined import settle_quarantine
+from gazette_platform.lake.typed.tables.quarantine import settle_quarantine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyiceberg.table.metadata import TableMetadata
 
+    from gazette_platform.lake.iceberg.catalog import Door, Loaded
     from gazette_platform.lake.rollups.engines import RollupEngine
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
 
 __all__ = ["ORPHANS_S", "TypedMaintenance", "Upkeep", "fence_before", "keeping_s", "maintain_typed"]
 

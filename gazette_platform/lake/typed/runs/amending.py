@@ -16,15 +16,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, final
 
 from gazette_platform.errors import SchemaMismatch, TypedFenced
-from gazette_platform.lake.typed.catalog.doors import present
-from gazette_platform.lake.typed.catalog.publishing import insisting, require_parted_by, summary_of
-from gazette_platform.lake.typed.catalog.side_files import STATE, read_side_file
-from gazette_platform.lake.typed.files.rewriting import FileRewriter
-from gazette_platform.lake.typed.files.written import data_file_of
+from gazette_platform.lake.iceberg.catalog import present
+from gazette_platform.lake.iceberg.publishing import insisting, require_parted_by, summary_of
+from gazette_platform.lake.iceberg.side_files import STATE, read_side_file
+from gazette_platform.lake.typed.files.stored_rows import FileRewriter
+from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.tables.opening import settle_behind
 from gazette_platform.lake.typed.tables.progress import COMPLETE_AT
-from gazette_platform.lake.typed.tables.quarantined import (
+from gazette_platform.lake.typed.tables.quarantine import (
     rows_within,
     settle_quarantine,
     write_list,
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     from pyiceberg.table.metadata import TableMetadata
 
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
-    from gazette_platform.lake.typed.catalog.publishing import Published
-    from gazette_platform.lake.typed.files.written import WrittenFile
+    from gazette_platform.lake.iceberg.catalog import Door, Loaded
+    from gazette_platform.lake.iceberg.publishing import Published
+    from gazette_platform.lake.typed.files.writing import WrittenFile
     from gazette_platform.lake.typed.planning.row_ranges import RowRanges
     from gazette_platform.lake.typed.tables.table import TypedTable
     from gazette_platform.lake.typed_spec import TypedSpec

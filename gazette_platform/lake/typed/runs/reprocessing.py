@@ -27,7 +27,7 @@ from pyiceberg.expressions import (
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 
 from gazette_platform.errors import LakeError, TypedFenced
-from gazette_platform.lake.typed.catalog.doors import present
+from gazette_platform.lake.iceberg.catalog import present
 from gazette_platform.lake.typed.files.stored_rows import stored_rows
 from gazette_platform.lake.typed.files.writing import RowWriter
 from gazette_platform.lake.typed.planning.row_ranges import RowRanges
@@ -43,9 +43,8 @@ if TYPE_CHECKING:
 
     from pyiceberg.table.metadata import TableMetadata
 
-    from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog
-    from gazette_platform.lake.typed.catalog.doors import Loaded
-    from gazette_platform.lake.typed.files.written import WrittenFile
+    from gazette_platform.lake.iceberg.catalog import Loaded, TypedCatalog
+    from gazette_platform.lake.typed.files.writing import WrittenFile
     from gazette_platform.lake.typed.planning.state import TypedState
     from gazette_platform.lake.typed.rows.parsing import ParsedBlock
     from gazette_platform.lake.typed.tables.table import TypedTable

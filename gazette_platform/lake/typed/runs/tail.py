@@ -29,9 +29,9 @@ from gazette_platform.lake.typed.runs.journals import journals_now
 from gazette_platform.lake.typed.runs.running import work_ranges
 from gazette_platform.lake.typed.runs.working import attempt, carry_out
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema, new_schema
-from gazette_platform.lake.typed.tables.kept_deletes import with_deletes
-from gazette_platform.lake.typed.tables.quarantined import quarantine_schema
+from gazette_platform.lake.typed.tables.quarantine import quarantine_schema
 from gazette_platform.lake.typed.tables.table import require_ours, typed_table
+from gazette_platform.lake.typed.tables.upserts import with_deletes
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from gazette_platform.client import Client
+    from gazette_platform.lake.iceberg.catalog import Door, Loaded
     from gazette_platform.lake.table_spec import TableSpec
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
     from gazette_platform.lake.typed.files.sinks import SpooledBatch
     from gazette_platform.lake.typed.planning.ranges import Hole, JournalNow, RunPlan
     from gazette_platform.lake.typed.planning.rounds import Done, Order

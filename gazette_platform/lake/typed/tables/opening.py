@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.catalog.doors import SameTable
-from gazette_platform.lake.typed.tables.quarantined import open_quarantine, settle_quarantine
+from gazette_platform.lake.iceberg.catalog import SameTable
+from gazette_platform.lake.typed.tables.quarantine import open_quarantine, settle_quarantine
 from gazette_platform.lake.typed.tables.table import open_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
+    from gazette_platform.lake.iceberg.catalog import Door, Loaded, TypedCatalog
     from gazette_platform.lake.typed.tables.table import TypedTable
     from gazette_platform.lake.typed_spec.spec import TypedSpec
 

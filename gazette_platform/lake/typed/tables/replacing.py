@@ -34,14 +34,14 @@ from pyiceberg.table.snapshots import (
 )
 
 from gazette_platform.errors import TypedRefused
-from gazette_platform.lake.typed.catalog.publishing import (
+from gazette_platform.lake.iceberg.publishing import (
     RUN,
     head_of,
     publish_files,
     publish_snapshot,
     require_parted_by,
 )
-from gazette_platform.lake.typed.files.rewriting import FileRewriter
+from gazette_platform.lake.typed.files.stored_rows import FileRewriter
 from gazette_platform.lake.typed.planning.row_ranges import Overlap
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile, ManifestFile, ManifestWriter
     from pyiceberg.table.metadata import TableMetadata
 
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
-    from gazette_platform.lake.typed.catalog.publishing import Published
+    from gazette_platform.lake.iceberg.catalog import Door, Loaded
+    from gazette_platform.lake.iceberg.publishing import Published
     from gazette_platform.lake.typed.planning.row_ranges import RowRanges
 
 __all__ = ["publish_replacing"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, final
 from pyiceberg.table.update import AssertTableUUID
 
 from gazette_platform.errors import LakeError, TypedProgressGone, TypedRolledBack
-from gazette_platform.lake.typed.catalog.publishing import (
+from gazette_platform.lake.iceberg.publishing import (
     loaded_from,
     progress_of,
     require_progress,
@@ -22,7 +22,7 @@ from gazette_platform.lake.typed.catalog.publishing import (
     summary_of,
     updates_moving,
 )
-from gazette_platform.lake.typed.catalog.side_files import STATE, read_side_file
+from gazette_platform.lake.iceberg.side_files import STATE, read_side_file
 from gazette_platform.lake.typed.planning.ranges import missing_between
 from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.protocol import is_another
@@ -30,7 +30,7 @@ from gazette_platform.protocol import is_another
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
+    from gazette_platform.lake.iceberg.catalog import Door, Loaded
     from gazette_platform.lake.typed.planning.ranges import JournalNow
     from gazette_platform.lake.typed.planning.state import JournalState
 

@@ -17,8 +17,8 @@ from pyiceberg.table import Table
 from typing_extensions import override
 
 from gazette_platform.errors import LakeError, SchemaMismatch, TypedFenced
-from gazette_platform.lake.typed.catalog.doors import NewTable
-from gazette_platform.lake.typed.catalog.publishing import (
+from gazette_platform.lake.iceberg.catalog import NewTable
+from gazette_platform.lake.iceberg.publishing import (
     MANIFESTS,
     PROGRESS,
     RUN,
@@ -28,13 +28,13 @@ from gazette_platform.lake.typed.catalog.publishing import (
     still_parted_by,
     summary_of,
 )
-from gazette_platform.lake.typed.catalog.side_files import (
+from gazette_platform.lake.iceberg.side_files import (
     QUARANTINE,
     STATE,
     read_side_file,
     write_side_file,
 )
-from gazette_platform.lake.typed.files.written import METRICS
+from gazette_platform.lake.typed.files.writing import METRICS
 from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.schema.evolution import plan_evolution
 from gazette_platform.lake.typed.schema.iceberg_types import (
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
 
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
+    from gazette_platform.lake.iceberg.catalog import Door, Loaded
     from gazette_platform.lake.typed.schema.evolution import Evolution
     from gazette_platform.lake.typed_spec.spec import TypedSpec
 

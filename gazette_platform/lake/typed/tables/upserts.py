@@ -13,6 +13,11 @@ of a journal. So an engine keeps of each journal the last message of a key, then
 
 What workers wrote is a snapshot of the table, so that the engine reads it as it reads the table, whatever the types of
 columns, and wherever files are.
+
+Deletions that a table of changes keeps, so that older messages that come later bring no row back.
+
+The tag `DELETES` is at a snapshot of the table that holds deletions alone, of all runs. Each run adds files to it; many small
+ones are put together, which engines do for the branch main only.
 """
 
 from __future__ import annotations
@@ -23,11 +28,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, final
 
+import pyarrow as pa  # type: ignore[import-untyped]
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table.refs import SnapshotRef
 from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.catalog.publishing import (
+from gazette_platform.lake.iceberg.publishing import (
     RUN,
     WAP_ID,
     Published,
@@ -45,13 +52,9 @@ from gazette_platform.lake.typed.catalog.publishing import (
     summary_of,
     updates_moving,
 )
+from gazette_platform.lake.typed.files.stored_rows import TableHistory
+from gazette_platform.lake.typed.files.writing import RowWriter, data_file_of
 from gazette_platform.lake.typed.schema.iceberg_types import spec_type
-from gazette_platform.lake.typed.tables.kept_deletes import (
-    DELETES,
-    deletes_of,
-    with_deletes,
-    written_with_deletes,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -61,11 +64,20 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
 
+    from gazette_platform.lake.iceberg.catalog import Door, Loaded
     from gazette_platform.lake.schema import ColumnType
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
     from gazette_platform.lake.typed_spec.changes import ChangeOrder
 
-__all__ = ["UPSERTED", "Merge", "Merger", "publish_upserts"]
+__all__ = [
+    "DELETES",
+    "UPSERTED",
+    "Merge",
+    "Merger",
+    "deletes_of",
+    "publish_upserts",
+    "with_deletes",
+    "written_with_deletes",
+]
 
 UPSERTED: Final = {
     "write.merge.mode": "merge-on-read",
@@ -300,3 +312,61 @@ def _remove(io: FileIO, upserts: Snapshot, files: Sequence[DataFile]) -> None:
         manifests = [manifest.manifest_path for manifest in upserts.manifests(io)]
         for path in (*(file.file_path for file in files), *manifests, upserts.manifest_list):
             io.delete(path)
+
+
+DELETES: Final = "gazette-deletes"
+"""Tag of a snapshot that holds deletions alone, of all runs. It moves with what is published."""
+
+_MAIN: Final = "main"
+_SMALL_BYTES: Final = 8 << 20
+# So many are put together; of a table with many partitions, once there are so many of each.
+_SMALL_MAX: Final = 100
+_SMALL_OF_EACH_MAX: Final = 4
+
+
+def deletes_of(metadata: TableMetadata) -> int | None:
+    """Return the snapshot that holds the deletions of all runs, and nothing else; None: there were none."""
+    found = metadata.refs.get(DELETES)
+    return found.snapshot_id if found is not None else None
+
+
+def with_deletes(loaded: Loaded) -> Loaded | None:
+    """Return the table as it would be with the kept deletions, and nothing else; None: there are none."""
+    at = deletes_of(loaded.metadata)
+    if at is None:
+        return None
+    refs = {_MAIN: SnapshotRef.model_validate({"snapshot-id": at, "type": "branch"})}
+    update = {"current_snapshot_id": at, "refs": refs}
+    return replace(loaded, metadata=loaded.metadata.model_copy(update=update))
+
+
+def written_with_deletes(deletes: Loaded, files: Sequence[DataFile]) -> Snapshot:
+    """Write a snapshot of the kept deletions, and of more.
+
+    Args:
+        deletes: as `with_deletes` gives it.
+        files: of more deletions.
+
+    Raises: LakeError: a file cannot be read, or written.
+    """
+    history = TableHistory(deletes)
+    small = [task for task in history.files if task.file.file_size_in_bytes < _SMALL_BYTES]
+    partitions = {(task.file.spec_id, task.file.partition) for task in small}
+    transaction = deletes.table.transaction()
+    update = transaction.update_snapshot(branch=_MAIN)
+    if len(small) < max(_SMALL_MAX, _SMALL_OF_EACH_MAX * len(partitions)):
+        with update.merge_append() as append:
+            for file in files:
+                append.append_data_file(file)
+        return transaction.table_metadata.snapshots[-1]
+    metadata = deletes.metadata
+    writer = RowWriter(deletes.io, metadata.location, metadata.schema(), metadata.spec())
+    for task in small:
+        for batch in history.batches(task, history.schema.names):
+            writer.add(pa.Table.from_batches([batch]).cast(writer.schema))
+    with update.overwrite() as overwrite:
+        for task in small:
+            overwrite.delete_data_file(task.file)
+        for file in (*(data_file_of(one, metadata) for one in writer.close()), *files):
+            overwrite.append_data_file(file)
+    return transaction.table_metadata.snapshots[-1]

@@ -51,8 +51,8 @@ from pyiceberg.table.update import AssertTableUUID
 from pyiceberg.types import BinaryType, LongType, NestedField, StringType, UUIDType
 
 from gazette_platform.errors import LakeError, TypedFenced
-from gazette_platform.lake.typed.catalog.doors import NewTable, present
-from gazette_platform.lake.typed.catalog.publishing import (
+from gazette_platform.lake.iceberg.catalog import NewTable, present
+from gazette_platform.lake.iceberg.publishing import (
     MANIFESTS,
     RUN,
     progress_of,
@@ -61,13 +61,9 @@ from gazette_platform.lake.typed.catalog.publishing import (
     summary_of,
     updates_moving,
 )
-from gazette_platform.lake.typed.catalog.side_files import (
-    QUARANTINE,
-    read_side_file,
-    write_side_file,
-)
+from gazette_platform.lake.iceberg.side_files import QUARANTINE, read_side_file, write_side_file
 from gazette_platform.lake.typed.files.stored_rows import stored_rows
-from gazette_platform.lake.typed.files.written import METRICS, WrittenFile, data_file_of
+from gazette_platform.lake.typed.files.writing import METRICS, WrittenFile, data_file_of
 from gazette_platform.lake.typed.planning.row_ranges import Overlap, RowRanges
 from gazette_platform.lake.typed.tables.replacing import publish_replacing
 from gazette_platform.lake.typed.tables.table import QUARANTINED
@@ -79,7 +75,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.table.metadata import TableMetadata
 
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
+    from gazette_platform.lake.iceberg.catalog import Door, Loaded
     from gazette_platform.lake.typed.files.stored_rows import StoredRows
 
 __all__ = [

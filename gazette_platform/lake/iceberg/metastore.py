@@ -1,4 +1,4 @@
-"""Iceberg tables of the metastore, as a rollup's commit needs them: read, and swapped in one step.
+"""Iceberg tables of the Hive Metastore: read, and swapped in one step.
 
 A table is a metadata file that the metastore names. Whoever changes the table writes another one and has the
 metastore name that instead, if it still names the first: the metastore compares and sets. All engines
@@ -7,27 +7,19 @@ read and write the same tables.
 
 from __future__ import annotations
 
-import gzip
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, final
 
 from pyiceberg.exceptions import ValidationError as InvalidMetadata
 from pyiceberg.io import load_file_io
 from pyiceberg.serializers import FromInputFile, ToOutputFile
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import (
-    DateType,
-    IcebergType,
-    IntegerType,
-    LongType,
-    StringType,
-)
+from pyiceberg.types import DateType, IcebergType, IntegerType, LongType, StringType
 from pyiceberg.utils.datetime import days_to_date
 
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import HiveColumn, HiveTable, StorageFormat
-from gazette_platform.lake.rollups.covers import Covers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,10 +32,7 @@ if TYPE_CHECKING:
     from gazette_platform.hive import MetastoreSession
     from gazette_platform.lake.registration import Metastore
 
-__all__ = ["COVERS", "IcebergTable", "IcebergTables", "deleting", "slice_of"]
-
-COVERS: Final = "gazette.covers"
-"""Property of a snapshot, and of the table: path of the file that says what the table covers."""
+__all__ = ["IcebergTable", "IcebergTables", "deleting", "slice_of"]
 
 _METADATA = "metadata_location"
 # What Iceberg's own clients write; no engine opens the files by it.
@@ -85,31 +74,6 @@ class IcebergTable:
         """Of the metadata file, as its name counts them."""
         number, _, _ = self.metadata_location.rpartition("/")[2].partition("-")
         return int(number) if number.isdecimal() else 0
-
-    @property
-    def covers_path(self) -> str:
-        """Where the newest snapshot, or else one before it, says what the table covers; or empty.
-
-        Maintenance makes snapshots that do not say it. If the one that did has expired, the table's
-        property does. Of a table that was rolled back, only its own snapshots are believed.
-        """
-        by_id = {snapshot.snapshot_id: snapshot for snapshot in self.metadata.snapshots}
-        snapshot = self.snapshot
-        while snapshot is not None:
-            summary = snapshot.summary
-            path = summary.additional_properties.get(COVERS, "") if summary is not None else ""
-            if path:
-                return path
-            snapshot = by_id.get(snapshot.parent_snapshot_id or 0)
-        noted = self.metadata.properties.get(COVERS, "") if self.snapshot is not None else ""
-        return "" if noted in self._paths_told() else noted
-
-    def _paths_told(self) -> set[str]:
-        return {
-            s.summary.additional_properties.get(COVERS, "")
-            for s in self.metadata.snapshots
-            if s.summary is not None
-        }
 
     def slice_types(self) -> dict[str, str]:
         """Hive type of each column by which the table is partitioned as it is, in order."""
@@ -198,37 +162,6 @@ class IcebergTables:
         except OSError as err:
             raise LakeError(f"cannot read the manifests of {table.full_name}: {err}") from err
 
-    def read_covers(self, table: IcebergTable | None) -> Covers:
-        """What a rollup covers; nothing, if it is not made yet.
-
-        Raises: LakeError: the table is no rollup, or the file cannot be read.
-        """
-        if table is None or table.snapshot is None:
-            return Covers()
-        path = table.covers_path
-        if not path:
-            raise LakeError(
-                f"{table.full_name} exists, but does not say what it covers: it is no rollup, or was "
-                "rolled back to before it was one; drop it, or use another name"
-            )
-        try:
-            with self.io(path).new_input(path).open() as stream:
-                return Covers.parse(gzip.decompress(stream.read()))
-        except (OSError, EOFError) as err:
-            raise LakeError(f"cannot read what {table.full_name} covers, at {path}: {err}") from err
-
-    def write_covers(self, location: str, covers: Covers) -> str:
-        """Write covers beside the table at `location`. Returns: the path.
-
-        Not within, where engines that remove orphans would take the file for one.
-
-        Raises: LakeError: it cannot be written.
-        """
-        # By the name `.gz` Arrow would compress it once more.
-        path = f"{location}.gazette/{uuid.uuid4()}.covers"
-        self._write(path, gzip.compress(covers.dump().encode(), mtime=0))
-        return path
-
     def write_metadata(self, metadata: TableMetadata, version: int) -> str:
         """Write a metadata file of that version. Returns: its path.
 
@@ -282,13 +215,6 @@ class IcebergTables:
     def delete_files(self, paths: Sequence[str]) -> Iterator[str]:
         """Delete files. Yields: those that could not be, with the reason."""
         yield from deleting(self.io, paths)
-
-    def _write(self, path: str, content: bytes) -> None:
-        try:
-            with self.io(path).new_output(path).create() as stream:
-                stream.write(content)
-        except OSError as err:
-            raise LakeError(f"cannot write {path}: {err}") from err
 
 
 def deleting(io_of: Callable[[str], FileIO], paths: Sequence[str]) -> Iterator[str]:

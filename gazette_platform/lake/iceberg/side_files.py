@@ -9,17 +9,20 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Final
 
-from pyarrow.fs import FileSelector, FileType  # type: ignore[import-untyped]
+from pyarrow.fs import (
+    FileSelector,  # type: ignore[import-untyped]
+    FileType,  # type: ignore[import-untyped]
+)
 from pyiceberg.io import load_file_io
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.catalog.publishing import PROGRESS
+from gazette_platform.lake.iceberg.publishing import PROGRESS
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
 
-    from gazette_platform.lake.typed.catalog.doors import Door
+    from gazette_platform.lake.iceberg.catalog import Door
 
 __all__ = ["QUARANTINE", "STATE", "read_side_file", "unnamed_files", "write_side_file"]
 

@@ -10,11 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, final
 
 from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.catalog.rest.auth import (
-    AuthManagerAdapter,
-    LegacyOAuth2AuthManager,
-    NoopAuthManager,
-)
+from pyiceberg.catalog.rest.auth import AuthManagerAdapter, LegacyOAuth2AuthManager, NoopAuthManager
 from pyiceberg.exceptions import RESTError
 from requests import Session
 from typing_extensions import override

@@ -5,11 +5,15 @@ compares that and changes the table in the same step, or refuses. All that is pr
 
 A metastore is asked by `IcebergTables`, and never by PyIceberg's own client, which trusts the metastore's lock and
 lets a zombie overwrite what came between.
+
+The catalog that typed tables are in, as settings name it: where a table is, and the door to it.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
@@ -36,7 +40,13 @@ from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import update_table_metadata
 
-from gazette_platform.errors import LakeError, TypedFenced
+from gazette_platform.errors import LakeError, SetupError, TypedFenced
+from gazette_platform.hive import MetastoreClient
+from gazette_platform.lake.catalogs import ICEBERG
+from gazette_platform.lake.iceberg.metastore import IcebergTables
+from gazette_platform.lake.iceberg.rest_catalog import rest_catalog
+from gazette_platform.lake.iceberg_catalog import CatalogLogin
+from gazette_platform.lake.s3 import S3Access
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -48,9 +58,23 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
 
-    from gazette_platform.lake.rollups.iceberg import IcebergTables
+    from gazette_platform.lake.registration import Metastore
+    from gazette_platform.lake.settings import LakeSettings
 
-__all__ = ["CatalogDoor", "Door", "HiveDoor", "Loaded", "NewTable", "SameTable", "present"]
+__all__ = [
+    "CatalogDoor",
+    "CatalogTables",
+    "Door",
+    "HiveDoor",
+    "HiveTables",
+    "Loaded",
+    "NewTable",
+    "SameTable",
+    "TypedCatalog",
+    "io_properties_of",
+    "present",
+    "typed_catalog",
+]
 
 # What properties of stores begin with. The rest are of the catalog.
 _OF_STORES: Final = ("s3.", "gcs.", "adls.", "hdfs.", "client.", "py-io-impl")
@@ -377,3 +401,121 @@ def _made(door: Door) -> Loaded:
     if found is None:
         raise LakeError(f"{door.name} was dropped as it was being made: run again")
     return found
+
+
+class TypedCatalog(Protocol):
+    """Where tables are. It holds no connection."""
+
+    @property
+    def name(self) -> str:
+        """What Spark calls the catalog."""
+        ...
+
+    def door(self, name: str) -> Door:
+        """Of the table ``schema.table``, which need not be there."""
+        ...
+
+    def new_location(self, name: str) -> str:
+        """A location for a table to be made, where nothing is left of one of the same name; empty: the catalog chooses."""
+        ...
+
+
+@final
+class HiveTables:
+    """A Hive Metastore.
+
+    Args:
+        tables: of it, with their warehouse.
+    """
+
+    name = ICEBERG
+
+    def __init__(self, tables: IcebergTables) -> None:
+        self._tables = tables
+
+    def door(self, name: str) -> Door:
+        """See `TypedCatalog`."""
+        return HiveDoor(self._tables, name)
+
+    def new_location(self, name: str) -> str:
+        """See `TypedCatalog`."""
+        schema, _, table = name.partition(".")
+        return self._tables.new_location(schema, table)
+
+
+@final
+class CatalogTables:
+    """A catalog of PyIceberg's that compares what is required: REST or SQL.
+
+    Args:
+        catalog: PyIceberg's.
+        warehouse: location of new tables, without a trailing slash; empty: the catalog chooses, as REST servers do, which
+            may give credentials for no other place.
+    """
+
+    def __init__(self, catalog: Catalog, warehouse: str = "") -> None:
+        self._catalog = catalog
+        self._warehouse = warehouse
+
+    @property
+    def name(self) -> str:
+        """See `TypedCatalog`."""
+        return self._catalog.name
+
+    def door(self, name: str) -> Door:
+        """See `TypedCatalog`."""
+        return CatalogDoor(self._catalog, name)
+
+    def new_location(self, name: str) -> str:
+        """See `TypedCatalog`."""
+        if not self._warehouse:
+            return ""
+        schema, _, table = name.partition(".")
+        return f"{self._warehouse}/{schema}.db/{table}-{uuid.uuid4().hex[:12]}"
+
+
+def typed_catalog(
+    settings: LakeSettings,
+    metastore: Metastore | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> TypedCatalog:
+    """The catalog that settings name. A REST server or database is asked at once.
+
+    Args:
+        settings: `iceberg_catalog` says which; `warehouse` where tables of a metastore or database are, `store`
+            how files are reached.
+        metastore: that is asked if no other catalog is named; None: the one of the settings.
+        environment: who asks; None: this process's. See `CatalogLogin`.
+
+    Raises: SetupError: a setting or a library is missing. ValidationError: the login is malformed. LakeError: the
+        catalog cannot be reached, or does not let us in.
+    """
+    environment = os.environ if environment is None else environment
+    catalog, io = settings.iceberg_catalog, io_properties_of(settings, environment)
+    if catalog.kind == "hive":
+        asked = metastore or MetastoreClient(settings.required("metastore"))
+        return HiveTables(IcebergTables(asked, settings.required("warehouse"), io))
+    login = CatalogLogin.from_environment(catalog, environment)
+    if catalog.kind == "rest":
+        return CatalogTables(rest_catalog(catalog, login, io))
+    warehouse = settings.required("warehouse")
+    try:
+        from gazette_platform.lake.iceberg.sql_catalog import sql_catalog  # noqa: PLC0415  an extra
+
+        return CatalogTables(sql_catalog(catalog, login, warehouse, io), warehouse)
+    except ImportError as err:
+        raise SetupError(
+            f"a catalog in a database needs {err.name}, which is not installed "
+            "(pip install 'gazette-platform[postgres]')"
+        ) from err
+
+
+def io_properties_of(settings: LakeSettings, environment: Mapping[str, str]) -> dict[str, str]:
+    """How PyIceberg reaches the files of Iceberg tables, besides its defaults.
+
+    Raises: ValidationError: the store is none that it can be told of.
+    """
+    if settings.store.startswith("s3:"):
+        return S3Access.of(settings.store, environment).iceberg()
+    return {}

@@ -1,4 +1,7 @@
-"""How a typed table stands: what it says of itself, how far it is behind its journals, and what is wrong."""
+"""How a typed table stands: what it says of itself, how far it is behind its journals, and what is wrong.
+
+What is asked of a typed table as it is, without a run of it: how far it has come, how far it is behind, whether all is there.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,34 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.errors import GazetteError, SchemaMismatch
+from gazette_platform.lake.typed.checks.completeness import Completeness, Incomplete, check_counts
 from gazette_platform.lake.typed.planning.state import Counts, TypedState
+from gazette_platform.lake.typed.runs.journals import journals_now
+from gazette_platform.lake.typed.runs.lag import behind
+from gazette_platform.lake.typed.tables.opening import doors_of
 from gazette_platform.lake.typed.tables.progress import read_progress
+from gazette_platform.lake.typed.tables.quarantine import why_foreign
 from gazette_platform.lake.typed.tables.table import require_able
+from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
+    from gazette_platform.client import Client
+    from gazette_platform.lake.iceberg.catalog import Door, Loaded, TypedCatalog
+    from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.lake.typed.runs.lag import Behind
+    from gazette_platform.lake.typed.tables.progress import TypedProgress
     from gazette_platform.lake.typed_spec.spec import TypedSpec
 
-__all__ = ["TypedStanding", "typed_standing", "unable"]
+__all__ = [
+    "TypedStanding",
+    "behind_now",
+    "completeness_of",
+    "progress_of_table",
+    "typed_standing",
+    "unable",
+]
 
 
 @final
@@ -112,3 +132,40 @@ def unable(loaded: Loaded, spec: TypedSpec, name: str) -> list[str]:
     except SchemaMismatch as err:
         return [f"runs refuse its spec: {str(err).removeprefix(f'{name}: ')}"]
     return []
+
+
+def progress_of_table(tables: TypedCatalog, spec: TypedSpec) -> TypedProgress | None:
+    """What a table says of itself; None: it is not made, or nothing was published to it.
+
+    Raises: LakeError: the table cannot be read. TypedRolledBack, TypedProgressGone: a person has to look at it.
+    """
+    loaded = tables.door(spec.name).load()
+    return None if loaded is None else read_progress(loaded, spec.name)
+
+
+def behind_now(client: Client, tables: TypedCatalog, raw: TableSpec, spec: TypedSpec) -> Behind:
+    """How far a table is behind its journals now.
+
+    Raises: TransportError: brokers cannot be reached. LakeError: the table cannot be read. TypedRolledBack,
+        TypedProgressGone: a person has to look at it.
+    """
+    progress = progress_of_table(tables, spec)
+    state = TypedState() if progress is None else progress.state
+    asked = client.asynchronous
+    now = client.run(journals_now(asked, raw.label_selector, state, SystemClock()))
+    return behind(now, state)
+
+
+def completeness_of(tables: TypedCatalog, spec: TypedSpec) -> Completeness:
+    """What counting its rows tells of a table.
+
+    Raises: LakeError: a table cannot be read. TypedRolledBack, TypedProgressGone: a person has to look.
+    """
+    door, quarantine = doors_of(tables, spec)
+    typed, held = door.load(), quarantine.load()
+    if typed is None:
+        return Completeness(table=spec.name, notes=(f"{spec.name} is not made yet",))
+    if held is not None and (why := why_foreign(held, typed, quarantine.name)):
+        # What it holds says nothing of this table, and a run would refuse.
+        return Completeness(table=spec.name, findings=(Incomplete(text=why, journal=""),))
+    return check_counts(door, quarantine if held is not None else None, is_upserted=bool(spec.key))
