@@ -324,7 +324,7 @@ class _Demo:
             self._say(f"typed table: none ({self._last_error})")
             return
         catalog = typed_catalog(self._settings)
-        found = check_counts(catalog.door(_TYPED), catalog.door(f"{_TYPED}{QUARANTINE_SUFFIX}"))
+        found = check_counts(catalog.handle(_TYPED), catalog.handle(f"{_TYPED}{QUARANTINE_SUFFIX}"))
         self._report.typed_is_complete = found.is_complete
         told = "; ".join(one.text for one in found.findings) or (
             f"{found.counts.committed:,} committed = {found.rows:,} typed + {found.quarantined:,} quarantined"

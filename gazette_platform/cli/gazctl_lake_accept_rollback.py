@@ -35,8 +35,8 @@ def accept(
     if len(names) != 1 or len(found) != 1:
         raise ValidationError("is about one table: name it", path="--accept-rollback")
     table = found[0]
-    door = typed_catalog(settings).door(table.typed.name)
-    rollback = look_at_rollback(door)
+    handle = typed_catalog(settings).handle(table.typed.name)
+    rollback = look_at_rollback(handle)
     if rollback is None:
         note(f"{table.typed.name} was not rolled back, so there is nothing to accept")
         return
@@ -58,7 +58,7 @@ def accept(
             f"{table.typed.name}: nothing was changed (repeat with --yes to move the tag to snapshot {rollback.to})"
         )
     try:
-        accept_rollback(door, rollback)
+        accept_rollback(handle, rollback)
     except CommitFailedException as err:
         raise TypedFenced(
             f"{table.typed.name} was changed meanwhile, so nothing was accepted: look at it again"

@@ -233,7 +233,7 @@ def _typed_problems(settings: LakeSettings, spec: TableSpec) -> list[ValidationE
     from gazette_platform.lake.typed.tables.table import require_able  # noqa: PLC0415
 
     try:
-        existing = typed_catalog(settings).door(typed.name).load()
+        existing = typed_catalog(settings).handle(typed.name).load()
     except GazetteError as err:
         note(f"note: {err}; whether {typed.name} can become what its spec says is not looked at")
         return []

@@ -68,7 +68,7 @@ def _check(
     catalog: TypedCatalog, client: Client, table: TypedTable, *, reads_content: bool
 ) -> Iterator[Told]:
     spec = table.typed
-    loaded = catalog.door(spec.name).load()
+    loaded = catalog.handle(spec.name).load()
     if loaded is None:
         yield Told(
             spec.name, "complete", is_error=False, text="is not made yet: its first run makes it"

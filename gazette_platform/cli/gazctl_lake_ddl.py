@@ -64,7 +64,7 @@ def _print_mount(settings: LakeSettings, table: TypedTable, dialect: str, locati
             f"the metadata of {name} name its files by whole paths: they cannot be elsewhere",
             path="--location",
         )
-    loaded = typed_catalog(settings).door(name).load()
+    loaded = typed_catalog(settings).handle(name).load()
     if loaded is None:
         raise LakeError(f"there is no table {name} yet: `gazctl lake run {name}` makes it")
     print_text(mount_statement(name, loaded.metadata_location, dialect), end="")

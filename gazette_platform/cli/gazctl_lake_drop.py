@@ -128,7 +128,7 @@ def _typed_held(settings: LakeSettings, table: _Table) -> dict[str, str]:
     catalog = typed_catalog(settings)
     held: dict[str, str] = {}
     for name in (table.typed, table.quarantine):
-        loaded = catalog.door(name).load()
+        loaded = catalog.handle(name).load()
         if loaded is None:
             continue
         is_ours = name != table.typed or SOURCE in loaded.metadata.properties
@@ -184,7 +184,7 @@ def without_typed(text: bytes) -> bytes:
 def _drop_typed(settings: LakeSettings, name: str) -> None:
     from gazette_platform.lake.iceberg.catalog import typed_catalog  # noqa: PLC0415  slow to import
 
-    typed_catalog(settings).door(name).drop()
+    typed_catalog(settings).handle(name).drop()
 
 
 def drop_raw(session: MetastoreSession, name: str) -> None:

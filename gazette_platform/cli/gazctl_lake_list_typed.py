@@ -50,7 +50,7 @@ def _standing(catalog: TypedCatalog, client: Client, table: TypedTable) -> Typed
         raise
     except GazetteError as err:
         return _unread(table, err)
-    standing = typed_standing(catalog.door(table.typed.name), table.typed, heads)
+    standing = typed_standing(catalog.handle(table.typed.name), table.typed, heads)
     standing.problems += failures
     known = {} if standing.state is None else standing.state.journals
     standing.problems += [

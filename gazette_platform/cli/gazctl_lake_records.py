@@ -44,10 +44,10 @@ def list_records(
         specs_named(folder, [table])
         return False
     (found,) = typed
-    door = typed_catalog(settings).door(found.typed.quarantine)
+    handle = typed_catalog(settings).handle(found.typed.quarantine)
     # One more tells whether there are others.
     rows = quarantined_rows(
-        door, journal=journal, begin=begin, reason=reason, limit=limit + 1
+        handle, journal=journal, begin=begin, reason=reason, limit=limit + 1
     ).to_pylist()
     if output_format is OutputFormat.TABLE:
         print_table(

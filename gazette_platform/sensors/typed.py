@@ -245,7 +245,7 @@ def _looked_at(
     """What checks say of a table whose turn it is."""
     from gazette_platform.lake.typed.checks.status import completeness_of  # noqa: PLC0415  slow to import
 
-    if ports.tables.door(spec.name).load() is not None:
+    if ports.tables.handle(spec.name).load() is not None:
         try:
             yield complete_evaluation(spec, completeness_of(ports.tables, spec))
         except (TypedProgressGone, TypedRolledBack):

@@ -37,7 +37,7 @@ def typed_frame(
     """A view of the typed table that a raw table's spec has. See `gazette_platform.spark.typed_view`."""
     assert raw.typed is not None  # it was looked for
     catalog = typed_catalog(settings)
-    pinned = pin_tail(catalog.door(raw.typed.name), raw.typed, raw, client)
+    pinned = pin_tail(catalog.handle(raw.typed.name), raw.typed, raw, client)
     for hole in pinned.holes:
         _log.warning(
             "%s: the view does not have all of %s: %s (`gazctl lake check %s` says more)",

@@ -1,4 +1,4 @@
-"""Typed tables in catalogs that are servers, and doors of their own for each who asks."""
+"""Typed tables in catalogs that are servers, and handles of their own for each who asks."""
 
 import uuid
 from urllib.parse import urlsplit
@@ -62,13 +62,13 @@ class Table:
         self.place = place
         self.name = name
 
-    def door(self, place=None):
-        return (place or self.place).catalog().door(self.name)
+    def handle(self, place=None):
+        return (place or self.place).catalog().handle(self.name)
 
     def open(self, wanted=None):
         catalog = self.place.catalog()
-        door = catalog.door(self.name)
-        return open_table(door, wanted or spec(), catalog.new_location(self.name))
+        handle = catalog.handle(self.name)
+        return open_table(handle, wanted or spec(), catalog.new_location(self.name))
 
 
 def places_of(postgres, gate, database, folder):

@@ -71,11 +71,11 @@ class Shop:
         for name in self.journals:
             self.client.flush(f"name={name}")
 
-    def door(self):
-        return typed_catalog(self.settings).door(self.spec.typed.name)
+    def handle(self):
+        return typed_catalog(self.settings).handle(self.spec.typed.name)
 
     def run(self, workers=None, **options):
-        workers = workers or Merging(PythonMerger(self.door()))
+        workers = workers or Merging(PythonMerger(self.handle()))
         runner = TypedRunner(typed_catalog(self.settings), workers, self.client)
         return runner.run(self.spec.typed, self.spec, **options)
 

@@ -65,8 +65,8 @@ class Typed:
         self.client = client
         self.prefix = f"typed-spark/{name}"
         self.world = World(folder)
-        self.door = self.world.door()
-        self.tables = CatalogTables(self.door._catalog, folder.as_uri())
+        self.handle = self.world.handle()
+        self.tables = CatalogTables(self.handle._catalog, folder.as_uri())
         selector = f"name:prefix={self.prefix}/"
         self.raw = TableSpec(name="raw.flights", selector=selector, format="json", columns=())
         self.producer, self.clock = new_producer_id(), MessageClock()
@@ -99,7 +99,7 @@ class Typed:
         return taken
 
     def numbers(self):
-        return sorted(self.door.load().token.scan().to_arrow()["n"].to_pylist())
+        return sorted(self.handle.load().token.scan().to_arrow()["n"].to_pylist())
 
     def files(self):
         """Of rows, published or not."""

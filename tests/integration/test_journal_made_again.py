@@ -56,7 +56,7 @@ class TestTypedTables:
         return [record(n, producer=producer, clock=1000 + n) for n in numbers]
 
     def rows(self, shop):
-        return sorted(shop.door().load().token.scan().to_arrow()["n"].to_pylist())
+        return sorted(shop.handle().load().token.scan().to_arrow()["n"].to_pylist())
 
     def test_run_refuses_however_long_the_new_journal_is(self, client, make_again, shop):
         one = shop.journals[0]

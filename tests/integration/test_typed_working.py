@@ -113,7 +113,7 @@ def test_rows_are_those_that_one_reader_of_committed_messages_has(typed):
         pass
     framing = Frames(JsonFraming(uuid_field="_meta.uuid"), unreadable=NO_UUID)
     found = typed.client.run(committed(typed.client.asynchronous, a, framing))
-    quarantined = quarantined_rows(typed.world.door("typed.flights_quarantine"))
+    quarantined = quarantined_rows(typed.world.handle("typed.flights_quarantine"))
     begins = [row["_begin"] for row in typed.rows()] + quarantined["_begin"].to_pylist()
     assert len(found) > 5000
     assert len(quarantined) > 100

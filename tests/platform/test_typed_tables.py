@@ -20,7 +20,7 @@ ROWS = [(region, n) for region, numbers in COMMITTED.items() for n in numbers]
 
 
 def snapshots(platform, table):
-    metadata = typed_catalog(platform.settings).door(table).load().token.metadata
+    metadata = typed_catalog(platform.settings).handle(table).load().token.metadata
     return metadata.snapshots
 
 

@@ -6,7 +6,7 @@ compares that and changes the table in the same step, or refuses. All that is pr
 A metastore is asked by `IcebergTables`, and never by PyIceberg's own client, which trusts the metastore's lock and
 lets a zombie overwrite what came between.
 
-The catalog that typed tables are in, as settings name it: where a table is, and the door to it.
+The catalog that typed tables are in, as settings name it: where a table is, and the handle to it.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ if TYPE_CHECKING:
     from gazette_platform.lake.settings import LakeSettings
 
 __all__ = [
-    "CatalogDoor",
+    "CatalogHandle",
     "CatalogTables",
-    "Door",
-    "HiveDoor",
     "HiveTables",
     "Loaded",
+    "MetastoreHandle",
     "NewTable",
-    "SameTable",
+    "PinnedHandle",
+    "TableHandle",
     "TypedCatalog",
     "io_properties_of",
     "present",
@@ -100,7 +100,7 @@ class Loaded:
 
     @property
     def table(self) -> Table:
-        """PyIceberg's, to plan scans by, and snapshots. It knows no catalog: what is to be changed, the door changes."""
+        """PyIceberg's, to plan scans by, and snapshots. It knows no catalog: what is to be changed, the handle changes."""
         return Table(("", ""), self.metadata, "", self.io, NoopCatalog("none"))
 
 
@@ -116,7 +116,7 @@ class NewTable:
     properties: Mapping[str, str]
 
 
-class Door(Protocol):
+class TableHandle(Protocol):
     """The catalog of one table."""
 
     @property
@@ -154,19 +154,19 @@ class Door(Protocol):
         ...
 
 
-def present(door: Door) -> Loaded:
+def present(handle: TableHandle) -> Loaded:
     """A table that has to be there.
 
     Raises: LakeError: it is not, or the catalog cannot be reached.
     """
-    loaded = door.load()
+    loaded = handle.load()
     if loaded is None:
-        raise LakeError(f"there is no table {door.name}: it is made by the first run")
+        raise LakeError(f"there is no table {handle.name}: it is made by the first run")
     return loaded
 
 
 @final
-class HiveDoor:
+class MetastoreHandle:
     """A metastore, which itself compares before it writes.
 
     Args:
@@ -181,18 +181,18 @@ class HiveDoor:
 
     @property
     def name(self) -> str:
-        """See `Door`."""
+        """See `TableHandle`."""
         return self._name
 
     def load(self) -> Loaded | None:
-        """See `Door`."""
+        """See `TableHandle`."""
         table = self._tables.load(self._schema, self._table)
         if table is None:
             return None
         return Loaded(table.metadata, self._tables.io(table.metadata.location), table)
 
     def create(self, new: NewTable) -> Loaded:
-        """See `Door`."""
+        """See `TableHandle`."""
         metadata = new_table_metadata(
             new.schema, new.partitions, UNSORTED_SORT_ORDER, new.location, dict(new.properties)
         )
@@ -203,7 +203,7 @@ class HiveDoor:
         return _made(self)
 
     def commit(self, base: Loaded, requirements: Sequence[Any], updates: Sequence[Any]) -> None:
-        """See `Door`."""
+        """See `TableHandle`."""
         for one in requirements:
             one.validate(base.metadata)
         after = update_table_metadata(
@@ -214,12 +214,12 @@ class HiveDoor:
             raise CommitFailedException(f"{self._name} was changed meanwhile")
 
     def drop(self) -> None:
-        """See `Door`."""
+        """See `TableHandle`."""
         self._tables.forget(self._schema, self._table)
 
 
 @final
-class CatalogDoor:
+class CatalogHandle:
     """A catalog of PyIceberg's that compares what is required: REST and SQL do, that of a metastore does not.
 
     Args:
@@ -233,11 +233,11 @@ class CatalogDoor:
 
     @property
     def name(self) -> str:
-        """See `Door`."""
+        """See `TableHandle`."""
         return self._name
 
     def load(self) -> Loaded | None:
-        """See `Door`."""
+        """See `TableHandle`."""
         with self._asking("loaded"):
             try:
                 table = self._catalog.load_table(self._name)
@@ -246,7 +246,7 @@ class CatalogDoor:
             return Loaded(table.metadata, _io_of(table), table)
 
     def create(self, new: NewTable) -> Loaded:
-        """See `Door`."""
+        """See `TableHandle`."""
         with self._asking("made"):
             self._make_namespace(self._name.partition(".")[0])
             with suppress(TableAlreadyExistsError):
@@ -260,7 +260,7 @@ class CatalogDoor:
         return _made(self)
 
     def commit(self, base: Loaded, requirements: Sequence[Any], updates: Sequence[Any]) -> None:
-        """See `Door`."""
+        """See `TableHandle`."""
         with self._asking("changed"):
             try:
                 self._catalog.commit_table(base.token, tuple(requirements), tuple(updates))
@@ -275,7 +275,7 @@ class CatalogDoor:
                 raise CommitFailedException(f"{self._name} was changed meanwhile: {err}") from err
 
     def drop(self) -> None:
-        """See `Door`."""
+        """See `TableHandle`."""
         with self._asking("dropped"), suppress(NoSuchTableError):
             self._catalog.drop_table(self._name)
 
@@ -313,29 +313,29 @@ class CatalogDoor:
 
 
 @final
-class SameTable:
-    """The door of one table, and of no other that is made under its name later.
+class PinnedHandle:
+    """The handle of one table, and of no other that is made under its name later.
 
     That of a first run could else be published to by a run of the one before, which had published nothing either; and an
     amendment, which goes on top of whatever runs have published, would be put into a table that has not read as far.
 
     Args:
-        door: of the name.
+        handle: of the name.
         uuid: of the table.
     """
 
-    def __init__(self, door: Door, uuid: UUID) -> None:
-        self._door = door
+    def __init__(self, handle: TableHandle, uuid: UUID) -> None:
+        self._handle = handle
         self._uuid = uuid
 
     @property
     def name(self) -> str:
-        """See `Door`."""
-        return self._door.name
+        """See `TableHandle`."""
+        return self._handle.name
 
     def load(self) -> Loaded | None:
-        """See `Door`. Raises: TypedFenced, also: there is another table now."""
-        found = self._door.load()
+        """See `TableHandle`. Raises: TypedFenced, also: there is another table now."""
+        found = self._handle.load()
         if found is not None and found.metadata.table_uuid != self._uuid:
             raise TypedFenced(
                 f"{self.name} was dropped and made anew since this began, so it changed nothing: run again"
@@ -343,16 +343,16 @@ class SameTable:
         return found
 
     def create(self, new: NewTable) -> Loaded:
-        """See `Door`."""
-        return self._door.create(new)
+        """See `TableHandle`."""
+        return self._handle.create(new)
 
     def commit(self, base: Loaded, requirements: Sequence[Any], updates: Sequence[Any]) -> None:
-        """See `Door`."""
-        self._door.commit(base, requirements, updates)
+        """See `TableHandle`."""
+        self._handle.commit(base, requirements, updates)
 
     def drop(self) -> None:
-        """See `Door`."""
-        self._door.drop()
+        """See `TableHandle`."""
+        self._handle.drop()
 
 
 def _io_of(table: Table) -> FileIO:
@@ -396,10 +396,10 @@ def _line(err: Exception) -> str:
     return str(err).partition("\n")[0]
 
 
-def _made(door: Door) -> Loaded:
-    found = door.load()
+def _made(handle: TableHandle) -> Loaded:
+    found = handle.load()
     if found is None:
-        raise LakeError(f"{door.name} was dropped as it was being made: run again")
+        raise LakeError(f"{handle.name} was dropped as it was being made: run again")
     return found
 
 
@@ -411,7 +411,7 @@ class TypedCatalog(Protocol):
         """What Spark calls the catalog."""
         ...
 
-    def door(self, name: str) -> Door:
+    def handle(self, name: str) -> TableHandle:
         """Of the table ``schema.table``, which need not be there."""
         ...
 
@@ -433,9 +433,9 @@ class HiveTables:
     def __init__(self, tables: IcebergTables) -> None:
         self._tables = tables
 
-    def door(self, name: str) -> Door:
+    def handle(self, name: str) -> TableHandle:
         """See `TypedCatalog`."""
-        return HiveDoor(self._tables, name)
+        return MetastoreHandle(self._tables, name)
 
     def new_location(self, name: str) -> str:
         """See `TypedCatalog`."""
@@ -462,9 +462,9 @@ class CatalogTables:
         """See `TypedCatalog`."""
         return self._catalog.name
 
-    def door(self, name: str) -> Door:
+    def handle(self, name: str) -> TableHandle:
         """See `TypedCatalog`."""
-        return CatalogDoor(self._catalog, name)
+        return CatalogHandle(self._catalog, name)
 
     def new_location(self, name: str) -> str:
         """See `TypedCatalog`."""

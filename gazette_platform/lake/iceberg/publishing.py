@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
 
-    from gazette_platform.lake.iceberg.catalog import Door, Loaded
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
 
 __all__ = [
     "MANIFESTS",
@@ -250,7 +250,7 @@ def still_parted_by(metadata: TableMetadata) -> AssertDefaultSpecId:
 
 
 def publish_files(
-    door: Door,
+    handle: TableHandle,
     start: int | None,
     files: Sequence[DataFile],
     run: str,
@@ -262,7 +262,7 @@ def publish_files(
     publishes all the same, as what was read has changed.
 
     Args:
-        door: of the table.
+        handle: of the table.
         start: what `progress_of` was when the run began.
         files: to be appended, of the table's partition spec. They must lie below its location.
         run: of this publication and no other.
@@ -276,14 +276,14 @@ def publish_files(
     """
 
     def appended(now: Loaded) -> Snapshot:
-        require_parted_by(now.metadata, files, door.name)
+        require_parted_by(now.metadata, files, handle.name)
         return _appended(now, files, {**properties, RUN: run})
 
-    return publish_snapshot(door, start, run, appended)
+    return publish_snapshot(handle, start, run, appended)
 
 
 def publish_staged(
-    door: Door,
+    handle: TableHandle,
     start: int | None,
     staged: int,
     run: str,
@@ -296,7 +296,7 @@ def publish_staged(
     After any failure ask again, as with `publish_files`.
 
     Args:
-        door: of the table.
+        handle: of the table.
         start: what `progress_of` was when the run began.
         staged: a snapshot with the property `RUN` on top of main, on no branch.
         run: of this publication and no other.
@@ -315,13 +315,13 @@ def publish_staged(
         return snapshot
 
     try:
-        return publish_snapshot(door, start, run, found, spent=spent, tags=tags)
+        return publish_snapshot(handle, start, run, found, spent=spent, tags=tags)
     except _MovedError:
         return None
 
 
 def publish_snapshot(
-    door: Door,
+    handle: TableHandle,
     start: int | None,
     run: str,
     made: Callable[[Loaded], Snapshot],
@@ -339,12 +339,12 @@ def publish_snapshot(
     """
     refused: CommitFailedException | None = None
     for _ in range(_ATTEMPTS):
-        now = loaded_from(door)
+        now = loaded_from(handle)
         before = published_by(now.metadata, run)
         if before is not None:
             return Published(before.snapshot_id, now.metadata)
-        require_start(now.metadata, start, door.name)
-        require_progress(now.metadata, door.name)
+        require_start(now.metadata, start, handle.name)
+        require_progress(now.metadata, handle.name)
         snapshot = made(now)
         requirements = (
             AssertTableUUID(uuid=now.metadata.table_uuid),
@@ -356,18 +356,18 @@ def publish_snapshot(
         added = [AddSnapshotUpdate(snapshot=snapshot)] if snapshot.snapshot_id not in known else []
         gone = sorted(known & set(spent))
         if not known.issuperset((tags or {}).values()):
-            raise _expired(door.name, run)
+            raise _expired(handle.name, run)
         removed = [RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone})] if gone else []
         moved = (_tagged(name, to) for name, to in (tags or {}).items())
         updates = (*added, *updates_moving(snapshot.snapshot_id), *moved, *removed)
         try:
-            door.commit(now, requirements, updates)
+            handle.commit(now, requirements, updates)
         except CommitFailedException as err:
             refused = err
             continue
-        return Published(snapshot.snapshot_id, loaded_from(door).metadata)
+        return Published(snapshot.snapshot_id, loaded_from(handle).metadata)
     raise LakeError(
-        f"{door.name} was changed by others {_ATTEMPTS} times while run {run} tried to publish: ask again, or "
+        f"{handle.name} was changed by others {_ATTEMPTS} times while run {run} tried to publish: ask again, or "
         "look at who writes to it"
     ) from refused
 
@@ -388,15 +388,15 @@ def insisting(ask: Callable[[], _T], log: Callable[[str], None]) -> _T:
     return ask()
 
 
-def loaded_from(door: Door) -> Loaded:
+def loaded_from(handle: TableHandle) -> Loaded:
     """The table as it is now.
 
     Raises: LakeError: it is gone, or the catalog cannot be reached.
     """
-    now = door.load()
+    now = handle.load()
     if now is None:
         raise LakeError(
-            f"{door.name} was dropped while a run wrote to it: run again, from its start"
+            f"{handle.name} was dropped while a run wrote to it: run again, from its start"
         )
     return now
 

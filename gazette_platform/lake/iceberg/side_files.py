@@ -22,7 +22,7 @@ from gazette_platform.lake.iceberg.publishing import PROGRESS
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
 
-    from gazette_platform.lake.iceberg.catalog import Door
+    from gazette_platform.lake.iceberg.catalog import TableHandle
 
 __all__ = ["QUARANTINE", "STATE", "read_side_file", "unnamed_files", "write_side_file"]
 
@@ -65,20 +65,20 @@ def read_side_file(io: FileIO, path: str, name: str) -> bytes:
         ) from err
 
 
-def unnamed_files(door: Door, *, now_s: float, older_than_s: float) -> list[str]:
+def unnamed_files(handle: TableHandle, *, now_s: float, older_than_s: float) -> list[str]:
     """Files beside a table that no snapshot of it names, and that can be removed.
 
     A run writes them before it publishes, so what is young may yet be named.
 
     Args:
-        door: of the typed table.
+        handle: of the typed table.
         now_s: unix seconds, of the clock of the store that holds them.
         older_than_s: seconds; longer than any run takes.
 
     Returns: their paths, sorted; nothing, if there is no such table.
     Raises: LakeError: the place cannot be listed.
     """
-    loaded = door.load()
+    loaded = handle.load()
     if loaded is None:
         return []
     folder = f"{loaded.metadata.location}.gazette"
@@ -94,10 +94,10 @@ def unnamed_files(door: Door, *, now_s: float, older_than_s: float) -> list[str]
         )
     except OSError as err:
         raise LakeError(
-            f"cannot list {folder}, beside {door.name} ({err}): see that the place can be read"
+            f"cannot list {folder}, beside {handle.name} ({err}): see that the place can be read"
         ) from err
     # Behind the listing: what was named meanwhile is kept.
-    after = door.load()
+    after = handle.load()
     if after is None:
         return []
     named = {

@@ -242,8 +242,8 @@ class TypedViews:
             self._catalog = self._open_catalog()
         raw = self.specs[name]
         assert raw.typed is not None  # it has that name
-        door = self._catalog.door(name)
-        pinned = pin_tail(door, raw.typed, raw, self._client, clock=self._clock)
+        handle = self._catalog.handle(name)
+        pinned = pin_tail(handle, raw.typed, raw, self._client, clock=self._clock)
         self.forget(name)
         self.views[name] = TypedView(name, pinned, self._failed)
         return self.views[name]

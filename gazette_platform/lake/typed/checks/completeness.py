@@ -32,7 +32,7 @@ from gazette_platform.ops.counted import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from gazette_platform.lake.iceberg.catalog import Door, Loaded
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.typed.planning.state import TypedState
     from gazette_platform.lake.typed.tables.quarantine import RowCounts
 
@@ -125,21 +125,23 @@ def account(name: str, state: TypedState) -> tuple[Incomplete, ...]:
     )
 
 
-def check_counts(door: Door, quarantine: Door | None, *, is_upserted: bool = False) -> Completeness:
+def check_counts(
+    handle: TableHandle, quarantine: TableHandle | None, *, is_upserted: bool = False
+) -> Completeness:
     """Ask the state, and count the rows of both tables, of one moment.
 
     Args:
-        door: of the typed table.
+        handle: of the typed table.
         quarantine: of its quarantine table; None: it is not there, and is not looked at.
         is_upserted: whether the table has a `key`.
 
     Raises: LakeError: there is no such table, a file cannot be read, or runs publish faster than rows are counted.
         TypedProgressGone, TypedRolledBack: a person has to look.
     """
-    moment = moment_of(door, quarantine)
-    table = typed_table(moment.typed, door.name)
+    moment = moment_of(handle, quarantine)
+    table = typed_table(moment.typed, handle.name)
     found = compared(
-        door.name,
+        handle.name,
         table.state,
         rows_at(moment),
         is_upserted=is_upserted,

@@ -34,7 +34,7 @@ from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.runs.journals import journals_now
 from gazette_platform.lake.typed.runs.running import job_of
 from gazette_platform.lake.typed.runs.tail import pin_tail, spool_tail
-from gazette_platform.lake.typed.tables.opening import doors_of
+from gazette_platform.lake.typed.tables.opening import handles_of
 from gazette_platform.lake.typed.tables.progress import FormerStates
 from gazette_platform.lake.typed.tables.quarantine import begins_at, moment_of
 from gazette_platform.lake.typed.tables.table import typed_table
@@ -167,7 +167,7 @@ class Recounter:
         Raises: LakeError: there is no such table, or a file of it cannot be read. TransportError, StatusError,
             DataError: a journal cannot be read.
         """
-        moment = moment_of(*doors_of(self._catalog, spec))
+        moment = moment_of(*handles_of(self._catalog, spec))
         table = typed_table(moment.typed, spec.name)
         asked = self._client.asynchronous
         now = self._client.run(journals_now(asked, raw.label_selector, TypedState(), self._clock))
@@ -435,7 +435,7 @@ def recount_keys(
     Raises: LakeError: there is no such table, or a file of it cannot be read. TransportError, DataError: a journal cannot
         be read.
     """
-    pinned = pin_tail(catalog.door(spec.name), spec, raw, client, is_whole=True, clock=clock)
+    pinned = pin_tail(catalog.handle(spec.name), spec, raw, client, is_whole=True, clock=clock)
     if pinned.loaded is None:
         return _unlooked(spec.name, "it is not made yet")
     state = typed_table(pinned.loaded, spec.name).state

@@ -13,7 +13,7 @@ from gazette_platform.lake.typed.checks.completeness import Completeness, Incomp
 from gazette_platform.lake.typed.planning.state import Counts, TypedState
 from gazette_platform.lake.typed.runs.journals import journals_now
 from gazette_platform.lake.typed.runs.lag import behind
-from gazette_platform.lake.typed.tables.opening import doors_of
+from gazette_platform.lake.typed.tables.opening import handles_of
 from gazette_platform.lake.typed.tables.progress import read_progress
 from gazette_platform.lake.typed.tables.quarantine import why_foreign
 from gazette_platform.lake.typed.tables.table import require_able
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gazette_platform.client import Client
-    from gazette_platform.lake.iceberg.catalog import Door, Loaded, TypedCatalog
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle, TypedCatalog
     from gazette_platform.lake.table_spec import TableSpec
     from gazette_platform.lake.typed.runs.lag import Behind
     from gazette_platform.lake.typed.tables.progress import TypedProgress
@@ -88,21 +88,21 @@ class TypedStanding:
         }
 
 
-def typed_standing(door: Door, spec: TypedSpec, heads: Mapping[str, int]) -> TypedStanding:
+def typed_standing(handle: TableHandle, spec: TypedSpec, heads: Mapping[str, int]) -> TypedStanding:
     """How the table of `spec` stands. What keeps it from being looked at is among its problems.
 
     Args:
-        door: of the table.
+        handle: of the table.
         spec: its spec.
         heads: write heads of its journals, by name.
     """
     standing = TypedStanding(spec=spec, heads=heads)
     try:
-        loaded = door.load()
+        loaded = handle.load()
         if loaded is not None:
             standing.location = loaded.metadata.location
-            progress = read_progress(loaded, door.name)
-            standing.problems += unable(loaded, spec, door.name)
+            progress = read_progress(loaded, handle.name)
+            standing.problems += unable(loaded, spec, handle.name)
         else:
             standing.location, progress = "", None
             standing.problems.append("the table is not made yet: its first run makes it")
@@ -139,7 +139,7 @@ def progress_of_table(tables: TypedCatalog, spec: TypedSpec) -> TypedProgress | 
 
     Raises: LakeError: the table cannot be read. TypedRolledBack, TypedProgressGone: a person has to look at it.
     """
-    loaded = tables.door(spec.name).load()
+    loaded = tables.handle(spec.name).load()
     return None if loaded is None else read_progress(loaded, spec.name)
 
 
@@ -161,11 +161,13 @@ def completeness_of(tables: TypedCatalog, spec: TypedSpec) -> Completeness:
 
     Raises: LakeError: a table cannot be read. TypedRolledBack, TypedProgressGone: a person has to look.
     """
-    door, quarantine = doors_of(tables, spec)
-    typed, held = door.load(), quarantine.load()
+    handle, quarantine = handles_of(tables, spec)
+    typed, held = handle.load(), quarantine.load()
     if typed is None:
         return Completeness(table=spec.name, notes=(f"{spec.name} is not made yet",))
     if held is not None and (why := why_foreign(held, typed, quarantine.name)):
         # What it holds says nothing of this table, and a run would refuse.
         return Completeness(table=spec.name, findings=(Incomplete(text=why, journal=""),))
-    return check_counts(door, quarantine if held is not None else None, is_upserted=bool(spec.key))
+    return check_counts(
+        handle, quarantine if held is not None else None, is_upserted=bool(spec.key)
+    )

@@ -173,7 +173,7 @@ class BackfillRunner:
             backfill.abandon()
             raise
         amended = publish_amendment(
-            opened.doors, backfill, began_at=began_at, clock=self._clock, log=self._log
+            opened.handles, backfill, began_at=began_at, clock=self._clock, log=self._log
         )
         backfill.tidy()
         report = backfill.report(amended, spec.name, self._clock.monotonic() - began)

@@ -170,14 +170,14 @@ class Reprocessor:
         began, began_at = self._clock.monotonic(), self._clock.now()
         require_no_key(spec)
         opened = open_both(self._catalog, spec, self._log)
-        doors, table = opened.doors, opened.table
-        held = present(doors[1])
+        handles, table = opened.handles, opened.table
+        held = present(handles[1])
         with _Reprocessing(spec, table, held, self._records_max) as work:
             work.parse(_records(held, meant or Quarantined()))
             amended = None
             if work.records:
                 amended = publish_amendment(
-                    doors, work, began_at=began_at, clock=self._clock, log=self._log
+                    handles, work, began_at=began_at, clock=self._clock, log=self._log
                 )
         self._log(
             f"{spec.name}: of {work.looked_at} quarantined records {work.typed} are rows now, and {work.told_anew} "

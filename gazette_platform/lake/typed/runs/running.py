@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
     from gazette_platform.client import Client, ClientConfig
-    from gazette_platform.lake.iceberg.catalog import Door, Loaded, TypedCatalog
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle, TypedCatalog
     from gazette_platform.lake.iceberg.publishing import Published
     from gazette_platform.lake.table_spec import TableSpec
     from gazette_platform.lake.typed.planning.ranges import Hole, JournalNow, JournalRange, RunPlan
@@ -220,7 +220,9 @@ class TypedRunner:
                 complete_at=complete_at,
                 oldest_at=_oldest_at([done[name] for name in read]),
             )
-            published = self._publish(spec, opened.doors, table, state, outputs, run=run, told=told)
+            published = self._publish(
+                spec, opened.handles, table, state, outputs, run=run, told=told
+            )
         for output in (each for one in done.values() for each in one.discarded):
             discard(job, output)
         return RunReport(
@@ -270,7 +272,7 @@ class TypedRunner:
     def _publish(
         self,
         spec: TypedSpec,
-        doors: tuple[Door, Door],
+        handles: tuple[TableHandle, TableHandle],
         table: TypedTable,
         state: TypedState,
         outputs: Sequence[Output],
@@ -292,7 +294,7 @@ class TypedRunner:
         merger = self._workers.merger if table.key else None
         if merger is not None:
             published = publish_upserts(
-                doors[0],
+                handles[0],
                 table.start,
                 files,
                 run,
@@ -310,10 +312,10 @@ class TypedRunner:
             )
         else:
             published = insisting(
-                lambda: publish_files(doors[0], table.start, files, run, properties), self._log
+                lambda: publish_files(handles[0], table.start, files, run, properties), self._log
             )
         self._log(f"{table.name}: published {len(files)} files as snapshot {published.snapshot_id}")
-        settle_behind(doors, self._log)
+        settle_behind(handles, self._log)
         return published
 
 

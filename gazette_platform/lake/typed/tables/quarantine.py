@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.table.metadata import TableMetadata
 
-    from gazette_platform.lake.iceberg.catalog import Door, Loaded
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.typed.files.stored_rows import StoredRows
 
 __all__ = [
@@ -133,25 +133,25 @@ def quarantine_schema() -> Schema:
     )
 
 
-def open_quarantine(door: Door, of: str, location: str) -> Loaded:
+def open_quarantine(handle: TableHandle, of: str, location: str) -> Loaded:
     """The quarantine table, made unless it is there.
 
     Args:
-        door: of the quarantine table.
+        handle: of the quarantine table.
         of: name of the typed one.
         location: of a table that has to be made.
 
     Raises: LakeError: there is another table of that name, or the catalog cannot be reached.
     """
-    loaded = door.load()
+    loaded = handle.load()
     if loaded is None:
-        loaded = door.create(NewTable(
+        loaded = handle.create(NewTable(
             schema=quarantine_schema(), partitions=UNPARTITIONED_PARTITION_SPEC, location=location,
             properties={**_PROPERTIES, OF: of},
         ))  # fmt: skip
     if loaded.metadata.properties.get(OF) != of:
         raise LakeError(
-            f"{door.name} exists and is not the quarantine of {of}: rename it, or give the typed table another "
+            f"{handle.name} exists and is not the quarantine of {of}: rename it, or give the typed table another "
             "`name`"
         )
     return loaded
@@ -180,14 +180,14 @@ def write_list(
     return write_side_file(location, "quarantine", content, io)
 
 
-def settle_quarantine(door: Door, quarantine: Door) -> bool:
+def settle_quarantine(handle: TableHandle, quarantine: TableHandle) -> bool:
     """Have the newest publication's quarantined records in the quarantine table.
 
     To be called by each run before it publishes, and again behind; and before orphans are removed. See the module
     for why records come once.
 
     Args:
-        door: of the typed table.
+        handle: of the typed table.
         quarantine: of its quarantine table, which is there.
 
     Returns: whether this call has settled something.
@@ -196,15 +196,15 @@ def settle_quarantine(door: Door, quarantine: Door) -> bool:
     """
     held = present(quarantine)
     # Only now, behind the look at quarantine: see the module.
-    typed = present(door)
+    typed = present(handle)
     if _is_ahead(held, typed, quarantine.name):
         _take_back(quarantine, held, typed)
-        held, typed = present(quarantine), present(door)
+        held, typed = present(quarantine), present(handle)
     told = _told(typed)
     if not _is_pending(held, typed):
         return False
     at = progress_of(held.metadata)
-    files, removed = _listed(typed.io, told[QUARANTINE], held, door.name)
+    files, removed = _listed(typed.io, told[QUARANTINE], held, handle.name)
     _require_whole(held.metadata, files, quarantine.name)
     settled = {_SETTLED: f"{typed.metadata.table_uuid} {_number(typed)}"}
     try:
@@ -232,29 +232,29 @@ class Moment:
         return progress_of(self.typed.metadata)
 
 
-def moment_of(door: Door, quarantine: Door | None) -> Moment:
+def moment_of(handle: TableHandle, quarantine: TableHandle | None) -> Moment:
     """Look at a typed table and its quarantine so that what they hold is of one state.
 
     Args:
-        door: of the typed table.
+        handle: of the typed table.
         quarantine: of its quarantine table; None: it is not looked at.
 
     Raises: LakeError: a table is gone, a list cannot be read, or runs publish faster than tables can be looked at.
     """
     for _ in range(_ATTEMPTS):
-        typed = present(door)
+        typed = present(handle)
         if quarantine is None:
             return Moment(typed, None)
         held = present(quarantine)
         # A run that publishes from now on settles the one before it; so of both tables one moment is seen.
-        if progress_of(present(door).metadata) != progress_of(typed.metadata):
+        if progress_of(present(handle).metadata) != progress_of(typed.metadata):
             continue
         if not _is_pending(held, typed):
             return Moment(typed, held)
         path = _told(typed)[QUARANTINE]
-        return Moment(typed, held, *_listed(typed.io, path, held, door.name))
+        return Moment(typed, held, *_listed(typed.io, path, held, handle.name))
     raise LakeError(
-        f"runs have published to {door.name} {_ATTEMPTS} times while it was looked at: try again"
+        f"runs have published to {handle.name} {_ATTEMPTS} times while it was looked at: try again"
     )
 
 
@@ -270,12 +270,12 @@ class RowCounts:
     """As they are once all is settled."""
 
 
-def count_rows(door: Door, quarantine: Door | None) -> RowCounts:
+def count_rows(handle: TableHandle, quarantine: TableHandle | None) -> RowCounts:
     """Count rows of a typed table and of its quarantine, by journal, for they must be those of its state.
 
     Raises: LakeError: as `moment_of` and `rows_at` do.
     """
-    return rows_at(moment_of(door, quarantine))
+    return rows_at(moment_of(handle, quarantine))
 
 
 def rows_at(moment: Moment) -> RowCounts:
@@ -345,7 +345,7 @@ def why_foreign(held: Loaded, typed: Loaded, name: str) -> str:
 
 
 def quarantined_rows(
-    quarantine: Door,
+    quarantine: TableHandle,
     *,
     journal: str = "",
     begin: int = 0,
@@ -357,7 +357,7 @@ def quarantined_rows(
     With a limit, no more of them are in memory than that; of all others, where they are.
 
     Args:
-        quarantine: door of the quarantine table.
+        quarantine: handle of the quarantine table.
         journal: only of this one; empty: of all.
         begin: first offset.
         reason: only those whose reason has this text in it.
@@ -436,7 +436,7 @@ def _is_ahead(held: Loaded, typed: Loaded, name: str) -> bool:
     return _settled(_told(held), typed) > _number(typed)
 
 
-def _take_back(quarantine: Door, held: Loaded, typed: Loaded) -> None:
+def _take_back(quarantine: TableHandle, held: Loaded, typed: Loaded) -> None:
     """Have quarantine be what it was when progress was where it is again.
 
     Raises: LakeError: nobody knows what it was.

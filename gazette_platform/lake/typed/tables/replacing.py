@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile, ManifestFile, ManifestWriter
     from pyiceberg.table.metadata import TableMetadata
 
-    from gazette_platform.lake.iceberg.catalog import Door, Loaded
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.iceberg.publishing import Published
     from gazette_platform.lake.typed.planning.row_ranges import RowRanges
 
@@ -60,7 +60,7 @@ _CODEC: Final = "deflate"
 
 
 def publish_replacing(
-    door: Door,
+    handle: TableHandle,
     start: int | None,
     removed: RowRanges,
     files: Sequence[DataFile],
@@ -78,16 +78,16 @@ def publish_replacing(
         rewriter: of these ranges; it spares what it wrote for a publication that was fenced.
     """
     if not removed:
-        return publish_files(door, start, files, run, properties)
+        return publish_files(handle, start, files, run, properties)
     rewriter = rewriter or FileRewriter(removed)
 
     def replaced(now: Loaded) -> Snapshot:
-        require_parted_by(now.metadata, files, door.name)
-        change = _planned(now, removed, rewriter, door.name)
+        require_parted_by(now.metadata, files, handle.name)
+        change = _planned(now, removed, rewriter, handle.name)
         change.added += files
         return _written(now, change, {**properties, RUN: run})
 
-    return publish_snapshot(door, start, run, replaced)
+    return publish_snapshot(handle, start, run, replaced)
 
 
 @final
