@@ -34,7 +34,7 @@ from gazette_platform.embedded.component import answers_http
 from gazette_platform.embedded.ports import is_free
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.limits import usable_cores
+from gazette_platform.ops.process import usable_cores
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.etcd import EtcdServer, find_etcd
 from gazette_platform.testing.waiting import eventually, patient, wait_until

@@ -46,7 +46,7 @@ from gazette_platform.lake.rollups.query_check import (
     source_columns,
 )
 from gazette_platform.lake.spark import prepare_environment
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

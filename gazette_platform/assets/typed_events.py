@@ -27,7 +27,7 @@ from gazette_platform.assets.typed_keys import (
     quarantine_key,
     typed_key,
 )
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -41,7 +41,7 @@ from gazette_platform.lake.rollups import read_rollup_folder
 from gazette_platform.lake.sampling import BrokerContent, served, spread
 from gazette_platform.lake.spec_folder import in_file, problems_with_files, specs_by_file
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 from gazette_platform.protocol import JournalSpec
 
 __all__ = ["apply", "apply_files"]

@@ -29,7 +29,7 @@ from gazette_platform.lake.meant import or_meant
 from gazette_platform.lake.rollups.spec import read_rollup_folder
 from gazette_platform.lake.standing import table_standing
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.side_by_side import side_by_side
+from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import JournalSpec
 
 __all__ = [

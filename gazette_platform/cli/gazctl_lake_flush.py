@@ -19,7 +19,7 @@ from gazette_platform.lake import BrokerSource, LakeSettings, Registrar, StoreRo
 from gazette_platform.lake.catching_up import CaughtUp, catch_up, reachable
 from gazette_platform.lake.standing import TableStanding, table_standing
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 
 __all__ = ["flush", "nothing_more"]
 

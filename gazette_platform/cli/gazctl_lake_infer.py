@@ -17,7 +17,7 @@ from gazette_platform.lake.sampling import (
     require_whole_lines,
     sample_lines,
 )
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 
 __all__ = ["infer", "inferred", "report"]
 

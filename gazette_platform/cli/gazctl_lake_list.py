@@ -44,7 +44,7 @@ from gazette_platform.lake.rollups.status import RollupStanding
 from gazette_platform.lake.standing import TableStanding, table_standing
 from gazette_platform.lake.typed.checks.status import TypedStanding
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 
 __all__ = ["describe", "list_tables"]
 

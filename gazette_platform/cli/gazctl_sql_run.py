@@ -23,8 +23,8 @@ from gazette_platform.client import Client
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.local_sql import LocalSql, QueryResult, connect
 from gazette_platform.lake.settings import LakeSettings
-from gazette_platform.ops.counted import counted
 from gazette_platform.ops.extras import required
+from gazette_platform.ops.text import counted
 
 if TYPE_CHECKING:
     from gazette_platform.cli.gazctl_sql_save import SavedSpec

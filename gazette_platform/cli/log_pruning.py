@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, final
 from gazette_platform.cli.removing import FragmentRemover
 from gazette_platform.consumer.recoverylog import ShardHints, judge_fragment, needs_of
 from gazette_platform.errors import AccessDenied, DataError, GazetteError
-from gazette_platform.ops.side_by_side import side_by_side
+from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import SuspendLevel
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from gazette_platform.broker.config import BrokerConfig, FsyncMode
 from gazette_platform.broker.processes import process_count
 from gazette_platform.cli.option_table import ListenAddress, ProcessOption, settings_of
 from gazette_platform.cli.server_options import ServerOptions
-from gazette_platform.ops.limits import usable_cores
+from gazette_platform.ops.process import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

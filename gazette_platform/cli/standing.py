@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 from gazette_platform.client import AsyncClient
 from gazette_platform.errors import GazetteError
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.side_by_side import side_by_side
+from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import format_duration
 
 if TYPE_CHECKING:

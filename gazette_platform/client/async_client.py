@@ -34,8 +34,7 @@ from gazette_platform.errors import (
 )
 from gazette_platform.ops.clock import Clock, SystemClock
 from gazette_platform.ops.closing import AsyncClosing
-from gazette_platform.ops.side_by_side import side_by_side
-from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.ops.tasks import TaskGroup, side_by_side
 from gazette_platform.protocol import (
     AppendSuspend,
     JournalChange,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 from gazette_platform.errors import ApplicationFailed
 from gazette_platform.message import AckIntent, Mapped, MessageClock, Publisher
-from gazette_platform.ops.counted import counted
 from gazette_platform.ops.lru import Lru
+from gazette_platform.ops.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -16,7 +16,7 @@ from gazette_platform.embedded.endpoints import Endpoints, PlatformState, write_
 from gazette_platform.embedded.process import private_files, stop_process
 from gazette_platform.embedded.supervisor import ComponentFailed, remove_leftovers
 from gazette_platform.errors import SetupError
-from gazette_platform.ops.process_id import ProcessId
+from gazette_platform.ops.process import ProcessId
 
 if TYPE_CHECKING:
     from gazette_platform.embedded.layout import PlatformDir

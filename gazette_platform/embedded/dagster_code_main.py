@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from gazette_platform.ops.process_id import ProcessId
+from gazette_platform.ops.process import ProcessId
 
 __all__ = ["children_of", "main"]
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from gazette_platform.errors import SetupError
-from gazette_platform.ops.process_id import ProcessId
+from gazette_platform.ops.process import ProcessId
 
 if TYPE_CHECKING:
     from pathlib import Path

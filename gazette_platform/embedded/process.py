@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import SetupError
-from gazette_platform.ops.process_id import ProcessId
+from gazette_platform.ops.process import ProcessId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -40,7 +40,7 @@ from gazette_platform.embedded.process import Child, private_files, stop_process
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.ops import platforms
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.process_id import ProcessId
+from gazette_platform.ops.process import ProcessId
 from gazette_platform.ops.retry import RESTART_STEPS_S, Restarts
 
 if TYPE_CHECKING:

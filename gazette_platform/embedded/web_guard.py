@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
-from gazette_platform.ops.host_guard import HostGuard
+from gazette_platform.ops.network import HostGuard
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping

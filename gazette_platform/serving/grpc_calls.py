@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import grpc  # type: ignore[import-untyped]
 from grpc import aio
 
-from gazette_platform.ops.interrupt import is_cancelled
+from gazette_platform.ops.tasks import is_cancelled
 from gazette_platform.serving.interface import Code, RpcFailed, go_spelling
 from gazette_platform.serving.outgoing import DROPPED, PEER_LEFT
 

@@ -15,7 +15,7 @@ from grpc._cython import cygrpc  # type: ignore[import-untyped]
 from typing_extensions import override
 
 from gazette_platform.errors import SetupError, TransportError
-from gazette_platform.ops.keepalive import keepalive_options
+from gazette_platform.ops.network import keepalive_options
 from gazette_platform.serving.grpc_calls import GO_CODES, GRPC_CODES, caller_left
 from gazette_platform.serving.interface import (
     ASK_AGAIN,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aiohttp.web_protocol import RequestHandler
 
     from gazette_platform.ops.faults import Faults
-    from gazette_platform.ops.host_guard import HostGuard
+    from gazette_platform.ops.network import HostGuard
     from gazette_platform.ops.tasks import TaskGroup
 
 __all__ = ["METRICS_TYPE", "NOT_SERVING", "HttpServer", "Metrics", "bid_go_on"]

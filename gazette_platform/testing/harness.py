@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, Self, final
 
 from gazette_platform.errors import GazetteError
-from gazette_platform.ops.stacks import describe_tasks, describe_threads
+from gazette_platform.ops.process import describe_tasks, describe_threads
 from gazette_platform.testing.machine import MachineWatch
 from gazette_platform.testing.starvation import Late, State, TooLate, headline, is_late, judge
 from gazette_platform.testing.waiting import patient

@@ -14,7 +14,7 @@ import pytest
 from gazette_platform.embedded.control import platform_state
 from gazette_platform.embedded.layout import PlatformDir
 from gazette_platform.hive import MetastoreClient
-from gazette_platform.ops.process_id import ProcessId
+from gazette_platform.ops.process import ProcessId
 from gazette_platform.testing.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from h2_server_bench import SERVICE
 from h2_server_process import MIB, ServerProcess, open_channel
 from http2_bench import START, headers, message
 
-from gazette_platform.ops.memory import resident_bytes
+from gazette_platform.ops.process import resident_bytes
 from gazette_platform.serving.h2.frames import DATA, WINDOW_UPDATE, frame, settings
 from gazette_platform.serving.interface import Kind, RpcFailed
 from gazette_platform.testing.fault_proxy import FaultProxy

@@ -26,7 +26,7 @@ from gazette_platform.embedded.platform import NOT_LIGHT, PlatformOptions, upgra
 from gazette_platform.embedded.process import log_tail
 from gazette_platform.embedded.supervisor import ComponentFailed, Supervisor, remove_leftovers
 from gazette_platform.errors import LakeError, SetupError
-from gazette_platform.ops.process_id import ProcessId
+from gazette_platform.ops.process import ProcessId
 from gazette_platform.testing.waiting import wait_until
 
 if TYPE_CHECKING:

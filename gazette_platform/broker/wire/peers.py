@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.client.auth import Authorizer
 from gazette_platform.client.config import ClientConfig
-from gazette_platform.ops.keepalive import keepalive_options
+from gazette_platform.ops.network import keepalive_options
 from gazette_platform.protocol import endpoint_grpc_address
 from gazette_platform.serving.config import Wire
 from gazette_platform.serving.grpc_channel import GrpcChannel

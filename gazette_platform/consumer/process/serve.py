@@ -32,8 +32,8 @@ from gazette_platform.etcd import EtcdClient
 from gazette_platform.keyspace import KeySpace, item_key
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
-from gazette_platform.ops.host_guard import HostGuard
-from gazette_platform.ops.loop_watch import LoopWatch
+from gazette_platform.ops.network import HostGuard
+from gazette_platform.ops.process import LoopWatch
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import ProcessId
 from gazette_platform.serving.auth import Authenticator

@@ -13,7 +13,7 @@ from gazette_platform.consumer.recoverylog.files import PlayedFiles
 from gazette_platform.consumer.recoverylog.playback import Ignored, Inject, Playback, Skipped
 from gazette_platform.consumer.recoverylog.takeover import take_over
 from gazette_platform.errors import OffsetJump, ValidationError
-from gazette_platform.ops.threads import run_in
+from gazette_platform.ops.tasks import run_in
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -11,7 +11,7 @@ from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE, Player, new_author, pick_hints
 from gazette_platform.consumer.runtime.steps import step
 from gazette_platform.errors import ValidationError
-from gazette_platform.ops.threads import run_in
+from gazette_platform.ops.tasks import run_in
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,9 +23,8 @@ from gazette_platform.consumer.shard import Action, Backlog, TransactionLimits, 
 from gazette_platform.consumer.store import ShardStore
 from gazette_platform.errors import ApplicationFailed, DataError
 from gazette_platform.message import Envelope, Sequencer, clock_of
-from gazette_platform.ops.sparing import SparingLog
-from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.ops.turns import Turns
+from gazette_platform.ops.faults import SparingLog
+from gazette_platform.ops.tasks import TaskGroup, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator

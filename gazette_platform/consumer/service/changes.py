@@ -11,7 +11,7 @@ from gazette_platform.consumer.recoverylog import FsmHints
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, Delete, Operation, Put
 from gazette_platform.keyspace import item_key, items_prefix
-from gazette_platform.ops.turns import Turns
+from gazette_platform.ops.tasks import Turns
 from gazette_platform.protocol import LabelSet
 from gazette_platform.protocol.auth import Forbidden
 

@@ -23,7 +23,7 @@ from gazette_platform.consumer.store.base import ShardStore, check_recorder
 from gazette_platform.consumer.store.commits import Commits
 from gazette_platform.consumer.store.files import check_files
 from gazette_platform.errors import DataError, StoreError, ValidationError
-from gazette_platform.ops.threads import run_in
+from gazette_platform.ops.tasks import run_in
 from gazette_platform.protocol import escape_html
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from gazette_platform.consumer.store.commits import Commits
 from gazette_platform.consumer.store.files import check_files
 from gazette_platform.consumer.store.rocksdb_files import RecordedFiles, settle
 from gazette_platform.errors import ApplicationFailed, DataError, StoreError
-from gazette_platform.ops.threads import run_in
+from gazette_platform.ops.tasks import run_in
 
 if TYPE_CHECKING:
     import asyncio

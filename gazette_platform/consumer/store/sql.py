@@ -29,7 +29,7 @@ from gazette_platform.errors import (
     StoreUnavailable,
     ValidationError,
 )
-from gazette_platform.ops.threads import run_in
+from gazette_platform.ops.tasks import run_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -30,7 +30,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.schema import CreateTable
 
 from gazette_platform.errors import StoreError, StoreUnavailable, ValidationError
-from gazette_platform.ops.bounded_postgres import bounded_connection
+from gazette_platform.ops.extras import bounded_connection
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL, Dialect, Engine

@@ -18,7 +18,7 @@ from sqlalchemy.pool import NullPool
 
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.iceberg_catalog import ANSWER_S, CONNECT_S
-from gazette_platform.ops.bounded_postgres import bounded_connection
+from gazette_platform.ops.extras import bounded_connection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -45,8 +45,7 @@ from gazette_platform.ops import platforms
 from gazette_platform.ops.clock import Clock, SystemClock
 from gazette_platform.ops.closing import Closing
 from gazette_platform.ops.extras import required
-from gazette_platform.ops.side_by_side import side_by_side
-from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.ops.tasks import TaskGroup, side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.rollups.running import plan_of
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,7 +27,7 @@ from gazette_platform.errors import LakeError
 from gazette_platform.lake.typed.planning.state import Counts
 from gazette_platform.lake.typed.tables.quarantine import moment_of, rows_at
 from gazette_platform.lake.typed.tables.table import typed_table
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -41,7 +41,7 @@ from gazette_platform.lake.typed.tables.table import typed_table
 from gazette_platform.lake.typed_spec.changes import TRUNCATE
 from gazette_platform.message.uuid import parse_uuid
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

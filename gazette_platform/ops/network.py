@@ -1,9 +1,9 @@
-"""Which HTTP requests may come from a foreign web page. Pure.
+"""Rules for connections: which HTTP requests a foreign web page may make, and when a gRPC peer counts as gone. Pure.
 
-A page of any site can have its own name resolve to an address of ours (DNS rebinding): to the browser
-it then talks to its own server, and reads what we answer. Only the ``Host`` of the request tells. It
-is checked where nothing else keeps such a page out, that is without tokens and without TLS: the page has
-no token, and we have no certificate of its name. A ``Host`` that is an IP address is never a page's own.
+DNS rebinding: a page of any site can have its own name resolve to one of our addresses. To the browser the page
+then talks to its own server, and reads our answers. Only the ``Host`` of the request shows it. `HostGuard` checks
+it where nothing else keeps such a page out, that is without tokens and without TLS: the page has no token, and we
+have no certificate of its name. A ``Host`` that is an IP address never belongs to a page.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-__all__ = ["HostGuard", "host_name"]
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOCAL = "localhost"
@@ -84,3 +82,23 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def keepalive_options(interval_s: float, timeout_s: float) -> tuple[tuple[str, int], ...]:
+    """Channel or server options: pings while calls are open, and what an unanswered one means.
+
+    A ping waits behind content that is on its way: `timeout_s` has to cover that on a slow link.
+
+    Args:
+        interval_s: seconds without anything received before a ping is sent.
+        timeout_s: seconds without an answer to it after which the connection counts as broken.
+    """
+    timeout_ms = int(timeout_s * 1000)
+    return (
+        ("grpc.keepalive_time_ms", int(interval_s * 1000)),
+        # gRPC has a timeout for pings of any kind, too (by default 60 s), and the shorter of the two
+        # counts. That of keepalive is also set on the TCP socket, for data that is not acknowledged.
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
+        ("grpc.http2.max_pings_without_data", 0),
+    )

@@ -1,6 +1,6 @@
-"""A number and what it is of, as a sentence has them."""
+"""Phrases of messages that people read."""
 
-__all__ = ["counted"]
+from __future__ import annotations
 
 
 def counted(count: int, one: str, many: str = "") -> str:
