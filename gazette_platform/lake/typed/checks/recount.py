@@ -344,6 +344,9 @@ class LastMessages:
         self._changes = changes
         self._by_key: dict[Key, dict[str, Message]] = {}
         self._truncations: dict[str, Message] = {}
+        # By journal, of changes that have a position.
+        self._newest: dict[str, Message] = {}
+        self._latest: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -368,6 +371,15 @@ class LastMessages:
         for key, position, (journal, begin), clock, is_deletion, is_truncation in told:
             message = Message(position, journal, begin, clock, is_deletion)
             _keep(self._truncations if is_truncation else self._by_key.setdefault(key, {}), message)
+            if position:
+                newest = self._newest.setdefault(journal, message)
+                if begin > newest.begin:
+                    self._newest[journal] = message
+                self._latest[journal] = max(position, self._latest.get(journal, position))
+
+    def falling(self) -> list[str]:
+        """Return the journals whose newest change has a lower position than an earlier one."""
+        return sorted(j for j, one in self._newest.items() if one.position < self._latest[j])
 
     def rows(self) -> Iterator[tuple[Key, Message]]:
         """Keys that have a row, and the message that it is."""
@@ -405,6 +417,11 @@ _PLACE: Final = ("_journal", "_begin")
 _REMEDY: Final = (
     "if nobody wrote to it by hand, no run should bring that about; drop the table, and runs make it anew of what "
     "journals hold"
+)
+_FALLING: Final = (
+    "the newest change of {} lies before an earlier one in the database's log. After a restart the connector repeats "
+    "changes, and catches up. If the database moved to a server whose log counts from its start, new changes are ignored: set "
+    "`order: journal`"
 )
 
 
@@ -455,7 +472,8 @@ def recount_keys(
     expected = {key: _Place(one.journal, one.begin) for key, one in last.rows()}
     held = {one.name: one.begin for one in pinned.journals}
     findings = tuple(_differing(spec.name, expected, _places(pinned.loaded, spec), held))
-    return Completeness(table=spec.name, counts=state.counts, findings=findings)
+    notes = tuple(_FALLING.format(journal) for journal in last.falling())
+    return Completeness(table=spec.name, counts=state.counts, findings=findings, notes=notes)
 
 
 def _why_not(pinned: PinnedTail, state: TypedState) -> str:
