@@ -1,11 +1,13 @@
 """Options of commands of `gazctl`: which brokers to talk to, and how to log."""
 
 import asyncio
+import inspect
 import os
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, BinaryIO, Final, Literal, TypeVar
+from typing import Annotated, Any, BinaryIO, Final, Literal, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -27,28 +29,6 @@ EPILOG: Final = (
     "You may also give options of the connection after the command, in environment variables, or "
     "in gazctl.ini, in the current folder or ~/.config/gazette."
 )
-
-CONNECTION_VARIABLES = {
-    "zone": "ZONE",
-    "log.level": "LOG_LEVEL",
-    "log.format": "LOG_FORMAT",
-    "broker.address": "BROKER_ADDRESS",
-    "broker.cert-file": "BROKER_CERT_FILE",
-    "broker.cert-key-file": "BROKER_CERT_KEY_FILE",
-    "broker.trusted-ca-file": "BROKER_TRUSTED_CA_FILE",
-    "broker.auth-keys": "BROKER_AUTH_KEYS",
-    "broker.auth-token": "BROKER_AUTH_TOKEN",
-    "broker.cache.size": "BROKER_CACHE_SIZE",
-    "broker.cache.ttl": "BROKER_CACHE_TTL",
-}
-"""Environment variables of the options, for INI files."""
-
-CONSUMER_VARIABLES = {
-    option.replace("broker.", "consumer."): variable.replace("BROKER_", "CONSUMER_")
-    for option, variable in CONNECTION_VARIABLES.items()
-    if option.startswith("broker.")
-}
-"""Those of commands that ask consumers as well."""
 
 
 class CommonOptionsGroup(TyperGroup):
@@ -120,25 +100,82 @@ class Connection:
     """Of commands that ask consumers as well."""
 
 
-Zone = Annotated[str, typer.Option("--zone", envvar="ZONE", help="Zone of this process.")]
-LogLevel = Annotated[
-    str,
-    typer.Option(
-        "--log.level", envvar="LOG_LEVEL", help="trace, debug, info, warn, error or fatal."
-    ),
-]
-LogFormat = Annotated[
-    str, typer.Option("--log.format", envvar="LOG_FORMAT", help="json, text or color.")
-]
-BrokerAddress = Annotated[
-    str,
-    typer.Option(
-        "--broker.address",
-        envvar="BROKER_ADDRESS",
-        help="Endpoint URL of any broker, or of several, separated by commas, to try in turn. If you set none, "
-        "that of the running platform.",
-    ),
-]
+def _variable(option: str) -> str:
+    return re.sub("[.-]", "_", option).upper()
+
+
+def _option(name: str, text: str, default: Any = "", **more: Any) -> inspect.Parameter:
+    """An option, as a parameter of `connect`.
+
+    Args:
+        name: in full, as ``broker.address``.
+        text: its help.
+        default: of its type.
+        more: of `typer.Option`.
+    """
+    declared = typer.Option(f"--{name}", envvar=_variable(name), help=text, **more)
+    return inspect.Parameter(
+        _variable(name).lower().removeprefix("broker_"),
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[type(default), declared],
+    )
+
+
+def _peer_options(
+    group: str, address: str, default: str, cached: str
+) -> dict[str, inspect.Parameter]:
+    """Options of how to reach brokers or consumers, by name.
+
+    Args:
+        group: ``broker`` or ``consumer``.
+        address: help of the address.
+        default: address.
+        cached: help of how much is cached.
+    """
+    trusted = "PEM roots to trust instead of the system's."
+    token = "Bearer token to send instead of signing."  # noqa: S105  its help
+    found: dict[str, tuple[str, Any, dict[str, Any]]] = {
+        "address": (address, default, {}),
+        "cert-file": ("PEM client certificate.", "", {}),
+        "cert-key-file": ("PEM key of that certificate.", "", {}),
+        "trusted-ca-file": (trusted, "", {}),
+        "auth-keys": ("Base64 keys; the first one signs calls.", "", {"show_default": False}),
+        "auth-token": (token, "", {"show_default": False}),
+        "cache.size": (cached, 0, {"min": 0}),
+        "cache.ttl": ("How long to cache a route, as 1m30s.", "1m", {}),
+    }
+    return {
+        f"{group}.{name}": _option(f"{group}.{name}", text, fallback, **more)
+        for name, (text, fallback, more) in found.items()
+    }
+
+
+_OF_PROCESS: Final = {
+    "zone": _option("zone", "Zone of this process.", "local"),
+    "log.level": _option("log.level", "trace, debug, info, warn, error or fatal.", "warn"),
+    "log.format": _option("log.format", "json, text or color.", "text"),
+}
+_OF_BROKERS: Final = _peer_options(
+    "broker",
+    "Endpoint URL of any broker, or of several, separated by commas, to try in turn. If you set none, "
+    "that of the running platform.",
+    platforms.DEFAULT_BROKER,
+    "Number of journals whose brokers are called directly; 0 lets brokers proxy.",
+)
+_OF_CONSUMERS: Final = _peer_options(
+    "consumer",
+    "Endpoint URL of any process of the group, or of several, separated by commas, to try in turn.",
+    "http://localhost:8080",
+    "Number of shards whose primaries are called directly; 0 lets processes proxy.",
+)
+
+CONNECTION_VARIABLES: Final = {name: _variable(name) for name in (*_OF_PROCESS, *_OF_BROKERS)}
+"""Environment variables of the options, for INI files."""
+
+CONSUMER_VARIABLES: Final = {name: _variable(name) for name in _OF_CONSUMERS}
+"""Those of commands that ask consumers as well."""
+
 FileRoot = Annotated[
     Path | None,
     typer.Option(
@@ -147,91 +184,29 @@ FileRoot = Annotated[
         help="Folder that roots file:// stores, as for the brokers.",
     ),
 ]
-BrokerCertFile = Annotated[
-    str,
-    typer.Option("--broker.cert-file", envvar="BROKER_CERT_FILE", help="PEM client certificate."),
-]
-BrokerCertKeyFile = Annotated[
-    str,
-    typer.Option(
-        "--broker.cert-key-file", envvar="BROKER_CERT_KEY_FILE", help="PEM key of that certificate."
-    ),
-]
-BrokerTrustedCaFile = Annotated[
-    str,
-    typer.Option(
-        "--broker.trusted-ca-file",
-        envvar="BROKER_TRUSTED_CA_FILE",
-        help="PEM roots to trust instead of the system's.",
-    ),
-]
-BrokerAuthKeys = Annotated[
-    str,
-    typer.Option(
-        "--broker.auth-keys",
-        envvar="BROKER_AUTH_KEYS",
-        help="Base64 keys; the first one signs calls.",
-        show_default=False,
-    ),
-]
-BrokerAuthToken = Annotated[
-    str,
-    typer.Option(
-        "--broker.auth-token",
-        envvar="BROKER_AUTH_TOKEN",
-        help="Bearer token to send instead of signing.",
-        show_default=False,
-    ),
-]
-BrokerCacheSize = Annotated[
-    int,
-    typer.Option(
-        "--broker.cache.size",
-        envvar="BROKER_CACHE_SIZE",
-        min=0,
-        help="Number of journals whose brokers are called directly; 0 lets brokers proxy.",
-    ),
-]
-BrokerCacheTtl = Annotated[
-    str,
-    typer.Option(
-        "--broker.cache.ttl",
-        envvar="BROKER_CACHE_TTL",
-        help="How long to cache a route, as 1m30s.",
-    ),
-]
 
 
-def connect(
-    ctx: typer.Context,
-    *,
-    zone: Zone = "local",
-    log_level: LogLevel = "warn",
-    log_format: LogFormat = "text",
-    address: BrokerAddress = platforms.DEFAULT_BROKER,
-    cert_file: BrokerCertFile = "",
-    cert_key_file: BrokerCertKeyFile = "",
-    trusted_ca_file: BrokerTrustedCaFile = "",
-    auth_keys: BrokerAuthKeys = "",
-    auth_token: BrokerAuthToken = "",
-    cache_size: BrokerCacheSize = 0,
-    cache_ttl: BrokerCacheTtl = "1m",
-) -> None:
-    """Create, list, append to and read journals, and keep their fragments."""
-    set_up_logging(log_level, log_format)
-    config = config_of(
-        "broker",
-        address=broker_address(ctx, address),
-        zone=zone,
-        cert_file=cert_file,
-        cert_key_file=cert_key_file,
-        trusted_ca_file=trusted_ca_file,
-        auth_keys=auth_keys,
-        auth_token=auth_token,
-        cache_size=cache_size,
-        cache_ttl=cache_ttl,
-    )
-    ctx.obj = Connection(client=config, has_route_cache=cache_size > 0)
+def _connecting(*options: Mapping[str, inspect.Parameter]) -> Callable[..., None]:
+    """Return a callback of a group, with these options, that has the group's commands find a `Connection`."""
+
+    def connect(ctx: typer.Context, **values: Any) -> None:
+        set_up_logging(values["log_level"], values["log_format"])
+        values["address"] = broker_address(ctx, values["address"])
+        fields = [option.name for option in _OF_BROKERS.values()]
+        zone, consumer = values["zone"], None
+        client = config_of("broker", zone=zone, **{name: values[name] for name in fields})
+        if "consumer_address" in values:
+            of_consumer = {name: values[f"consumer_{name}"] for name in fields}
+            consumer = config_of("consumer", zone=zone, **of_consumer)
+        has_route_cache = values["cache_size"] > 0
+        ctx.obj = Connection(client=client, has_route_cache=has_route_cache, consumer=consumer)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter("ctx", kind, annotation=typer.Context)]
+    parameters += [option for some in options for option in some.values()]
+    connect.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    connect.__annotations__ = {each.name: each.annotation for each in parameters}
+    return connect
 
 
 def broker_address(ctx: typer.Context, address: str) -> str:
@@ -289,6 +264,13 @@ def config_of(
     except ValidationError as err:
         option = _OPTIONS.get(err.path, err.path.replace("_", "-"))
         raise ValidationError(err.message, path=f"--{group}.{option}") from err
+
+
+connect: Final = _connecting(_OF_PROCESS, _OF_BROKERS)
+"""The callback of groups that ask brokers."""
+
+connect_shards: Final = _connecting(_OF_PROCESS, _OF_CONSUMERS, _OF_BROKERS)
+"""The callback of groups that ask consumers as well."""
 
 
 def _check_files(group: str, cert_file: str, cert_key_file: str, trusted_ca_file: str) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gazette_platform.cli.gazctl.connection import noun
-from gazette_platform.cli.gazctl.shards.connection import connect_shards
+from gazette_platform.cli.gazctl.connection import connect_shards, noun
 
 __all__ = ["app"]
 

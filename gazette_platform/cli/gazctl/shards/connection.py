@@ -1,4 +1,4 @@
-"""Options of every `gazctl shards` command: which consumers and brokers to talk to, and which shards."""
+"""Which shards a command of `gazctl shards` works on, and the clients that it works with."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -9,26 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Self, TypeVar, final
 import typer
 
 from gazette_platform.cli.gazctl.connection import (
-    BrokerAddress,
-    BrokerAuthKeys,
-    BrokerAuthToken,
-    BrokerCacheSize,
-    BrokerCacheTtl,
-    BrokerCertFile,
-    BrokerCertKeyFile,
-    BrokerTrustedCaFile,
     Connection,
-    LogFormat,
-    LogLevel,
-    Zone,
-    broker_address,
-    config_of,
     parse_selector,
 )
-from gazette_platform.cli.program import set_up_logging
 from gazette_platform.client import AsyncClient
 from gazette_platform.errors import ShardNotFound, ValidationError
-from gazette_platform.ops.platforms import DEFAULT_BROKER
 from gazette_platform.protocol import LabelSelector, LabelSet
 
 if TYPE_CHECKING:
@@ -103,113 +88,6 @@ class ShardSelection:
                 f"no shards match the selector ({self.text}); `gazctl shards list` shows the shards "
                 "there are"
             )
-
-
-def connect_shards(
-    ctx: typer.Context,
-    *,
-    zone: Zone = "local",
-    log_level: LogLevel = "warn",
-    log_format: LogFormat = "text",
-    consumer_address: Annotated[
-        str,
-        typer.Option(
-            "--consumer.address",
-            envvar="CONSUMER_ADDRESS",
-            help="Endpoint URL of any process of the group; or of several, with commas, to try in turn.",
-        ),
-    ] = "http://localhost:8080",
-    consumer_cert_file: Annotated[
-        str,
-        typer.Option(
-            "--consumer.cert-file", envvar="CONSUMER_CERT_FILE", help="PEM client certificate."
-        ),
-    ] = "",
-    consumer_cert_key_file: Annotated[
-        str,
-        typer.Option(
-            "--consumer.cert-key-file", envvar="CONSUMER_CERT_KEY_FILE", help="PEM key of it."
-        ),
-    ] = "",
-    consumer_trusted_ca_file: Annotated[
-        str,
-        typer.Option(
-            "--consumer.trusted-ca-file",
-            envvar="CONSUMER_TRUSTED_CA_FILE",
-            help="PEM roots to trust instead of the system's.",
-        ),
-    ] = "",
-    consumer_auth_keys: Annotated[
-        str,
-        typer.Option(
-            "--consumer.auth-keys",
-            envvar="CONSUMER_AUTH_KEYS",
-            help="Base64 keys; the first one signs our calls.",
-            show_default=False,
-        ),
-    ] = "",
-    consumer_auth_token: Annotated[
-        str,
-        typer.Option(
-            "--consumer.auth-token",
-            envvar="CONSUMER_AUTH_TOKEN",
-            help="Bearer token to send instead of signing.",
-            show_default=False,
-        ),
-    ] = "",
-    consumer_cache_size: Annotated[
-        int,
-        typer.Option(
-            "--consumer.cache.size",
-            envvar="CONSUMER_CACHE_SIZE",
-            min=0,
-            help="Shards whose primaries are dialed directly; 0 lets processes proxy.",
-        ),
-    ] = 0,
-    consumer_cache_ttl: Annotated[
-        str,
-        typer.Option(
-            "--consumer.cache.ttl",
-            envvar="CONSUMER_CACHE_TTL",
-            help="How long a route is believed, as in 1m30s.",
-        ),
-    ] = "1m",
-    address: BrokerAddress = DEFAULT_BROKER,
-    cert_file: BrokerCertFile = "",
-    cert_key_file: BrokerCertKeyFile = "",
-    trusted_ca_file: BrokerTrustedCaFile = "",
-    auth_keys: BrokerAuthKeys = "",
-    auth_token: BrokerAuthToken = "",
-    cache_size: BrokerCacheSize = 0,
-    cache_ttl: BrokerCacheTtl = "1m",
-) -> None:
-    """List, apply and unassign shards of consumers, and keep their recovery logs."""
-    set_up_logging(log_level, log_format)
-    broker = config_of(
-        "broker",
-        address=broker_address(ctx, address),
-        zone=zone,
-        cert_file=cert_file,
-        cert_key_file=cert_key_file,
-        trusted_ca_file=trusted_ca_file,
-        auth_keys=auth_keys,
-        auth_token=auth_token,
-        cache_size=cache_size,
-        cache_ttl=cache_ttl,
-    )
-    consumer = config_of(
-        "consumer",
-        address=consumer_address,
-        zone=zone,
-        cert_file=consumer_cert_file,
-        cert_key_file=consumer_cert_key_file,
-        trusted_ca_file=consumer_trusted_ca_file,
-        auth_keys=consumer_auth_keys,
-        auth_token=consumer_auth_token,
-        cache_size=consumer_cache_size,
-        cache_ttl=consumer_cache_ttl,
-    )
-    ctx.obj = Connection(client=broker, has_route_cache=cache_size > 0, consumer=consumer)
 
 
 def connected_shards(
