@@ -5,16 +5,19 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from gazette_platform.cli.errors import one_line
 from gazette_platform.cli.gazctl.connection import opened
+from gazette_platform.cli.gazctl.plan import Found, Plan, Wanted, differences, plan, report, stale
 from gazette_platform.cli.output import note
-from gazette_platform.errors import GazetteError, SetupError, ValidationError
+from gazette_platform.errors import EtcdTransactionFailed, GazetteError, SetupError, ValidationError
+
+S = TypeVar("S")
 
 _HEADER = (
     "#\N{GEAR} Edit the specs, save, and leave the editor to apply them.\n"
@@ -151,3 +154,46 @@ def _edited(text: str, group: str) -> str:
         except subprocess.CalledProcessError as err:
             raise SetupError(f"editor {editor} failed with exit code {err.returncode}") from err
         return file.read_text(encoding="utf-8")
+
+
+async def carry_out(
+    wanted: Callable[[Mapping[str, Found[S]]], Sequence[Wanted[S]]],
+    *,
+    group: str,
+    find: Callable[[], Awaitable[dict[str, Found[S]]]],
+    send: Callable[[Sequence[Wanted[S]]], Awaitable[int]],
+    as_yaml: Callable[[S], str],
+    force: bool,
+) -> Plan[S]:
+    """Apply what differs from the cluster, and report the outcome.
+
+    Args:
+        wanted: what the documents say, given what the cluster has.
+        group: of commands: ``journals`` or ``shards``.
+        find: lists what the cluster has, by name.
+        send: applies changes. Returns: the revision of etcd after the last transaction.
+        as_yaml: renders a spec.
+        force: whether to change specs that differ and give no revision.
+
+    Raises: ValidationError: a spec differs, and was not to be changed; nothing was applied. EtcdTransactionFailed: one is
+        at another revision than the documents expect; says which.
+    """
+    found = await find()
+    planned = plan(wanted(found), found, force=force)
+    if planned.differing:
+        lines, error = differences(planned.differing, found, group=group, as_yaml=as_yaml)
+        for line in lines:
+            note(line)
+        raise error
+    revision = 0
+    if planned.changes:
+        try:
+            revision = await send(planned.changes)
+        except EtcdTransactionFailed as err:
+            text = stale(planned.changes, await find(), group=group)
+            if not text:
+                raise
+            raise EtcdTransactionFailed(text) from err
+    for line in report(planned.outcomes, revision):
+        note(line)
+    return planned

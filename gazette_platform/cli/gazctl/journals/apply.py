@@ -17,11 +17,12 @@ import typer
 from gazette_platform.cli.gazctl.arguments import Names, Selection, SelectorOrNames
 from gazette_platform.cli.gazctl.connection import connected, matching
 from gazette_platform.cli.gazctl.journals.list import spec_tree
-from gazette_platform.cli.gazctl.plan import Found, Plan, Wanted, differences, plan, report, stale
+from gazette_platform.cli.gazctl.plan import Found, Wanted
 from gazette_platform.cli.gazctl.specs import (
     BatchSize,
     SpecFiles,
     SpecsOption,
+    carry_out,
     edit_until_taken,
     read_specs,
     require_distinct,
@@ -29,7 +30,7 @@ from gazette_platform.cli.gazctl.specs import (
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.client import AsyncClient, Change
 from gazette_platform.client.listing import apply_request
-from gazette_platform.errors import CallFailed, EtcdTransactionFailed, GazetteError, ValidationError
+from gazette_platform.errors import CallFailed, GazetteError, ValidationError
 from gazette_platform.protocol import (
     JournalSpec,
     LabelSelector,
@@ -258,43 +259,29 @@ def _apply(ctx: typer.Context, changes: Sequence[Change], batch_size: int, *, fo
     """Apply what differs, and report the outcome."""
 
     async def work(client: AsyncClient) -> None:
-        found = await _found(client, changes)
-        wanted = [_wanted(change, found) for change in changes]
-        planned = plan(wanted, found, force=force)
-        if planned.differing:
-            lines, error = differences(
-                planned.differing, found, group="journals", as_yaml=_spec_yaml
-            )
-            for line in lines:
-                note(line)
-            raise error
-        await _send(client, planned, batch_size, force=force)
+        async def send(chosen: Sequence[Wanted[JournalSpec]]) -> int:
+            to_apply = _changes(chosen)
+            if not force:
+                await check_stores(client, to_apply)
+                await check_heads(client, to_apply)
+            return await client.apply(to_apply, batch_size=batch_size)
+
+        planned = await carry_out(
+            lambda found: [_wanted(change, found) for change in changes],
+            group="journals",
+            find=lambda: _found(client, changes),
+            send=send,
+            as_yaml=_spec_yaml,
+            force=force,
+        )
+        for text in await aftermath(client, _changes(planned.changes)):
+            note(text)
 
     connected(ctx, work)
 
 
-async def _send(
-    client: AsyncClient, planned: Plan[JournalSpec], batch_size: int, *, force: bool
-) -> None:
-    changes = [
-        Change(each.spec, "" if each.spec else each.name, each.revision) for each in planned.changes
-    ]
-    revision = 0
-    if changes:
-        if not force:
-            await check_stores(client, changes)
-            await check_heads(client, changes)
-        try:
-            revision = await client.apply(changes, batch_size=batch_size)
-        except EtcdTransactionFailed as err:
-            text = stale(planned.changes, await _found(client, changes), group="journals")
-            if not text:
-                raise
-            raise EtcdTransactionFailed(text) from err
-    for line in report(planned.outcomes, revision):
-        note(line)
-    for text in await aftermath(client, changes):
-        note(text)
+def _changes(wanted: Sequence[Wanted[JournalSpec]]) -> list[Change]:
+    return [Change(each.spec, "" if each.spec else each.name, each.revision) for each in wanted]
 
 
 async def _found(client: AsyncClient, changes: Sequence[Change]) -> dict[str, Found[JournalSpec]]:
@@ -327,9 +314,6 @@ def _spec_yaml(spec: JournalSpec) -> str:
     from gazette_platform.yaml_specs import to_journal_tree  # noqa: PLC0415  slow to import
 
     return to_journal_tree([(spec, 0)])
-
-
-# Beyond so many names, all journals are listed: a long selector costs brokers more.
 
 
 def _parse(document: bytes, name: str) -> list[Change]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gazette_platform.cli.gazctl.plan import Found, Wanted, differences, plan, report, stale
+from gazette_platform.cli.gazctl.plan import Found, Wanted
 from gazette_platform.cli.gazctl.shards.connection import (
     Ids,
     ShardSelection,
@@ -19,16 +19,17 @@ from gazette_platform.cli.gazctl.specs import (
     BatchSize,
     SpecFiles,
     SpecsOption,
+    carry_out,
     edit_until_taken,
     read_specs,
     require_distinct,
 )
-from gazette_platform.cli.output import note, print_text
+from gazette_platform.cli.output import print_text
 from gazette_platform.consumer.client import check_shard_changes, shard_apply_request
 from gazette_platform.consumer.protocol import ShardChange
 from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes, shards_yaml
 from gazette_platform.consumer.references import check_references
-from gazette_platform.errors import CallFailed, EtcdTransactionFailed, ValidationError
+from gazette_platform.errors import CallFailed, ValidationError
 from gazette_platform.protocol import message_text
 
 if TYPE_CHECKING:
@@ -137,39 +138,24 @@ def _apply(
     wanted = [Wanted(_id(change), change.spec, change.revision) for change in changes]
 
     async def work(shards: ShardClient, client: AsyncClient) -> None:
+        async def send(chosen: Sequence[Wanted[ShardSpec]]) -> int:
+            to_apply = [
+                ShardChange(each.spec, "" if each.spec else each.name, each.revision)
+                for each in chosen
+            ]
+            return await shards.apply(to_apply, batch_size=batch_size)
+
         await check_references(client, (each.spec for each in wanted if each.spec is not None))
-        found = await _found(shards)
-        planned = plan(wanted, found, force=force)
-        if planned.differing:
-            lines, error = differences(
-                planned.differing,
-                found,
-                group="shards",
-                as_yaml=lambda spec: shards_yaml([(spec, 0)]),
-            )
-            for line in lines:
-                note(line)
-            raise error
-        revision = 0
-        if planned.changes:
-            revision = await _send(shards, planned.changes, batch_size)
-        for line in report(planned.outcomes, revision):
-            note(line)
+        await carry_out(
+            lambda _: wanted,
+            group="shards",
+            find=lambda: _found(shards),
+            send=send,
+            as_yaml=lambda spec: shards_yaml([(spec, 0)]),
+            force=force,
+        )
 
     connected_shards(ctx, work)
-
-
-async def _send(shards: ShardClient, wanted: Sequence[Wanted[ShardSpec]], batch_size: int) -> int:
-    changes = [
-        ShardChange(each.spec, "" if each.spec else each.name, each.revision) for each in wanted
-    ]
-    try:
-        return await shards.apply(changes, batch_size=batch_size)
-    except EtcdTransactionFailed as err:
-        text = stale(wanted, await _found(shards), group="shards")
-        if not text:
-            raise
-        raise EtcdTransactionFailed(text) from err
 
 
 async def _found(shards: ShardClient) -> dict[str, Found[ShardSpec]]:
