@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Self, TypeVar, final
 
 import typer
 
+from gazette_platform.cli.gazctl.arguments import parse_selector
 from gazette_platform.cli.gazctl.connection import (
     Connection,
-    parse_selector,
 )
 from gazette_platform.client import AsyncClient
 from gazette_platform.errors import ShardNotFound, ValidationError
