@@ -29,7 +29,7 @@ from gazette_platform.cli.gazctl.specs import (
 )
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.client import AsyncClient, Change
-from gazette_platform.client.listing import apply_request
+from gazette_platform.client.journals import apply_request
 from gazette_platform.errors import CallFailed, GazetteError, ValidationError
 from gazette_platform.protocol import (
     JournalSpec,

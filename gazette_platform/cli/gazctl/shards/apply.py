@@ -25,10 +25,12 @@ from gazette_platform.cli.gazctl.specs import (
     require_distinct,
 )
 from gazette_platform.cli.output import print_text
-from gazette_platform.consumer.client import check_shard_changes, shard_apply_request
-from gazette_platform.consumer.protocol import ShardChange
-from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes, shards_yaml
-from gazette_platform.consumer.references import check_references
+from gazette_platform.consumer.client import (
+    check_references,
+    check_shard_changes,
+    shard_apply_request,
+)
+from gazette_platform.consumer.protocol import ShardChange, parse_shard_changes, shards_yaml
 from gazette_platform.errors import CallFailed, ValidationError
 from gazette_platform.protocol import message_text
 
