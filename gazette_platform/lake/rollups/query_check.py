@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.lake.layout import path_keys
-from gazette_platform.lake.rollups.query_process import Query, query_faults_apart
+from gazette_platform.lake.rollups.queries import Query
+from gazette_platform.lake.rollups.query_process import query_faults_apart
 from gazette_platform.lake.tables import LAYOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gazette_platform.hive import MetastoreSession
-    from gazette_platform.lake.iceberg.metastore import IcebergTables
+    from gazette_platform.lake.rollups.iceberg import IcebergTables
     from gazette_platform.lake.rollups.spec import RollupSpec
     from gazette_platform.lake.spec_folder import SpecFolder
     from gazette_platform.lake.table_spec import TableSpec

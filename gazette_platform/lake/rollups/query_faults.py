@@ -19,12 +19,12 @@ from sqlglot.errors import ParseError, TokenError
 from sqlglot.optimizer.scope import Scope, find_all_in_scope
 
 from gazette_platform.lake.rollups.lineage import Tracer, query_scope
-from gazette_platform.lake.rollups.query_process import QueryFaults
+from gazette_platform.lake.rollups.queries import QueryFaults
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from gazette_platform.lake.rollups.engines import Dialect
+    from gazette_platform.lake.rollups.statements import Dialect
 
 __all__ = ["query_faults"]
 

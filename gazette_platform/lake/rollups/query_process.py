@@ -1,6 +1,4 @@
-"""A rollup's query to check, and what was found.
-
-What needs SQL's parser, in a process of its own, which ends if it takes too long, or too much memory.
+"""What needs SQL's parser, in a process of its own, which ends if it takes too long, or too much memory.
 
 A parser that tries alternatives takes twice as long for each level of some functions within each other, so
 no limit of the text's size that lets through what people write would bound it.
@@ -12,46 +10,19 @@ import json
 import resource
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, final
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
 
 from gazette_platform.errors import LakeError
+from gazette_platform.lake.rollups.queries import QueryFaults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gazette_platform.lake.rollups.engines import Dialect
+    from gazette_platform.lake.rollups.queries import Query
+    from gazette_platform.lake.rollups.statements import Dialect
 
-__all__ = ["Query", "QueryFaults", "column_lineage_apart", "query_faults_apart"]
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """A query to check."""
-
-    name: str
-    """Of the table that it makes."""
-    sql: str
-    dialect: Dialect
-    sources: Mapping[str, str]
-    """Tables by alias."""
-    slices: Sequence[str] = ()
-    """Columns that it has to give."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueryFaults:
-    """What is wrong with a query, and the columns that it gives."""
-
-    syntax: str = ""
-    """Why it cannot be parsed. The engine may still take it."""
-    names: tuple[str, ...] = ()
-    """Tables and columns that it names, or has to give, and that do not exist."""
-    columns: tuple[str, ...] | None = None
-    """Names of all columns that it gives, in lower case; None: not known."""
-
+__all__ = ["column_lineage_apart", "query_faults_apart"]
 
 # It takes one or two, most of which is imports, and more where much else runs.
 _TIMEOUT_S: Final = 30.0
