@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from gazette_platform.client.transport import Transport
-    from gazette_platform.serving.outgoing import OutgoingCall
+    from gazette_platform.serving.interface import OutgoingCall
 
 __all__ = [
     "apply_changes",

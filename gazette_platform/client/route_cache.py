@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.ops.lru import Lru
-from gazette_platform.serving.outgoing import Condition
+from gazette_platform.serving.interface import Condition
 
 if TYPE_CHECKING:
     from collections.abc import Callable

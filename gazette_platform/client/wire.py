@@ -24,8 +24,17 @@ from gazette_platform.errors import (
 from gazette_platform.protocol import Status, endpoint_grpc_address
 from gazette_platform.serving.h2.channel import Channel, Dialing
 from gazette_platform.serving.h2.limits import CLIENT_LIMITS
-from gazette_platform.serving.interface import ASK_AGAIN, ASK_ANOTHER, TRY_AGAIN, Code, Kind
-from gazette_platform.serving.outgoing import CANNOT_REACH, DROPPED, Condition, brief_details
+from gazette_platform.serving.interface import (
+    ASK_AGAIN,
+    ASK_ANOTHER,
+    CANNOT_REACH,
+    DROPPED,
+    TRY_AGAIN,
+    Code,
+    Condition,
+    Kind,
+    brief_details,
+)
 from gazette_platform.serving.proxies import proxy_for
 from gazette_platform.serving.tls import TlsMaterial, http2_client_context
 

@@ -14,7 +14,7 @@ from gazette_platform.broker.serve import Broker
 from gazette_platform.codecs import compressor
 from gazette_platform.protocol import CompressionCodec, Fragment, JournalSpec, Status
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
-from gazette_platform.serving.grpc_calls import CALL_ERRORS
+from gazette_platform.serving.grpc_channel import CALL_ERRORS
 from gazette_platform.testing.chosen_wire import wire_settings
 from gazette_platform.testing.expected_errors import ExpectedErrors
 from gazette_platform.testing.waiting import patient

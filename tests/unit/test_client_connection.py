@@ -14,7 +14,7 @@ from h2_server_bench import Bench
 
 from gazette_platform.client import AsyncClient, Client, ClientConfig
 from gazette_platform.errors import CallFailed, SetupError, TransportError
-from gazette_platform.serving.outgoing import Condition
+from gazette_platform.serving.interface import Condition
 from gazette_platform.serving.tls import TlsMaterial
 from gazette_platform.testing.certificates import CertificateAuthority
 from gazette_platform.testing.fake_broker import FakeBroker

@@ -1,7 +1,7 @@
 from gazette_platform.client.route_cache import RouteCache, pick_endpoint
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import ProcessId, Route
-from gazette_platform.serving.outgoing import Condition
+from gazette_platform.serving.interface import Condition
 
 
 def route(*zones, primary=0):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol.pb import consumer_pb2 as pb
+from gazette_platform.serving.http_server import caller_metadata
 from gazette_platform.serving.interface import RpcFailed
 from gazette_platform.serving.rest_messages import (
     INVALID_ARGUMENT,
@@ -16,14 +17,13 @@ from gazette_platform.serving.rest_messages import (
     parse_request,
 )
 from gazette_platform.serving.rest_routes import RestRoutes
-from gazette_platform.serving.sending import caller_metadata
 
 if TYPE_CHECKING:
     from aiohttp import web
 
     from gazette_platform.consumer.service.rpcs import ShardService
+    from gazette_platform.serving.http_server import Origins
     from gazette_platform.serving.interface import Unary
-    from gazette_platform.serving.origins import Origins
 
 __all__ = ["ShardGateway"]
 
