@@ -226,6 +226,10 @@ class Rpc:
 CANNOT_REACH: Final = "cannot reach broker "
 """How a broker says that another one, which it had to ask, cannot be reached."""
 
+NOT_HTTP2: Final = "not HTTP/2"
+SPEAKS_TLS: Final = "it speaks TLS"
+"""What errors say of a program that is not a gRPC server, or one with TLS that was called without it."""
+
 DROPPED: Final = "dropped the call, as it does while thousands wait for it, and when it stops"
 """What it means if the other side cancels a call: with a thousand or more calls waiting to begin, a gRPC
 library cancels some of the new ones at random."""

@@ -26,7 +26,14 @@ from gazette_platform.serving.h2.client_machine import (
     timeout_field,
 )
 from gazette_platform.serving.h2.frames import ErrorCode
-from gazette_platform.serving.interface import DROPPED, PEER_LEFT, Code, Condition
+from gazette_platform.serving.interface import (
+    DROPPED,
+    NOT_HTTP2,
+    PEER_LEFT,
+    SPEAKS_TLS,
+    Code,
+    Condition,
+)
 from gazette_platform.serving.sockets import open_socket, reason_of
 
 if TYPE_CHECKING:
@@ -142,7 +149,7 @@ class Link(ClientCarrier, asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=WRITE_BYTES)
         tls = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() != "h2":
-            self.why = "the other side speaks TLS, but no HTTP/2"
+            self.why = f"{SPEAKS_TLS}, but {NOT_HTTP2}"
             self._transport.abort()
             return
         self.greet()

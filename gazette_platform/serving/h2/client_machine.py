@@ -16,10 +16,10 @@ from typing_extensions import override
 
 from gazette_platform.serving.h2 import frames
 from gazette_platform.serving.h2.endpoint import Endpoint
-from gazette_platform.serving.h2.frames import ErrorCode, Setting, StreamFault
+from gazette_platform.serving.h2.frames import ConnectionFault, ErrorCode, Setting, StreamFault
 from gazette_platform.serving.h2.hpack import Decoder, HeaderListTooLarge, literal
 from gazette_platform.serving.h2.responses import Status
-from gazette_platform.serving.interface import Code
+from gazette_platform.serving.interface import NOT_HTTP2, SPEAKS_TLS, Code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _CODES: Final = {status.value: Code[status.name] for status in Status if status is not Status.OK}
 _CONTENT_TYPE: Final = re.compile(rb"application/grpc(?:[+;].*)?", re.DOTALL)
 _PSEUDO_POST: Final = b"\x83"
+# Alerts and handshakes; a version follows, whose first byte is 3.
+_TLS_RECORDS: Final = frozenset((0x15, 0x16))
 _SCHEMES: Final = {False: b"\x86", True: b"\x87"}  # http, https
 _TIMEOUT_MS_MAX: Final = 10**8 - 1
 
@@ -53,6 +55,15 @@ _RESET_CODES: Final = {
     ErrorCode.ENHANCE_YOUR_CALM: Code.RESOURCE_EXHAUSTED,
     ErrorCode.INADEQUATE_SECURITY: Code.PERMISSION_DENIED,
 }
+
+
+def _foreign(data: bytes) -> str:
+    """Return what another program speaks that answers in place of a server of HTTP/2."""
+    if data.startswith(b"HTTP/"):
+        return f"it speaks HTTP/1, {NOT_HTTP2}"
+    if data[0] in _TLS_RECORDS and data[1:2] == b"\x03":
+        return SPEAKS_TLS
+    return f"its answer is {NOT_HTTP2}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +160,6 @@ class ClientMachine(Endpoint):
     def __init__(self, limits: Limits, message_bytes_max: int) -> None:
         super().__init__(limits, message_bytes_max)
         self.streams_max = frames.WINDOW_MAX
-        self.is_greeted = True  # a server's first frame is its preface
         self.is_going = False
         self.why = ""
         self._hpack = Decoder(limits.header_list_bytes)
@@ -244,6 +254,11 @@ class ClientMachine(Endpoint):
 
     @override
     def _preface(self, data: bytes) -> int:
+        # A server's first frame is its SETTINGS, shorter than 64 KiB. What other programs say is text, a record
+        # of TLS, or a greeting of their own; its first bytes would pass for the length of a huge frame.
+        if data[0]:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, _foreign(data))
+        self.is_greeted = True
         return 0
 
     @override
