@@ -11,7 +11,7 @@ import contextlib
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.wire.forwarder import PeerCall, PeerFailed, with_header
-from gazette_platform.client.route_cache import pick_endpoint
+from gazette_platform.client.transport import pick_endpoint
 from gazette_platform.errors import TransportError
 from gazette_platform.protocol import Status
 from gazette_platform.protocol.auth import Capability
