@@ -58,7 +58,7 @@ CONTRACTS = {
         "lake.typed.planning.rounds lake.typed.runs.lag lake.typed.schema.evolution lake.typed.planning.row_ranges lake.typed.schema.iceberg_types lake.typed.rows.json_arrays lake.typed.planning.last_rows lake.typed.rows.parsing lake.typed.files.partition_values lake.typed.rows.placing lake.typed.planning.ranges lake.typed.rows.reasons lake.typed.rows.records lake.typed.planning.columnar_sequencer lake.typed.planning.rounds lake.typed.planning.row_ranges lake.typed.planning.screening lake.typed.planning.state lake.typed.rows.changes lake.typed.rows.changes "
         "lake.typed_spec.columns lake.typed_spec.json_schema lake.typed_spec.partitions lake.typed_spec.spec lake.typed_spec.typed_columns lake.unfit lake.unfit_finding lake.typed_spec.changes "
         "message.sequencer ops.network protocol.identity "
-        "serving.h2.answers serving.h2.blocks serving.h2.client_machine serving.h2.endpoint serving.h2.frames serving.h2.hpack serving.h2.hpack_tables serving.h2.inflate serving.h2.limits serving.h2.machine serving.h2.requests serving.h2.responses serving.h2.stream serving.h2.stream_ids "
+        "serving.h2.client_machine serving.h2.endpoint serving.h2.frames serving.h2.hpack serving.h2.limits serving.h2.machine serving.h2.requests serving.h2.responses serving.h2.stream "
         "sensors.turns sensors.waits serving.members.output serving.members.totals serving.rest_messages spark.marks spark.offsets spark.option_parsing spark.options spark.sink_options spark.splits stores.listings"
     ),
     ("pb-edges", "allowed_importers"): "protocol client broker consumer testing",
