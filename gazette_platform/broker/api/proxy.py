@@ -16,8 +16,13 @@ from gazette_platform.errors import TransportError
 from gazette_platform.protocol import Status
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.serving.interface import Code, RpcFailed
-from gazette_platform.serving.outgoing import CANNOT_REACH, Condition, brief_details
+from gazette_platform.serving.interface import (
+    CANNOT_REACH,
+    Code,
+    Condition,
+    RpcFailed,
+    brief_details,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator
