@@ -23,7 +23,7 @@ from gazette_platform.lake.local_sql import connect
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.etcd import EtcdServer
-from gazette_platform.yaml_specs import parse_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.protocol import ProcessId
 
-__all__ = ["Loads", "Piece", "batch_pieces", "converge_dead_item", "converge_item"]
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:

@@ -20,8 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
-from gazette_platform.allocator.flow_network import FlowNetwork, Spread, bits
-from gazette_platform.allocator.push_relabel import SLICE_ARCS, Pusher
+from gazette_platform.allocator.flow import SLICE_ARCS, FlowNetwork, Pusher, Spread, bits
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from gazette_platform.keyspace import ClusterMember, SlotAssignment
     from gazette_platform.protocol import ProcessId
 
-__all__ = ["Solver", "effective_limits", "load_ratio"]
 
 # Giving up zones may open ways that were closed before; each pass leaves fewer. A bound, in case.
 _PASSES_MAX = 4

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.allocator import Allocator, announce, leaving
+from gazette_platform.allocator import Allocator, announce, member
 from gazette_platform.broker.api.service import BrokerService
 from gazette_platform.broker.config import FsyncMode
 from gazette_platform.broker.context import BrokerContext
@@ -197,7 +197,7 @@ class Broker:
         except BaseException:  # peers never saw our port, so they would wait until our lease ends
             self._context.membership.give_up("this broker does not start")
             await self._departure.step(
-                _GRACE_S, "giving back the lease", leaving.give_back(self._lease)
+                _GRACE_S, "giving back the lease", member.give_back(self._lease)
             )
             raise
         self._allocating = self.tasks.keep(
@@ -523,14 +523,14 @@ class Broker:
         await self._departure.step(3 * _GRACE_S, "noting write heads", note())
 
     async def _say_leaving(self) -> None:
-        is_over = leaving.deadline(self._context.clock, self._lease, _SAY_S)
+        is_over = member.deadline(self._context.clock, self._lease, _SAY_S)
         with contextlib.suppress(EtcdError):
             await insist(self._announcement.set_exiting, is_over=is_over)
 
     async def _release(self) -> None:
         """Give back the lease: others may take over what is still assigned to us."""
         self._allocating.cancel()  # it would take the end of our lease for a loss
-        await leaving.give_back(self._lease)
+        await member.give_back(self._lease)
 
     async def _tidy_up(self) -> None:
         """Let go of what is stored, so that nobody waits for us to come back."""

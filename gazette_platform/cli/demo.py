@@ -37,7 +37,7 @@ from gazette_platform.lake.trino import TrinoSession
 from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
 from gazette_platform.lake.typed.checks.completeness import check_counts
 from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.yaml_specs import parse_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -28,19 +28,6 @@ from gazette_platform.errors import JournalReplaced
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "DOUBTED",
-    "HISTORY",
-    "created_by",
-    "created_list",
-    "created_map",
-    "history_bits",
-    "is_another",
-    "join_created",
-    "learned",
-    "require_same",
-    "split_created",
-]
 
 DOUBTED: Final = -1
 """Kept instead of `created`: no journal is the one that was read, until a person decides."""

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.gotemplate.values import Value
 
-__all__ = ["PathPostfixTemplate", "validate_path_postfix_template"]
-
 
 class _Suspend(Protocol):
     @property

@@ -29,7 +29,7 @@ from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.chosen_wire import wire_settings
 from gazette_platform.testing.etcd import EtcdServer
 from gazette_platform.testing.waiting import pass_time, patient
-from gazette_platform.yaml_specs import parse_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -50,7 +50,7 @@ CONTRACTS = {
     ("lake-is-a-client", "forbidden_modules"): "broker consumer allocator keyspace etcd",
     ("core-is-light", "source_modules"): _CORE,
     ("pure", "source_modules"): (
-        "allocator.converge allocator.flow_network allocator.push_relabel allocator.solver "
+        "allocator.converge allocator.flow allocator.solver "
         "broker.append.events broker.append.fsm broker.crash.eviction broker.epochs broker.processes broker.verdicts broker.http.messages "
         "broker.replicate.pipeline_fsm broker.replicate.replica_fsm broker.replicate.synced "
         "cli.declaring client.store_plan consumer.cluster.writes consumer.recoverylog.chain consumer.recoverylog.fsm consumer.recoverylog.hints consumer.recoverylog.playback consumer.recoverylog.pruning consumer.recoverylog.recording consumer.recoverylog.segments consumer.shard.backlog consumer.shard.progress consumer.shard.replicas consumer.shard.resolving consumer.shard.transaction fragment.audit fragment.cover_set fragment.head_records fragment.retention lake.coverage lake.local_sql.journal_names lake.local_sql.json_values lake.local_sql.names lake.planning lake.progress lake.retention lake.rollups.covers lake.rollups.lineage lake.rollups.planning lake.segments lake.table_names lake.csv_header lake.formats "

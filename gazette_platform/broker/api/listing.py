@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.journal.resolver import Resolver
     from gazette_platform.keyspace import Item
     from gazette_platform.protocol.auth import Claims
-    from gazette_platform.protocol.selectors import SelectorMatcher
+    from gazette_platform.protocol.labels import SelectorMatcher
     from gazette_platform.serving.interface import Send
 
 __all__ = ["ListApi"]

@@ -22,7 +22,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import ALL_CLAIMS
 from gazette_platform.protocol.content import encode_read_content
-from gazette_platform.protocol.fragment_check import FragmentCheck
+from gazette_platform.protocol.fragments import FragmentCheck
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, NotNow, RpcFailed
 

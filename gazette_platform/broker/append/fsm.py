@@ -88,7 +88,7 @@ from gazette_platform.protocol import (
     SuspendLevel,
     SuspendSpec,
 )
-from gazette_platform.protocol.request_rules import OFFSET_MAX
+from gazette_platform.protocol.rules import OFFSET_MAX
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from gazette_platform.allocator import leaving
+from gazette_platform.allocator import member
 
 if TYPE_CHECKING:
     import asyncio
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 __all__ = ["say_leaving", "wait_handed_over"]
 
-_WORDS: Final = leaving.Words("journals", "broker", "persisting", "broker.drain-timeout")
+_WORDS: Final = member.Words("journals", "broker", "persisting", "broker.drain-timeout")
 
 
 async def say_leaving(
     context: BrokerContext, announcement: Announcement, lease: Lease, *, timeout_s: float | None
 ) -> None:
-    """Say in etcd that we leave; see `leaving.say_leaving`, whose errors and cancellation it has."""
-    await leaving.say_leaving(
+    """Say in etcd that we leave; see `member.say_leaving`, whose errors and cancellation it has."""
+    await member.say_leaving(
         context.space, announcement, lease, clock=context.clock, timeout_s=timeout_s
     )
 
@@ -35,8 +35,8 @@ async def wait_handed_over(
     *,
     timeout_s: float | None,
 ) -> None:
-    """Wait until no journal is assigned to us; see `leaving.wait_handed_over`. Cancellation: safe."""
-    await leaving.wait_handed_over(
+    """Wait until no journal is assigned to us; see `member.wait_handed_over`. Cancellation: safe."""
+    await member.wait_handed_over(
         context.space,
         allocator,
         allocating,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gazette_platform.allocator.leaving import deadline
+from gazette_platform.allocator.member import deadline
 from gazette_platform.broker.epoch_store import read_record
 from gazette_platform.broker.epochs import release
 from gazette_platform.broker.journal.spec_writes import write_head

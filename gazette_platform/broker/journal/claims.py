@@ -14,7 +14,7 @@ from gazette_platform.errors import GazetteError
 from gazette_platform.etcd import Compare, Delete, Put
 from gazette_platform.keyspace import assignments_prefix, encode_route, item_key
 from gazette_platform.protocol import SuspendLevel
-from gazette_platform.protocol.request_rules import OFFSET_MAX
+from gazette_platform.protocol.rules import OFFSET_MAX
 from gazette_platform.serving.interface import NotNow
 
 if TYPE_CHECKING:

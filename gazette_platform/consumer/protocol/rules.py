@@ -16,13 +16,13 @@ from gazette_platform.consumer.protocol.specs import (
 )
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import LabelSelector, Route
-from gazette_platform.protocol.field_context import check_field
-from gazette_platform.protocol.request_rules import (
+from gazette_platform.protocol.names import check_field
+from gazette_platform.protocol.routing import validate_header
+from gazette_platform.protocol.rules import (
     SELECTOR_LABELS_MAX,
     SPEC_BYTES_MAX,
     SPEC_LABELS_MAX,
 )
-from gazette_platform.protocol.routing import validate_header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gazette_platform.consumer.protocol.specs import ShardSpec, validate_shard_id
 from gazette_platform.errors import ValidationError
-from gazette_platform.yaml_specs.changes import check_change
+from gazette_platform.yaml_specs.documents import check_change
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

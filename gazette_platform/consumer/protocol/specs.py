@@ -16,8 +16,8 @@ from gazette_platform.protocol import (
     validate_journal_name,
     validate_token,
 )
-from gazette_platform.protocol.field_context import check_field
 from gazette_platform.protocol.labels import EMPTY_LABELS
+from gazette_platform.protocol.names import check_field
 from gazette_platform.protocol.pb import consumer_pb2 as pb
 from gazette_platform.protocol.specs import validate_single_values
 

@@ -24,7 +24,7 @@ from gazette_platform.consumer.service.resolver import WAIT_S_MAX
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.tasks import Turns
 from gazette_platform.protocol import Header, LabelSelector, Route
-from gazette_platform.protocol.field_context import check_field
+from gazette_platform.protocol.names import check_field
 from gazette_platform.protocol.pb import consumer_pb2 as pb
 
 if TYPE_CHECKING:

@@ -1,9 +1,12 @@
-"""JSON of messages, fragments and claims, field by field as Gazette's tools write it.
+"""Messages as text, field by field as Gazette's tools write them: JSON in two dialects, and prototext.
 
-Two dialects: *jsonpb* (listings and the HTTP gateways: defaults included, 64-bit integers as text, enums by
-name, bytes in base64, durations as ``"300s"``) and Go's plain ``encoding/json`` (fragments, claims: numbers
-as numbers, zero fields left out). Functions return values that any JSON encoder takes; `escape_html` makes
-what it writes the bytes that Go would write.
+*jsonpb* is for listings and the HTTP gateways: defaults included, 64-bit integers as text, enums by name, bytes in
+base64, durations as ``"300s"``. Go's plain ``encoding/json`` is for fragments and claims: numbers as numbers, zero fields
+left out. Functions return values that any JSON encoder takes; `escape_html` makes what it writes the bytes that
+Go would write.
+
+*Prototext* has a field a line and messages between ``<`` and ``>``. Any parser reads it; Python's own writer uses braces,
+which users of Gazette do not know. Routes have a compact form, which headers of the HTTP gateway carry.
 """
 
 from __future__ import annotations
@@ -12,23 +15,18 @@ from base64 import b64encode
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 
 from gazette_platform.ops.durations import SECOND_NS, duration_from_pb
+from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
-    from google.protobuf.message import Message
+    from collections.abc import Iterable, Iterator
 
     from gazette_platform.protocol.fragments import Fragment
-    from gazette_platform.protocol.labels import LabelSet
-    from gazette_platform.protocol.selectors import LabelSelector
-
-__all__ = [
-    "duration_jsonpb",
-    "escape_html",
-    "fragment_json",
-    "message_jsonpb",
-    "selector_json",
-]
+    from gazette_platform.protocol.labels import LabelSelector, LabelSet
+    from gazette_platform.protocol.routing import Header, Route
 
 Json: TypeAlias = "dict[str, Any]"
 
@@ -160,3 +158,88 @@ def _labels_json(labels: LabelSet) -> list[Json] | None:
     if not labels:
         return None
     return [_without_zeros(label._asdict()) for label in labels]
+
+
+def fragments_text(
+    fragments: Iterable[tuple[Fragment, str]], *, header: Header | None = None
+) -> str:
+    """The text of a list of fragments with their signed URLs, which may be empty.
+
+    A list that comes in pieces has its header with the first one; their texts follow each other.
+    """
+    response = pb.FragmentsResponse(header=None if header is None else header.to_pb())
+    for fragment, signed_url in fragments:
+        response.fragments.add(spec=fragment.to_pb(), signed_url=signed_url)
+    return message_text(response)
+
+
+def message_text(message: Message, *, indent: str = "") -> str:
+    """The text of a message, each line ended and begun with `indent`.
+
+    Fields are in the order of their numbers, and zero ones are left out. Messages are written if
+    they are present, though they be empty; durations if they are not zero.
+
+    >>> from gazette_platform.protocol.routing import Route
+    >>> print(message_text(Route().to_pb()), end="")
+    primary: -1
+    """
+    return "".join(_lines(message, indent))
+
+
+def _lines(message: Message, indent: str) -> Iterator[str]:
+    for field, value in message.ListFields():
+        for each in _values(value):
+            if not isinstance(each, Message):
+                yield f"{indent}{field.name}: {_scalar(field, each)}\n"
+            elif not isinstance(each, Duration) or each.seconds or each.nanos:
+                yield f"{indent}{field.name}: <\n"
+                yield from _lines(each, indent + "  ")
+                yield f"{indent}>\n"
+
+
+def _values(value: Any) -> list[Any]:
+    """The values of a field: one, or those of a repeated one."""
+    return [value] if isinstance(value, Message | str | bytes | int | float) else list(value)
+
+
+def _scalar(field: FieldDescriptor, value: Any) -> str:
+    if isinstance(value, str | bytes):
+        return _quote(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return str(value) if known is None else str(known.name)
+    return str(value)
+
+
+def route_text(route: Route) -> str:
+    """The text of a route on one line, with its trailing blank.
+
+    >>> from gazette_platform.protocol.routing import ProcessId
+    >>> from gazette_platform.protocol.routing import Route
+    >>> route_text(Route((ProcessId("a", "broker"),), 0, ("http://b/",)))
+    'members:<zone:"a" suffix:"broker" > endpoints:"http://b/" '
+    """
+    members = [
+        f"members:<zone:{_quote(zone)} suffix:{_quote(suffix)} > " for zone, suffix in route.members
+    ]
+    primary = f"primary:{route.primary} " if route.primary else ""
+    endpoints = [f"endpoints:{_quote(endpoint)} " for endpoint in route.endpoints]
+    return "".join([*members, primary, *endpoints])
+
+
+_TEXT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "\\": "\\\\"}
+
+
+def _quote(text: str | bytes) -> str:
+    quoted = []
+    for byte in text.encode() if isinstance(text, str) else text:
+        character = chr(byte)
+        if character in _TEXT_ESCAPES:
+            quoted.append(_TEXT_ESCAPES[character])
+        elif " " <= character <= "~":
+            quoted.append(character)
+        else:
+            quoted.append(f"\\{byte:03o}")
+    return '"' + "".join(quoted) + '"'

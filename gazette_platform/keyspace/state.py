@@ -1,7 +1,8 @@
-"""What processes of any kind know of their cluster: items, members, and who is assigned what.
+"""The state of a cluster: items, members, assignments, and the values that their keys hold.
 
-Brokers (`broker_state`) and consumers read the same three kinds of keys; what their values say, and
-when a replica of an item is consistent, each of them adds.
+`ClusterState` is what processes of any kind share; brokers (`BrokerState`) and consumers add what their values say, and
+when all replicas of an item are consistent. Values are protobuf messages, as Gazette's own brokers read and write
+them. Reading checks everything: any program that can reach etcd may have written a value.
 """
 
 from __future__ import annotations
@@ -10,17 +11,16 @@ import bisect
 import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeAlias, TypeVar, final
+
+from google.protobuf.message import DecodeError
+from typing_extensions import override
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.keyspace.keys import (
-    AssignmentKey,
-    ItemKey,
-    MemberKey,
-    parse_key,
-)
-from gazette_platform.protocol import ProcessId, Route
+from gazette_platform.keyspace.keys import AssignmentKey, ItemKey, MemberKey, parse_key
+from gazette_platform.protocol import BrokerSpec, JournalSpec, ProcessId, Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -31,16 +31,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-__all__ = [
-    "AnyClusterState",
-    "Changes",
-    "ClusterItem",
-    "ClusterMember",
-    "ClusterState",
-    "ItemSpec",
-    "MemberSpec",
-    "SlotAssignment",
-]
 
 _NO_ROUTE = Route()
 
@@ -417,3 +407,144 @@ class ClusterState(ABC, Generic[S, M, A]):
 
 AnyClusterState: TypeAlias = ClusterState[Any, Any, Any]
 """Of any kind of cluster, for code that is the same for all."""
+
+
+# The generated modules stay near the wire (protocol, client, broker); here only their bytes pass.
+_JOURNAL_SPEC = type(JournalSpec("name").to_pb())
+_BROKER_SPEC = type(BrokerSpec(ProcessId("zone", "suffix"), "http://host").to_pb())
+_ROUTE = type(Route().to_pb())
+
+# Different routes that are remembered: more than a large cluster has, some MB at most.
+_ROUTES_MAX = 4096
+
+
+def encode_journal_spec(spec: JournalSpec) -> bytes:
+    """The value of an item."""
+    return spec.to_pb().SerializeToString(deterministic=True)
+
+
+def decode_journal_spec(raw: bytes, *, name: str) -> JournalSpec:
+    """The journal of an item whose key says `name`.
+
+    Raises: ValidationError: no such message, another name, or a broken rule.
+    """
+    spec = JournalSpec.from_pb(_parse(_JOURNAL_SPEC, raw))
+    spec.validate()
+    if spec.name != name:
+        raise ValidationError(f"journal spec is of {spec.name!r}; the key says {name!r}")
+    return spec
+
+
+def encode_member_spec(spec: MemberSpec) -> bytes:
+    """The value of a member, of whatever kind."""
+    return spec.to_pb().SerializeToString(deterministic=True)
+
+
+def encode_broker_spec(spec: BrokerSpec) -> bytes:
+    """The value of a member."""
+    return spec.to_pb().SerializeToString(deterministic=True)
+
+
+def decode_broker_spec(raw: bytes, *, process_id: ProcessId) -> BrokerSpec:
+    """The broker of a member whose key says `process_id`.
+
+    Raises: ValidationError: no such message, another id, or a broken rule.
+    """
+    spec = BrokerSpec.from_pb(_parse(_BROKER_SPEC, raw))
+    spec.validate()
+    if spec.id != process_id:
+        raise ValidationError(f"broker spec is of {{{spec.id}}}; the key says {{{process_id}}}")
+    return spec
+
+
+def encode_route(route: Route) -> bytes:
+    """The value of an assignment: members and primary, no endpoints."""
+    return route.without_endpoints().to_pb().SerializeToString(deterministic=True)
+
+
+@lru_cache(maxsize=_ROUTES_MAX)
+def decode_route(raw: bytes) -> Route:
+    """The route of an assignment; no value at all is a route without members and primary.
+
+    All assignments of a journal have the same value, and journals share their brokers: the same
+    bytes give the same object.
+
+    Raises: ValidationError: no such message, or a broken rule.
+    """
+    if not raw:
+        return Route()
+    route = Route.from_pb(_parse(_ROUTE, raw))
+    route.validate()
+    return route
+
+
+def _parse(message_class: Any, raw: bytes) -> Any:
+    try:
+        return message_class.FromString(raw)
+    except DecodeError as err:
+        name = message_class.DESCRIPTOR.name
+        raise ValidationError(f"{len(raw)} bytes are no {name}: {err}") from err
+
+
+Item: TypeAlias = ClusterItem[JournalSpec]
+"""A journal."""
+
+Member: TypeAlias = ClusterMember[BrokerSpec]
+"""A broker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment(SlotAssignment[Route]):
+    """A broker's slot of a journal. The primary has told the route: with members and primary, no endpoints."""
+
+    @property
+    def journal(self) -> str:
+        """What is assigned."""
+        return self.item
+
+    @property
+    def route(self) -> Route:
+        """As the primary has told it last."""
+        return self.told
+
+
+@final
+class BrokerState(ClusterState[JournalSpec, BrokerSpec, Assignment]):
+    """The typed view of a broker cluster's key space; read it only between two awaits."""
+
+    @property
+    def journals(self) -> Sequence[str]:
+        """Names of journals, ascending. Live: do not keep it over an await."""
+        return self._names
+
+    def is_consistent(self, journal: str) -> bool:
+        """Whether every assignment's value tells the present route; true if there is none."""
+        route = self.route_of(journal)
+        return all(a.route.equivalent(route) for a in self.assignments_of(journal))
+
+    @override
+    def is_consistent_replica(self, assignment: Assignment) -> bool:
+        """Whether the journal is: no replica is more consistent than another of its route."""
+        return self.is_consistent(assignment.journal)
+
+    @override
+    def may_pack(self, item: str) -> bool:
+        """Whether the journal is consistent, and will be so behind it, since the route stays the same.
+
+        Not before: it would cross the primary, which is about to write these values.
+        """
+        return self.is_consistent(item)
+
+    @override
+    def _decode_item(self, raw: bytes, name: str) -> JournalSpec:
+        return decode_journal_spec(raw, name=name)
+
+    @override
+    def _decode_member(self, raw: bytes, process_id: ProcessId) -> BrokerSpec:
+        return decode_broker_spec(raw, process_id=process_id)
+
+    @override
+    def _decode_assignment(
+        self, key: AssignmentKey, kv: KeyValue, known: Assignment | None
+    ) -> tuple[Assignment, Exception | None]:
+        return Assignment.decoded(key, kv, decode_route, known)

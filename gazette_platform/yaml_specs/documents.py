@@ -1,25 +1,27 @@
-"""Reading of YAML documents that people write: strict about keys and types, exact about lines.
+"""YAML documents that people write: read strictly, and written byte for byte as Gazette's tools write them.
 
-YAML 1.1, as Gazette's tools read. A key that is not asked for, or is given twice, is an error, so
-that a typo never silently changes a spec. Scalars are read as the field wants them: the number
-``11`` is a fine label value.
+Reading: YAML 1.1, as Gazette's tools read it. A key that is unknown, or given twice, is an error with its line, so a
+typo never silently changes a spec. Scalars are read as the field wants them: the number ``11`` is a fine label value.
+
+Writing: PyYAML's emitter has the same ancestor as Go's, and chooses most forms alike. `dump_yaml` corrects the rest:
+which strings are quoted because they could be read as another type, text of several lines, and how quoted text is
+escaped and folded at 80 columns.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, final
 
 import yaml
+from typing_extensions import override
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.durations import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["StrictMapping", "check_yaml", "read_yaml"]
+    from collections.abc import Iterator, Mapping
 
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 
@@ -301,3 +303,125 @@ def _fields_of(
         for name, field in found.items():
             fields.setdefault(name, field)
     return fields
+
+
+class Spec(Protocol):
+    """Of a journal, or of a shard."""
+
+    def validate(self) -> None:
+        """Raises: ValidationError."""
+        ...
+
+
+def check_change(what: str, spec: Spec, *, delete: bool | None, revision: int) -> None:
+    """Check one entry, once what it shares is pushed down.
+
+    Args:
+        what: it is of, as ``journal a/b``.
+        revision: that it must be at.
+
+    Raises: ValidationError: the spec is not valid, or a deletion lacks its revision.
+    """
+    if delete:
+        if revision == 0:
+            raise ValidationError(f"{what}: delete needs the revision to delete, or -1 for any")
+        return
+    try:
+        spec.validate()
+    except ValidationError as err:
+        raise ValidationError(f"{what}: {err}") from None
+
+
+_COLUMNS: Final = 80
+_STRING: Final = "tag:yaml.org,2002:str"
+# What PyYAML takes ``!``, ``&`` and ``*`` alone for.
+_INDICATOR: Final = "tag:yaml.org,2002:yaml"
+
+# What Gazette's YAML library takes for a number, boolean or time, beyond what ours does.
+_AMBIGUOUS: Final = re.compile(
+    r"[yYnN]|[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?[0-9]+)?|0o[0-7_]+"
+    r"|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}"
+)
+
+# What it does not write as it is, quoted or not: controls, surrogates, byte order marks, and all
+# beyond 16 bits. Here also two odd line ends, which PyYAML does not read back.
+_UNPRINTABLE: Final = re.compile("[^\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd]")
+_ESCAPES: Final = {
+    "\0": "0", "\a": "a", "\b": "b", "\t": "t", "\n": "n", "\v": "v", "\f": "f", "\r": "r",
+    "\x1b": "e", '"': '"', "\\": "\\", "\x85": "N", "\u2028": "L", "\u2029": "P",
+}  # fmt: skip
+
+
+def dump_yaml(document: Mapping[str, object]) -> str:
+    """The text of a document of mappings, lists, strings, whole numbers and booleans, in their order."""
+    text = yaml.dump(
+        document,
+        Dumper=_Dumper,
+        default_flow_style=False,
+        sort_keys=False,
+        allow_unicode=True,
+        width=_COLUMNS,
+    )
+    assert isinstance(text, str)
+    # PyYAML ends the document behind a last value with empty lines; theirs does not.
+    return text.removesuffix("...\n") if text.endswith("\n...\n") else text
+
+
+@final
+class _Dumper(yaml.SafeDumper):
+    """Writes double quotes where a string could be read as another type, or has odd characters."""
+
+    # Of PyYAML's emitter, where on the line it is, and how it begins another.
+    column: int
+    best_width: int
+
+    @override
+    def write_double_quoted(self, text: str, split: bool = True) -> None:
+        """Write quoted text. Lines end at the first blank behind the last column, which they stand for."""
+        self.write_indicator('"', True)
+        is_behind_blank = False
+        for index, character in enumerate(text):
+            is_blank = character == " "
+            may_fold = is_blank and not is_behind_blank and 0 < index < len(text) - 1
+            if split and may_fold and self.column > self.best_width:
+                self.write_indent()
+                # A reader drops blanks at the begin of a line.
+                self._write("\\" if text[index + 1] == " " else "")
+            else:
+                self._write(_escaped(character))
+            is_behind_blank = is_blank
+        self.write_indicator('"', False)
+
+    def _write(self, text: str) -> None:
+        self.stream.write(text)
+        self.column += len(text)
+
+
+def _escaped(character: str) -> str:
+    if character in _ESCAPES:
+        return f"\\{_ESCAPES[character]}"
+    if not _UNPRINTABLE.match(character):
+        return character
+    code = ord(character)
+    if code <= 0xFF:
+        return f"\\x{code:02X}"
+    return f"\\u{code:04X}" if code <= 0xFFFF else f"\\U{code:08X}"
+
+
+def _represent_string(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar(_STRING, text, style=_style_of(dumper, text))
+
+
+def _style_of(dumper: _Dumper, text: str) -> str | None:
+    """How a string is to be written; None leaves it to the emitter."""
+    if _UNPRINTABLE.search(text):
+        return '"'
+    if "\n" in text:
+        return "|"
+    tag = dumper.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+    if tag == _INDICATOR:
+        return "'"
+    return '"' if tag != _STRING or _AMBIGUOUS.fullmatch(text) else None
+
+
+_Dumper.add_representer(str, _represent_string)
