@@ -8,6 +8,7 @@ import logging
 import pytest
 from away_store import hold_back
 
+from gazette_platform.allocator import member
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import EtcdError
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, Label, LabelSet
