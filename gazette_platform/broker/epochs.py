@@ -1,7 +1,7 @@
 """Who holds all that was acknowledged of a journal, and what follows from that. Pure: no I/O.
 
 Spools outlive their processes. They come back at once, after weeks, or never. So etcd has a record of
-each journal, under no lease, that names its *holders*: tenures (see `spool_home`) that each have all
+each journal, under no lease, that names its *holders*: tenures (see `spool.home`) that each have all
 that was acknowledged. Nothing is acknowledged unless every holder has it.
 
 A primary that has brought the brokers of its route into step may take appends
@@ -30,27 +30,6 @@ from gazette_platform.protocol import LabelSet, ProcessId
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-__all__ = [
-    "Await",
-    "Claim",
-    "Decision",
-    "Doubled",
-    "EpochRecord",
-    "GoOn",
-    "Held",
-    "Holder",
-    "Past",
-    "Released",
-    "Standing",
-    "announce",
-    "claim",
-    "is_long",
-    "noted",
-    "release",
-    "save",
-    "settled",
-    "standing",
-]
 
 _VERSION: Final = 1
 # How many epochs the record remembers of which a tenure may hold content that is in no store. A tenure

@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 
 from gazette_platform.broker.api.admin import AdminApi
-from gazette_platform.broker.side_keys import savepoint_key
+from gazette_platform.broker.etcd_records import savepoint_key
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import (
     CallFailed,

@@ -26,7 +26,7 @@ MEMBER_GONE = LEASE_LOST.replace("broker/lease", "broker/allocator").replace(
 )
 CONSUMER = LEASE_LOST.replace("task broker/", "task consumer/").replace("gazette: ", "Summer: ")
 FORESEEN = f"""{SERVES}
-{TIME} ERROR gazette_platform.fragment.persister: persisting failed, trying again later: [Errno 28]
+{TIME} ERROR gazette_platform.broker.spool.persister: persisting failed, trying again later: [Errno 28]
 {TIME} ERROR gazette_platform.broker.spool.journal_spool: a/b: spool: [Errno 28] No space left on device
 """
 REPORT = f"""{TIME} ERROR gazette_platform.ops.faults: journal a/b: unforeseen KeyError: 'c'

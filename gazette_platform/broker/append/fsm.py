@@ -78,7 +78,7 @@ from gazette_platform.broker.append.events import (
     WriteSuspend,
     Written,
 )
-from gazette_platform.broker.replicate.synced import Invalidated, Synced, SyncMismatch, WrongRoute
+from gazette_platform.broker.replicate.fsm import Invalidated, Synced, SyncMismatch, WrongRoute
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import (
     AppendSuspend,
@@ -93,15 +93,6 @@ from gazette_platform.protocol.rules import OFFSET_MAX
 if TYPE_CHECKING:
     from datetime import datetime
 
-__all__ = [
-    "AppendFSM",
-    "State",
-    "is_suspending",
-    "must_roll",
-    "preconditions",
-    "registers_problem",
-    "updated_registers",
-]
 
 # Every append sends the registers to each replica, and back to its client.
 _REGISTER_BYTES_MAX = 256 << 10

@@ -1,6 +1,6 @@
 """JSON of shards as Go's ``encoding/json`` prints it: durations are nanoseconds, most zero fields are left out.
 
-Protobuf's own dialect is in `protocol.json_form`.
+Protobuf's own dialect is in `protocol.forms`.
 """
 
 from __future__ import annotations

@@ -17,21 +17,27 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, final
 from weakref import WeakValueDictionary
 
-from gazette_platform.broker.epoch_store import (
+from gazette_platform.broker.epochs import announce, is_long, release, save, settled
+from gazette_platform.broker.etcd_records import (
     delete_record,
     has_foreign_members,
     held_journals,
+    history_key,
     read_own_members,
     read_record,
     write_record,
 )
-from gazette_platform.broker.epochs import announce, is_long, release, save, settled
-from gazette_platform.broker.side_keys import history_key
-from gazette_platform.broker.verdicts import Evidence, Todo, continuation, decide, heir, is_furthest
+from gazette_platform.broker.spool.files import CompletedSpool, finish_closing, remove_fragment
+from gazette_platform.broker.spool.recovery import set_aside
+from gazette_platform.broker.spool.verdicts import (
+    Evidence,
+    Todo,
+    continuation,
+    decide,
+    heir,
+    is_furthest,
+)
 from gazette_platform.errors import EtcdError, GazetteError, SetupError, StoreUnavailable
-from gazette_platform.fragment.aside import set_aside
-from gazette_platform.fragment.completed import CompletedSpool
-from gazette_platform.fragment.files import finish_closing, remove_fragment
 from gazette_platform.keyspace import item_key
 from gazette_platform.ops.retry import backoff_s
 from gazette_platform.ops.tasks import run_in, side_by_side
@@ -42,17 +48,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gazette_platform.broker.epochs import EpochRecord
-    from gazette_platform.broker.homes_said import OtherHomes
-    from gazette_platform.broker.verdicts import Verdict
+    from gazette_platform.broker.spool.copied_homes import OtherHomes
+    from gazette_platform.broker.spool.persister import Persister
+    from gazette_platform.broker.spool.recovery import RecoveredFragment, RecoveredTenure
+    from gazette_platform.broker.spool.tenure import Tenure
+    from gazette_platform.broker.spool.verdicts import Verdict
     from gazette_platform.etcd import EtcdClient, RangeResult
-    from gazette_platform.fragment.persister import Persister
-    from gazette_platform.fragment.recovery import RecoveredFragment, RecoveredTenure
-    from gazette_platform.fragment.tenure import Tenure
     from gazette_platform.keyspace import BrokerState, KeySpace
     from gazette_platform.ops.faults import Faults
     from gazette_platform.protocol import Fragment, LabelSet
-
-__all__ = ["Leftovers"]
 
 _log = logging.getLogger(__name__)
 

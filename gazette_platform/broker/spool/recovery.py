@@ -10,32 +10,33 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import logging
 import os
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
-from gazette_platform.fragment import head_records
-from gazette_platform.fragment.files import (
+from gazette_platform.broker.spool import head_records
+from gazette_platform.broker.spool.files import (
     COMPRESS_BATCH_BYTES,
     SpoolFile,
+    make_private,
     read_block,
     read_small,
     remove_fragment,
+    write_new,
 )
-from gazette_platform.fragment.tenure import Tenure
+from gazette_platform.broker.spool.tenure import Tenure
 from gazette_platform.protocol import ZERO_SUM, Fragment, LabelSet
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gazette_platform.fragment.head_records import FragmentState, Record, TenureHeader
-    from gazette_platform.fragment.spool import Digest
-    from gazette_platform.fragment.spool_home import SpoolHome
-
-__all__ = ["RecoveredFragment", "RecoveredTenure", "Torn", "recover"]
+    from gazette_platform.broker.spool.head_records import FragmentState, Record, TenureHeader
+    from gazette_platform.broker.spool.home import SpoolHome
+    from gazette_platform.broker.spool.spool import Digest
 
 _log = logging.getLogger(__name__)
 
@@ -391,3 +392,70 @@ def _hash(fd: int, sha: Digest, at: int, to: int) -> None:
         block = read_block(fd, at, min(to - at, COMPRESS_BATCH_BYTES))
         sha.update(block)
         at += len(block)
+
+
+SET_ASIDE: Final = "set-aside"
+
+
+class _Found(Protocol):
+    """A tenure that a process left."""
+
+    tenure: Tenure
+    process: str
+    registers: LabelSet
+
+
+def set_aside(
+    spool_dir: Path, found: _Found, path: Path, *, begin: int, end: int, why: str
+) -> Path:
+    """Give a file of content a second name, where nothing is deleted, with a description beside it.
+
+    Args:
+        spool_dir: below which files are set aside.
+        found: the tenure that it belongs to.
+        path: of the content; it may be gone, and only its record left.
+        begin: journal offset of its first byte.
+        end: as recorded; 0: not known.
+        why: for whoever finds it.
+
+    Returns: where the description is.
+    Raises: OSError.
+    """
+    folder = spool_dir / SET_ASIDE
+    folder.mkdir(mode=0o700, exist_ok=True)
+    make_private(folder)
+    said = {
+        "journal": found.tenure.journal,
+        "create_revision": found.tenure.create_revision,
+        "begin": begin,
+        "end": end,
+        "registers": found.registers.pairs(),
+        "broker": found.process,
+        "tenure": found.tenure.id,
+        "why": why,
+    }
+    names = (f"{path.stem}.{number}{path.suffix}" for number in itertools.count(1))
+    places = (folder / name for name in itertools.chain([path.name], names))
+    target = next(place for place in places if _is_free(place, path, said))
+    told = target.with_suffix(".json")
+    if path.exists() and not target.exists():
+        os.link(path, target)
+    if not told.exists():
+        write_new(told, f"{json.dumps(said, indent=2)}\n".encode())
+    return told
+
+
+def _is_free(target: Path, path: Path, said: dict[str, Any]) -> bool:
+    """Whether a place has nothing yet, or has this very file already. Raises: OSError."""
+    told = target.with_suffix(".json")
+    if path.exists():
+        return target.samefile(path) if target.exists() else not told.exists()
+    if not told.exists():
+        return not target.exists()
+    try:
+        former = json.loads(told.read_bytes())
+    except ValueError:
+        return False
+    return isinstance(former, dict) and all(
+        former.get(name) == said[name] for name in ("tenure", "begin", "end")
+    )

@@ -1,6 +1,6 @@
 """Each broker says in etcd which homes of spools it holds: of a home that two of them hold one is a copy.
 
-A copy that is made file by file is known by where it lies (see `spool_home`). Nothing tells one that was made
+A copy that is made file by file is known by where it lies (see `home`). Nothing tells one that was made
 block by block, of a whole disk, from its original; but names of homes are random, and it keeps them.
 """
 
@@ -9,19 +9,17 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.broker.side_keys import own_member_key, own_members_prefix
+from gazette_platform.broker.etcd_records import own_member_key, own_members_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from gazette_platform.broker.epochs import EpochRecord
+    from gazette_platform.broker.spool.home import SpoolHome
+    from gazette_platform.broker.spool.recovery import RecoveredTenure
     from gazette_platform.etcd import KeyValue
-    from gazette_platform.fragment.recovery import RecoveredTenure
-    from gazette_platform.fragment.spool_home import SpoolHome
     from gazette_platform.protocol import ProcessId
-
-__all__ = ["OtherHomes", "say_homes"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +31,7 @@ def say_homes(homes: Iterable[SpoolHome]) -> bytes:
 
 @final
 class OtherHomes:
-    """The homes that living brokers other than this one say they hold. Brokers of former versions say nothing."""
+    """The homes that living brokers other than this one say they hold. Brokers of Gazette say nothing."""
 
     def __init__(self, prefix: str, own: ProcessId) -> None:
         self._prefix = prefix

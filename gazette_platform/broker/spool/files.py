@@ -1,4 +1,9 @@
-"""The files of spools, shared by all who hold them, and their compression in batches."""
+"""The files of spools: shared by all who hold them, compressed in batches, closed, and what a bad disk means.
+
+A `SpoolFile` stays open until its last holder releases it: readers that stream, the open spool, and a
+`CompletedSpool` on its way to the store need not know of each other. `DiskPace` says whether the event loop may
+wait for small writes, and `DiskFull` is what appends fail with when there is no room.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +11,36 @@ import contextlib
 import ctypes
 import errno
 import functools
+import math
 import os
 import stat
 import struct
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.codecs import compressor
 from gazette_platform.protocol import CompressionCodec
+from gazette_platform.serving.interface import Code, RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
     from pathlib import Path
 
-__all__ = [
-    "COMPRESS_BATCH_BYTES",
-    "FULL",
-    "CompressedForm",
-    "SpoolFile",
-    "birth_ns",
-    "finish_closing",
-    "read_block",
-    "read_small",
-    "write_all",
-]
+    from gazette_platform.fragment.index import LocalFile
+    from gazette_platform.protocol import Fragment, LabelSet
 
 # Each batch becomes one gzip member or zstd frame. A MiB compresses nearly as well as the whole would.
 COMPRESS_BATCH_BYTES = 1 << 20
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors of a disk that has no room, or none for us."""
+
+FOLDER_MODE: Final = 0o700
+FILE_MODE: Final = 0o600
 
 # Registers make the longest of them; brokers take 256 KiB.
 _SMALL_BYTES_MAX = 16 << 20
@@ -266,3 +269,144 @@ def write_all(fd: int, data: bytes, at: int) -> None:
         n = os.pwrite(fd, view, at)
         at += n
         view = view[n:]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class CompletedSpool:
+    """The content of a closed, non-empty fragment, with all that its place in the store depends on."""
+
+    fragment: Fragment
+    """Its span, sum and codec. It has no store and no postfix yet."""
+    first_append_time: datetime
+    """UTC, by this broker's clock: when its first append was committed."""
+    registers: LabelSet
+    is_primary: bool
+    """Whether this broker was primary. The primary persists first; its replicas only look, later."""
+    content: LocalFile
+    """The bytes of the fragment, from position 0."""
+    compressed: CompressedForm | None = None
+    """The content as far as it is compressed; None if it is not."""
+    create_revision: int = 0
+    """That of the journal's spec in etcd. A journal made anew under the same name has a greater one."""
+    is_stored: Callable[[int, int], bool] | None = None
+    """Whether listings of its journal have all bytes from a begin to an end; None: nobody says so."""
+    _is_closed: bool = field(default=False, init=False, repr=False)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is persisted, or nobody wants it."""
+        return self._is_closed
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether a listing has all of its content."""
+        return self.is_stored is not None and self.is_stored(self.fragment.begin, self.fragment.end)
+
+    @property
+    def content_fd(self) -> int:
+        """Descriptor of the content's file."""
+        return self.content.fd
+
+    def drop_compressed(self) -> None:
+        """Give up the compressed form; it can be made again."""
+        if self.compressed is not None:
+            self.compressed.file.release()
+            self.compressed = None
+
+    def close(self) -> None:
+        """Release the files. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.content.release()
+        if self.compressed is not None:
+            self.compressed.file.release()
+
+
+SLOW_S: Final = 0.02
+"""Seconds. A small write that takes longer makes a disk a slow one."""
+
+_PAUSE_S = 1.0
+
+
+@final
+class DiskPace:
+    """Whether the event loop may wait for small writes and reads of spools.
+
+    The page cache takes them in microseconds, less than a hop to a thread costs. But a disk that falls
+    behind makes them wait, and those of a few journals would then hold up all else, among it the renewal
+    of the lease. So threads make them for a while once one was slow.
+
+    Attributes:
+        slow_until: monotonic seconds at which the event loop may wait again; threads may set it.
+    """
+
+    def __init__(self) -> None:
+        self.slow_until = -math.inf
+
+    def on_slow(self, now: float) -> None:
+        """Take note that a small write took more than `SLOW_S`."""
+        self.slow_until = now + _PAUSE_S
+
+
+@final
+class DiskFull(RpcFailed):
+    """The disk of spools is full, and a fragment that can be persisted takes up room on it."""
+
+    def __init__(self, journal: str, err: OSError) -> None:
+        super().__init__(
+            Code.UNAVAILABLE,
+            f"{journal}: spool: {err}; what it holds is persisted to make room, append again later "
+            "(and give the disk of --broker.spool-dir more room)",
+        )
+
+
+def not_kept(journal: str, err: OSError) -> RpcFailed:
+    """What an append ends with whose commit could not be recorded."""
+    return RpcFailed(
+        Code.UNAVAILABLE,
+        f"{journal}: spool: what is appended cannot be recorded: {err} (check --broker.spool-dir and "
+        "its disk; if that folder was removed, start the broker again)",
+    )
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power failure. Raises: OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_private(folder: Path) -> None:
+    """Make sure that nobody else can put files there that we would take for ours. Raises: OSError."""
+    info = folder.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+        raise PermissionError(f"{folder} is not a folder of this user")
+    if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        folder.chmod(FOLDER_MODE)  # for example a volume that Kubernetes opens to a group
+
+
+def write_new(path: Path, data: bytes, *, is_synced: bool = True) -> None:
+    """Write a file in full or not at all. Raises: OSError."""
+    new = path.with_name(f"{path.name}.new")
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+    try:
+        write_all(fd, data, 0)
+        if is_synced:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    new.rename(path)
+
+
+def write_over(path: Path, data: bytes) -> None:
+    """Write into a file that is there, on a disk without room for another. Raises: OSError."""
+    path.with_name(f"{path.name}.new").unlink(missing_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        write_all(fd, data.ljust(os.fstat(fd).st_size), 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,4 +1,30 @@
-"""A primary's side of Replicate: what the answers of its peers amount to. Pure: no I/O.
+"""What both sides of Replicate decide. Pure: no I/O.
+
+A replica's side of a Replicate stream: what each message of the primary does to the spool.
+
+The caller feeds messages to `ReplicateFSM`, with the digest of the content that it wrote so far,
+and carries out the effects in order.
+
+    message                                        effects
+    ---------------------------------------------  ---------------------------------------------
+    content, its delta is ours                     Write
+    content, its delta is another                  Abort(invalid ContentDelta)
+    proposal that ends beyond us, or is empty      Roll, then as below
+    and begins at our end
+      equals the committed fragment                Discard, Answer(OK)
+      equals the fragment with the new content     Commit, Answer(OK)
+      anything else                                Answer(PROPOSAL_MISMATCH, what we have)
+    any of these without `acknowledge`             no Answer; a mismatch is Abort(no ack requested)
+
+A proposal that ends beyond us moves us there even if it is then refused. The primary has content that
+we lack, so it will begin a fragment at an offset which all replicas have reached, and we can take part
+from there on.
+
+Source: Gazette broker/fragment/spool.go and replicate_api.go. Departs: a replica may hold content that
+its primary lacks, left by a former primary that died between two commits. It remembers that, and hands
+the content over to be persisted at once, so that readers elsewhere need not wait for it.
+
+A primary's side of Replicate: what the answers of its peers amount to.
 
 A pipeline is one stream to each peer. Every proposal that asks for an answer goes to all peers, and
 each peer answers in order. So all peers have as many proposals as the smallest of their counts.
@@ -24,29 +50,222 @@ journal is resolved again; in Go, the append fails in the first case.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.broker.replicate.replica_fsm import response_text
-from gazette_platform.protocol import Fragment, Header, LabelSet, ProcessId, Route, Status
+from gazette_platform.protocol import (
+    ZERO_SUM,
+    CompressionCodec,
+    Fragment,
+    Header,
+    LabelSet,
+    ProcessId,
+    Route,
+    Status,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "Broke",
-    "Effect",
-    "Event",
-    "Failed",
-    "Gathered",
-    "PipelineFSM",
-    "Replied",
-    "Reply",
-    "Settled",
-    "SyncOutcome",
-    "sync_outcome",
-]
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """Every replica is at the spool's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncMismatch:
+    """A peer is ahead of us, or has begun a new fragment at our end: all have to roll there."""
+
+    roll_to: int
+    registers: LabelSet | None
+
+
+@dataclass(frozen=True, slots=True)
+class WrongRoute:
+    """A peer knows a newer route."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Invalidated:
+    """The resolution that the sync relied on no longer holds."""
+
+
+SyncResult = Synced | SyncMismatch | WrongRoute | Invalidated
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolState:
+    """A spool: what it has committed, and how many bytes it wrote behind that."""
+
+    fragment: Fragment
+    registers: LabelSet
+    delta: int = 0
+    """Bytes that are written, but not committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a primary wants the spools of its replicas to be."""
+
+    fragment: Fragment
+    registers: LabelSet
+    acknowledge: bool
+
+
+# --------------------------------------------------------------------------------------- effects
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """Close the fragment, and begin an empty one."""
+
+    to: int
+    codec: CompressionCodec
+    registers: LabelSet
+    is_urgent: bool = False
+    """The primary lacks some of the closed fragment: persist it without delay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write the message's content behind what was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Make the content that was written part of the fragment."""
+
+    registers: LabelSet
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Forget the content that was written, but not committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer the primary. If the proposal does not match, say what we have."""
+
+    status: Status
+    fragment: Fragment | None = None
+    registers: LabelSet | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End the stream with an error."""
+
+    text: str
+
+
+Effect = Roll | Write | Commit | Discard | Answer | Abort
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A proposal's outcome."""
+
+    status: Status
+    state: SpoolState
+    effects: tuple[Effect, ...]
+
+
+_DISCARD = Discard()
+_WRITE = Write()
+_OK = Answer(Status.OK)
+
+
+def apply_proposal(
+    state: SpoolState, proposal: Proposal, next_sum: bytes, *, is_urgent: bool = False
+) -> Applied:
+    """Apply a proposal to a spool.
+
+    Args:
+        next_sum: SHA-1 of the committed content and what is written behind it. It does not matter
+            while nothing is.
+        is_urgent: passed on to a roll.
+
+    Returns: the status, the spool afterwards, and the effects that lead there, without answers.
+    """
+    effects: list[Effect] = []
+    proposed, registers = proposal.fragment, proposal.registers
+    own = state.fragment
+    is_empty = proposed.content_length == 0
+    if proposed.end > own.end + state.delta or (proposed.end == own.end and is_empty):
+        adopted = registers if proposed.end > own.end else state.registers
+        effects.append(Roll(proposed.end, proposed.codec, adopted, is_urgent))
+        own = Fragment(own.journal, proposed.end, proposed.end, ZERO_SUM, proposed.codec)
+        state = SpoolState(own, adopted)
+    if proposed == own and registers == state.registers:
+        if state.delta:
+            effects.append(_DISCARD)
+        return Applied(Status.OK, replace(state, delta=0), tuple(effects))
+    if state.delta:
+        following = replace(own, end=own.end + state.delta, sum=next_sum)
+        if proposed == following:
+            effects.append(Commit(registers))
+            return Applied(Status.OK, SpoolState(following, registers), tuple(effects))
+    return Applied(Status.PROPOSAL_MISMATCH, state, tuple(effects))
+
+
+@final
+class ReplicateFSM:
+    """One Replicate stream, which owns the spool.
+
+    Attributes:
+        state: the spool, as it is after the effects that were returned so far.
+    """
+
+    __slots__ = ("_is_ahead", "state")
+
+    def __init__(self, state: SpoolState) -> None:
+        self.state = state
+        self._is_ahead = False
+
+    def on_content(self, length: int, delta: int) -> Effect:
+        """Take a message with content.
+
+        Args:
+            length: of the content; more than 0.
+            delta: bytes between the last commit and this content, as the primary counts them.
+        """
+        state = self.state
+        if delta != state.delta:
+            return Abort(f"invalid ContentDelta ({delta}; expected {state.delta})")
+        self.state = SpoolState(state.fragment, state.registers, delta + length)
+        return _WRITE
+
+    def on_proposal(self, proposal: Proposal, next_sum: bytes) -> tuple[Effect, ...]:
+        """Take a proposal, once all content before it is written. For `next_sum` see `apply_proposal`."""
+        applied = apply_proposal(self.state, proposal, next_sum, is_urgent=self._is_ahead)
+        self.state = applied.state
+        own = applied.state.fragment
+        if applied.status is Status.OK:
+            self._is_ahead = False
+            return (*applied.effects, _OK) if proposal.acknowledge else applied.effects
+        self._is_ahead = own.end > proposal.fragment.end
+        if not proposal.acknowledge:
+            text = response_text(applied.status, own)
+            return (*applied.effects, Abort(f"no ack requested but status != OK: {text}"))
+        return (*applied.effects, Answer(applied.status, own, applied.state.registers))
+
+
+def response_text(status: Status, fragment: Fragment | None = None) -> str:
+    """A replica's response, in the compact text of Gazette's errors.
+
+    >>> response_text(Status.PROPOSAL_MISMATCH)
+    'status:PROPOSAL_MISMATCH '
+    """
+    text = f"status:{status.name} " if status is not Status.OK else ""
+    if fragment is not None:
+        text += (
+            f'fragment:<journal:"{fragment.journal}" begin:{fragment.begin} end:{fragment.end} '
+            f"sum:{fragment.sum.hex()} compression_codec:{fragment.codec.name} > "
+        )
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +378,7 @@ class Broke:
     text: str
 
 
-Effect = Settled | Gathered | Broke
+PipelineEffect = Settled | Gathered | Broke
 
 
 class _State(Enum):
@@ -224,7 +443,7 @@ class PipelineFSM:
         self._own_end = own_end
         self._replies = [None] * len(self._peers)
 
-    def step(self, event: Event) -> Effect | None:
+    def step(self, event: Event) -> PipelineEffect | None:
         """Take one event. Returns: what follows, if anything does."""
         if self._state is _State.BROKEN:
             return None
@@ -244,7 +463,7 @@ class PipelineFSM:
         self._state = _State.BROKEN
         return Broke(text)
 
-    def _on_reply(self, peer: int, reply: Reply) -> Effect | None:
+    def _on_reply(self, peer: int, reply: Reply) -> PipelineEffect | None:
         answered = self._answered
         text = response_text(reply.status, reply.fragment)
         if answered[peer] == self._asked:
@@ -256,7 +475,7 @@ class PipelineFSM:
         now = min(answered)
         return Settled(now) if now > before else None
 
-    def _on_sync_reply(self, peer: int, reply: Reply) -> Effect | None:
+    def _on_sync_reply(self, peer: int, reply: Reply) -> PipelineEffect | None:
         if self._replies[peer] is not None:
             text = response_text(reply.status, reply.fragment)
             return self._break(

@@ -4,7 +4,7 @@ A *home* is a folder that one process holds, by a lock on the folder itself. How
 the lock is free then, and the next process takes over the home with all that is in it.
 
     <spool-dir>/spools/<random>/home.json       whose it is
-                                place           where it was made, see `home_place`: a copy is elsewhere
+                                place           where it was made, see `place_of`: a copy is elsewhere
                                 heads           a block for each tenure, see `head_records`
                                 <tenure>.<number>.content    bytes of a fragment, from its begin
                                 <tenure>.<number>.sealed     its last record, once it is closed
@@ -28,6 +28,7 @@ import json
 import logging
 import operator
 import os
+import re
 import secrets
 import stat
 import threading
@@ -35,29 +36,37 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, final
 
+from gazette_platform.broker.spool import head_records
+from gazette_platform.broker.spool.files import (
+    FILE_MODE,
+    FOLDER_MODE,
+    FULL,
+    birth_ns,
+    finish_closing,
+    make_private,
+    read_small,
+    sync_folder,
+    write_all,
+    write_new,
+    write_over,
+)
+from gazette_platform.broker.spool.head_records import BLOCK_BYTES, SLOT_BYTES, TenureHeader
+from gazette_platform.broker.spool.tenure import Tenure
 from gazette_platform.errors import SetupError
-from gazette_platform.fragment import head_records
-from gazette_platform.fragment.files import FULL, finish_closing, read_small, write_all
-from gazette_platform.fragment.head_records import BLOCK_BYTES, SLOT_BYTES, TenureHeader
-from gazette_platform.fragment.home_place import is_elsewhere, is_on_another_device, place_of
-from gazette_platform.fragment.tenure import Tenure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-__all__ = ["SPOOLS", "Owner", "SpoolHome", "boot_id", "free_homes", "make_private", "write_new"]
 
 _log = logging.getLogger(__name__)
 
 SPOOLS: Final = "spools"
 _HOME: Final = "home.json"
 _HEADS: Final = "heads"
-_PLACE: Final = "place"  # a file of its own: former versions understand no more of the other one
-_HAS_PLACE: Final = b"\n"  # ends home.json, which may be copied first; former versions overlook it
+# A file of its own: on a full disk home.json is written over, and the place may stay as it is, or be missing.
+_PLACE: Final = "place"
+# Ends home.json once the place is said. A copy may contain home.json before it contains the place.
+_HAS_PLACE: Final = b"\n"
 _VERSION: Final = 1
-_FOLDER_MODE: Final = 0o700
-_FILE_MODE: Final = 0o600
 _ADVICE: Final = " (give --broker.spool-dir a folder of its own, on a local disk)"
 _UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -157,7 +166,7 @@ class SpoolHome:
         path = self.folder / _HEADS
         had_heads = path.exists()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._heads_fd = os.open(path, flags, _FILE_MODE)
+        self._heads_fd = os.open(path, flags, FILE_MODE)
         try:
             if self.former is not None:
                 said = _said_place(self.folder)
@@ -170,7 +179,7 @@ class SpoolHome:
             ):  # the original writes there
                 write_new(path, path.read_bytes())
                 os.close(self._heads_fd)
-                self._heads_fd = os.open(path, flags, _FILE_MODE)
+                self._heads_fd = os.open(path, flags, FILE_MODE)
             self._find_free()
         except BaseException:
             os.close(self._heads_fd)
@@ -212,17 +221,17 @@ class SpoolHome:
         if self._lock_fd >= 0:
             return
         base = self.folder.parent
-        base.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+        base.mkdir(mode=FOLDER_MODE, exist_ok=True)
         make_private(base)
-        _sync_folder(base.parent)
+        sync_folder(base.parent)
         lock_fd = None
         while lock_fd is None:
             self.folder = base / secrets.token_hex(8)
-            self.folder.mkdir(mode=_FOLDER_MODE)
+            self.folder.mkdir(mode=FOLDER_MODE)
             # Another broker that looks for free homes may lock it first, and remove it.
             lock_fd = _lock(self.folder)
         try:
-            _sync_folder(base)
+            sync_folder(base)
             self._open(lock_fd)
             self.own(self._owner)
         except BaseException:
@@ -256,7 +265,7 @@ class SpoolHome:
                 return  # what is said there holds still, and a home may be without
             if not path.exists():
                 raise
-            _write_over(path, said)
+            write_over(path, said)
 
     @property
     def owner(self) -> Owner:
@@ -465,7 +474,6 @@ def _take(folder: Path, owner: Owner) -> SpoolHome | None:
             os.close(lock_fd)
             return None
         version = said.pop("version")
-        said.pop("place", None)  # it was there for a while
         former = Owner.found(said) if version == _VERSION else None
         if former is None or former.cluster != owner.cluster:
             whose = f"version {version}" if former is None else f"cluster {former.cluster}"
@@ -526,43 +534,56 @@ def _said_place(folder: Path) -> str:
         return ""
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power failure. Raises: OSError."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+_NUMBER: Final = re.compile(r"(inode|born) ([0-9]+)")
+_DEVICE: Final = re.compile(r"device ([0-9]+)")
 
 
-def make_private(folder: Path) -> None:
-    """Make sure that nobody else can put files there that we would take for ours. Raises: OSError."""
-    info = folder.lstat()
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
-        raise PermissionError(f"{folder} is not a folder of this user")
-    if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        folder.chmod(_FOLDER_MODE)  # for example a volume that Kubernetes opens to a group
+def place_of(folder_fd: int, heads_fd: int | None) -> str:
+    """Where a home is, as its file `place` says: a copy of it is known by that.
+
+        inode <n> born <ns> heads inode <n> born <ns> device <n>
+
+    The folder and its records have other inodes and births in a copy, wherever it lies. Both stay when the disk
+    is mounted again; its device does not. Restored files may lie in the original folder, so the inode of the
+    folder alone proves nothing.
+
+    Args:
+        folder_fd: of the folder.
+        heads_fd: of its records; None: there are none.
+
+    Raises: OSError.
+    """
+    heads = "" if heads_fd is None else f" heads {_identity(heads_fd)}"
+    return f"{_identity(folder_fd)}{heads} device {os.fstat(folder_fd).st_dev}"
 
 
-def write_new(path: Path, data: bytes, *, is_synced: bool = True) -> None:
-    """Write a file in full or not at all. Raises: OSError."""
-    new = path.with_name(f"{path.name}.new")
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _FILE_MODE)
-    try:
-        write_all(fd, data, 0)
-        if is_synced:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-    new.rename(path)
+def _identity(fd: int) -> str:
+    return f"inode {os.fstat(fd).st_ino} born {birth_ns(fd)}"
 
 
-def _write_over(path: Path, data: bytes) -> None:
-    """Write into a file that is there, on a disk without room for another. Raises: OSError."""
-    path.with_name(f"{path.name}.new").unlink(missing_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        write_all(fd, data.ljust(os.fstat(fd).st_size), 0)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def is_elsewhere(said: str, place: str, *, has_said: bool) -> bool:
+    """Whether a home is not where it was made, as far as both are known.
+
+    Births are unknown, and 0, where the system does not tell them. That may change with an update.
+
+    Args:
+        said: where it was made; empty: it does not say.
+        place: where it is.
+        has_said: whether it did say once.
+    """
+    if not said:
+        return has_said
+    known = list(zip(_NUMBER.findall(said), _NUMBER.findall(place), strict=False))
+    return not known or any(
+        before != after and not (kind == "born" and "0" in (before, after))
+        for (kind, before), (_, after) in known
+    )
+
+
+def is_on_another_device(said: str, place: str) -> bool:
+    """Whether a home is not on the device that it was made on, as far as both are known.
+
+    It may be the disk's number that is another one; or the disk is a snapshot, whose original is in use.
+    """
+    before, after = _DEVICE.findall(said), _DEVICE.findall(place)
+    return bool(before) and before != after

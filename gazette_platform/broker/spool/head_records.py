@@ -24,23 +24,6 @@ from typing import Final, NamedTuple
 
 from gazette_platform.protocol import CompressionCodec, LabelSet
 
-__all__ = [
-    "BLOCK_BYTES",
-    "SLOT_BYTES",
-    "FragmentState",
-    "Record",
-    "TenureHeader",
-    "decode_header",
-    "decode_record",
-    "decode_registers",
-    "encode_header",
-    "encode_record",
-    "encode_registers",
-    "fits",
-    "slot_at",
-    "stand_in",
-]
-
 BLOCK_BYTES: Final = 4096
 _HEADER_BYTES: Final = 2048
 SLOT_BYTES: Final = 1024

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from gazette_platform.broker.epochs import GoOn, Holder
-    from gazette_platform.broker.wire.peer_stream import PeerStream
-    from gazette_platform.fragment.completed import CompletedSpool
+    from gazette_platform.broker.peers import PeerStream
+    from gazette_platform.broker.spool.files import CompletedSpool
+    from gazette_platform.broker.spool.spool import Spool
     from gazette_platform.fragment.index import Index
-    from gazette_platform.fragment.spool import Spool
     from gazette_platform.protocol import (
         EtcdHeader,
         JournalSpec,
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
         Status,
         SuspendSpec,
     )
-
-__all__ = ["JournalPort"]
 
 
 class JournalPort(Protocol):

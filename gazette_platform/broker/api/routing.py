@@ -1,35 +1,170 @@
-"""Forwards calls to the broker that is to answer them, in bytes both ways.
+"""From a call to the replica that answers it, here or at another broker.
 
-A request goes on with our header, which says what we know of the route and of etcd, and which broker
-we mean. That broker catches up with our revision of etcd before it resolves the journal itself, so
-that two brokers never send a call back and forth.
+A request is decoded and held against its rules, and its journal is resolved to the broker that is to answer.
+`service` has checked before that the caller may make such a call at all.
+
+If that is another broker, the request goes on in bytes, with our header, which says what we know of the route and of
+etcd, and which broker we mean. That broker catches up with our revision of etcd before it resolves the journal
+itself, so two brokers never send a call back and forth.
+
+`wait_known` keeps a new primary from naming an end before it has asked its replicas: they may hold more.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, final
 
-from gazette_platform.broker.wire.forwarder import PeerCall, PeerFailed, with_header
+from google.protobuf.message import Message
+
+from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S
+from gazette_platform.broker.peers import PeerCall, PeerFailed, with_header
 from gazette_platform.client.route_cache import pick_endpoint
-from gazette_platform.errors import TransportError
-from gazette_platform.protocol import Status
+from gazette_platform.errors import TransportError, ValidationError
+from gazette_platform.protocol import Header, Status
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.serving.interface import Code, RpcFailed
+from gazette_platform.serving.interface import ASK_ANOTHER, Code, NotNow, RpcFailed
 from gazette_platform.serving.outgoing import CANNOT_REACH, Condition, brief_details
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator, Iterator
 
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolution, Resolver
-    from gazette_platform.broker.wire.forwarder import PeerMessages
-    from gazette_platform.protocol import Header
+    from gazette_platform.broker.peers import PeerMessages
+    from gazette_platform.protocol.auth import Claims
+    from gazette_platform.protocol.pb import admin_pb2 as admin_pb
     from gazette_platform.serving.interface import ContentSource, Send
 
-__all__ = ["PrimaryNotReached", "Proxy"]
+    Routed = (
+        pb.AppendRequest
+        | pb.ReadRequest
+        | pb.FragmentsRequest
+        | admin_pb.FlushRequest
+        | admin_pb.ResetHeadRequest
+    )
+
+
+M = TypeVar("M", bound=Message)
+
+
+@contextlib.contextmanager
+def rules(field: str = "") -> Iterator[None]:
+    """Hold a request against its rules within this block.
+
+    Args:
+        field: of the request, if the rules are those of one field; errors name it.
+
+    Raises: RpcFailed: in place of ValidationError.
+    """
+    try:
+        yield
+    except ValidationError as err:
+        raise RpcFailed(Code.UNKNOWN, str(err.within(field) if field else err)) from err
+
+
+def decode(kind: type[M], raw: bytes, validate: Callable[[M], None]) -> M:
+    """A request that keeps its rules.
+
+    Raises: RpcFailed: it breaks a rule. DecodeError: the bytes are no such request.
+    """
+    request = kind.FromString(raw)
+    with rules():
+        validate(request)
+    return request
+
+
+class Found(NamedTuple):
+    """Who answers a call about a journal.
+
+    Attributes:
+        status: OK if some broker serves it.
+        replica: ours, if we serve it; None: another broker does (`is_remote`), or nobody.
+    """
+
+    resolution: Resolution
+    status: Status
+    replica: Replica | None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether another broker serves the call."""
+        return self.status is Status.OK and self.resolution.is_remote
+
+
+async def find(
+    resolver: Resolver[Replica],
+    request: Routed,
+    claims: Claims,
+    *,
+    may_proxy: bool,
+    require_primary: bool,
+    min_revision: int = 0,
+) -> Found:
+    """Find out who answers a request, once our view of etcd is as new as the request asks for.
+
+    All arguments are those of `Resolver.resolve`.
+
+    Raises: RpcFailed: the broker that forwarded it means another cluster or process, or we stopped.
+    Cancellation: safe.
+    """
+    resolution = await resolver.resolve(
+        request.journal,
+        may_proxy=may_proxy,
+        require_primary=require_primary,
+        min_revision=min_revision,
+        proxy_header=Header.from_pb(request.header) if request.HasField("header") else None,
+        claims=claims,
+    )
+    return found_of(resolver, resolution, require_primary=require_primary)
+
+
+async def find_readable(
+    resolver: Resolver[Replica],
+    request: pb.ReadRequest | pb.FragmentsRequest,
+    claims: Claims,
+    *,
+    min_revision: int = 0,
+) -> Found:
+    """Like `find`, for a journal's content: any replica answers, unless the spec forbids to read."""
+    found = await find(
+        resolver,
+        request,
+        claims,
+        may_proxy=not request.do_not_proxy,
+        require_primary=False,
+        min_revision=min_revision,
+    )
+    spec = found.resolution.spec
+    if found.status is Status.OK and spec is not None and not spec.flags.may_read:
+        return found._replace(status=Status.NOT_ALLOWED, replica=None)
+    return found
+
+
+def found_of(
+    resolver: Resolver[Replica], resolution: Resolution, *, require_primary: bool = False
+) -> Found:
+    """Who answers, according to a resolution."""
+    status = resolution.status
+    replica = resolver.replicas.get(resolution.journal) if resolution.is_local else None
+    if resolution.is_local and replica is None:
+        # It was unassigned after it was resolved, or its replica could not be begun yet.
+        primary, any_one = Status.NOT_JOURNAL_PRIMARY_BROKER, Status.NOT_JOURNAL_BROKER
+        status = primary if require_primary else any_one
+    return Found(resolution, status, replica)
+
+
+def endpoint_of(found: Resolution) -> str:
+    """Where the broker is that serves a call. Raises: RpcFailed: UNAVAILABLE: it has no endpoint."""
+    header = found.header
+    endpoint = header.route.endpoint_of(header.process_id) if header.process_id else ""
+    if not endpoint:
+        raise NotNow(f"{found.journal}: its primary has no endpoint")
+    return endpoint
+
 
 _SERVICE = "/protocol.Journal/"
 
@@ -243,3 +378,99 @@ def _without_header(raw: bytes) -> bytes:
 
 # First bytes of responses that begin with an offset or content. No header follows these fields.
 _CONTENT_TAGS = (b"\x18", b"\x3a")
+
+
+# Seconds that a reader waits for a new primary to know a head no older than one it was told before.
+_SYNC_WAIT_S = 1.0
+
+
+async def wait_synced(replica: Replica) -> None:
+    """Wait a moment for a new primary to hear from its replicas, which may know of more than it does.
+
+    It waits no longer than that, because what it has can be read even while a replica is away.
+    Whoever tells where the journal ends has to call `wait_known` first.
+
+    Cancellation: safe.
+    """
+    if replica.is_primary and _is_to_sync(replica):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SYNC_WAIT_S):
+                await _wait_synced(replica)
+
+
+async def wait_known(replica: Replica, *, timeout_s: float, offset: int = -1) -> bool:
+    """Wait until a primary has synced its replicas, us among them, and stores have what precedes ours.
+
+    Before that, a read could end below content that was acknowledged, as if there were no more. That
+    goes for a new replica, too: while the journal has no primary, there is nobody to forward reads to.
+
+    Args:
+        timeout_s: seconds; 0: `KNOWN_WAIT_S`.
+        offset: where a read goes on as soon as there is content, whatever else is not known; -1: nowhere.
+
+    Returns: False: there is content at `offset`, and the rest may not be known yet.
+    Raises: RpcFailed: UNAVAILABLE: it is not so yet, and the caller is to ask again; or we may not
+        speak for the journal any more.
+    Cancellation: safe.
+    """
+    index = replica.index
+
+    def is_known() -> bool:
+        if _is_to_sync(replica) or not index.first_refresh.is_set():
+            return False
+        # Who reads on behind what is missing there has no need of it: our spool has seen all since.
+        return not replica.is_filling or offset >= replica.hole.end
+
+    def look() -> None:
+        index.wake()
+
+    replica.watchers.add(look)
+    try:
+        async with asyncio.timeout(timeout_s or KNOWN_WAIT_S):
+            while not is_known():
+                if offset >= 0 and index.covers(offset, offset + 1):
+                    return False
+                if not await index.wait_change():
+                    return True
+    except TimeoutError as err:
+        if _is_to_sync(replica):
+            what = replica.awaiting or "its primary is new, and has not heard from all replicas yet"
+        elif not index.first_refresh.is_set():
+            what = "its stores are not listed yet (`gazctl journals store-health` tells why)"
+        elif replica.hole.end > replica.noted_head:
+            what = f"another broker has content before {replica.hole.end} that is not stored yet"
+        else:
+            # The gap lies below the head that the spec notes. Maybe nobody has content to store
+            # there: a journal that was suspended while it was empty looks the same.
+            what = ""
+        if what:
+            raise NotNow(f"{replica.name}: {what}") from err
+    finally:
+        replica.watchers.discard(look)
+    check_fence(replica)
+    return True
+
+
+def check_fence(replica: Replica) -> None:
+    """Refuse to tell where a journal ends if other brokers may have taken over, and acknowledged more.
+
+    Raises: RpcFailed: UNAVAILABLE: we may not speak for the journal any more.
+    """
+    if replica.refusal:
+        raise NotNow(f"{replica.name}: {replica.refusal}", ASK_ANOTHER)
+
+
+def _is_to_sync(replica: Replica) -> bool:
+    # A lone one, too: content may be in a spool of a broker that is away, or be about to be found here.
+    return not replica.is_synced and not replica.is_closed
+
+
+async def _wait_synced(replica: Replica) -> None:
+    changed = asyncio.Event()
+    replica.watchers.add(changed.set)
+    try:
+        while _is_to_sync(replica):
+            changed.clear()
+            await changed.wait()
+    finally:
+        replica.watchers.discard(changed.set)

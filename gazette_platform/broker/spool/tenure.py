@@ -1,4 +1,4 @@
-"""One broker's holding of one journal, as it is on disk; see `spool_home`."""
+"""One broker's holding of one journal, as it is on disk; see `home`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol, Self, final
 
-from gazette_platform.fragment import head_records
-from gazette_platform.fragment.files import SpoolFile, finish_closing, remove_fragment, write_all
-from gazette_platform.fragment.head_records import SLOT_BYTES
+from gazette_platform.broker.spool import head_records
+from gazette_platform.broker.spool.files import (
+    SpoolFile,
+    finish_closing,
+    remove_fragment,
+    write_all,
+)
+from gazette_platform.broker.spool.head_records import SLOT_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gazette_platform.fragment.head_records import FragmentState, Record, TenureHeader
+    from gazette_platform.broker.spool.head_records import FragmentState, Record, TenureHeader
     from gazette_platform.protocol import LabelSet
-
-__all__ = ["Tenure"]
 
 _log = logging.getLogger(__name__)
 

@@ -19,14 +19,14 @@ import hashlib
 import os
 from typing import TYPE_CHECKING, Protocol, Self, final
 
-from gazette_platform.fragment.completed import CompletedSpool
-from gazette_platform.fragment.files import (
+from gazette_platform.broker.spool.files import (
     COMPRESS_BATCH_BYTES,
+    CompletedSpool,
     CompressedForm,
     SpoolFile,
     read_block,
 )
-from gazette_platform.fragment.head_records import FragmentState
+from gazette_platform.broker.spool.head_records import FragmentState
 from gazette_platform.protocol import ZERO_SUM, CompressionCodec, Fragment, LabelSet
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from gazette_platform.fragment.tenure import Tenure
-
-__all__ = ["LAG_BYTES_MAX", "Digest", "Spool"]
+    from gazette_platform.broker.spool.tenure import Tenure
 
 # How far the digest may trail the commits before appends wait for it. This bounds the work that is left
 # when the fragment closes (about 10 ms), not memory: the content is on disk.

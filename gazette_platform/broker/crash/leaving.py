@@ -1,4 +1,4 @@
-"""Notes write heads in etcd, for the brokers that go on once this one has left."""
+"""How a broker leaves: it notes write heads in etcd, and waits until others have taken its journals."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from gazette_platform.allocator import member
 from gazette_platform.allocator.member import deadline
-from gazette_platform.broker.epoch_store import read_record
 from gazette_platform.broker.epochs import release
-from gazette_platform.broker.journal.spec_writes import write_head
-from gazette_platform.broker.side_keys import own_member_key, own_members_prefix
+from gazette_platform.broker.etcd_records import own_member_key, own_members_prefix, read_record
+from gazette_platform.broker.journal.claims import write_head
 from gazette_platform.errors import EtcdError, GazetteError, ValidationError
 from gazette_platform.keyspace import decode_broker_spec, member_key, members_prefix
 from gazette_platform.ops.retry import insist
@@ -21,6 +21,7 @@ from gazette_platform.protocol import SuspendLevel, SuspendSpec
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from gazette_platform.allocator import Allocator, Announcement
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.epochs import EpochRecord
     from gazette_platform.broker.journal.replica import Replica
@@ -28,7 +29,37 @@ if TYPE_CHECKING:
     from gazette_platform.keyspace import Assignment
     from gazette_platform.protocol import ProcessId
 
-__all__ = ["held_alone", "note_heads"]
+_WORDS: Final = member.Words("journals", "broker", "persisting", "broker.drain-timeout")
+
+
+async def say_leaving(
+    context: BrokerContext, announcement: Announcement, lease: Lease, *, timeout_s: float | None
+) -> None:
+    """Say in etcd that we leave; see `member.say_leaving`, whose errors and cancellation it has."""
+    await member.say_leaving(
+        context.space, announcement, lease, clock=context.clock, timeout_s=timeout_s
+    )
+
+
+async def wait_handed_over(
+    context: BrokerContext,
+    allocator: Allocator,
+    allocating: asyncio.Task[None],
+    lease: Lease,
+    *,
+    timeout_s: float | None,
+) -> None:
+    """Wait until no journal is assigned to us; see `member.wait_handed_over`. Cancellation: safe."""
+    await member.wait_handed_over(
+        context.space,
+        allocator,
+        allocating,
+        lease,
+        clock=context.clock,
+        timeout_s=timeout_s,
+        words=_WORDS,
+    )
+
 
 _log = logging.getLogger(__name__)
 
@@ -120,17 +151,17 @@ async def _members(context: BrokerContext) -> dict[ProcessId, _Member]:
     ours = {kv.key: kv.lease for kv in found.kvs}
     there = {kv.key: kv for kv in present.kvs}
     members = {}
-    for member, known in context.space.state.members.items():
-        kv = there.get(member_key(prefix, member))
+    for peer, known in context.space.state.members.items():
+        kv = there.get(member_key(prefix, peer))
         if kv is not None and kv.lease == known.lease:
-            is_foreign = ours.get(own_member_key(prefix, member)) != known.lease
-            members[member] = _Member(is_foreign, is_leaving=_says_that_it_leaves(kv, member))
+            is_foreign = ours.get(own_member_key(prefix, peer)) != known.lease
+            members[peer] = _Member(is_foreign, is_leaving=_says_that_it_leaves(kv, peer))
     return members
 
 
-def _says_that_it_leaves(kv: KeyValue, member: ProcessId) -> bool:
+def _says_that_it_leaves(kv: KeyValue, peer: ProcessId) -> bool:
     try:
-        return decode_broker_spec(kv.value, process_id=member).exiting
+        return decode_broker_spec(kv.value, process_id=peer).exiting
     except ValidationError:
         return True  # a spec that cannot be read makes nobody a member
 

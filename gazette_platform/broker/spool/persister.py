@@ -27,6 +27,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, final
 
+from gazette_platform.broker.spool.files import CompressedForm
 from gazette_platform.errors import (
     AccessDenied,
     GazetteError,
@@ -35,7 +36,6 @@ from gazette_platform.errors import (
     ValidationError,
 )
 from gazette_platform.fragment.cover_set import CoverSet
-from gazette_platform.fragment.files import CompressedForm
 from gazette_platform.ops.retry import backoff_s
 from gazette_platform.ops.tasks import run_in
 from gazette_platform.protocol import CompressionCodec
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from gazette_platform.fragment.completed import CompletedSpool
+    from gazette_platform.broker.spool.files import CompletedSpool
     from gazette_platform.fragment.index import Index
     from gazette_platform.fragment.refresh import FragmentLister
     from gazette_platform.ops.clock import Clock
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol import Fragment, JournalSpec
     from gazette_platform.stores import ActiveStore, StoreRegistry
-
-__all__ = ["Persister"]
 
 _log = logging.getLogger(__name__)
 

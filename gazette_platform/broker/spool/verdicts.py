@@ -31,7 +31,7 @@ the store has (see `continuation`), unless another broker took appends first.
 Every holder has all that was acknowledged. So of several tenures any may go on, and the furthest keeps
 most. Copies of one tenure are different: the shorter one is older, and lacks what was acknowledged since.
 
-A copied home (see `spool_home`) proves nothing: its original may have gone on, here or elsewhere, and what
+A copied home (see `home`) proves nothing: its original may have gone on, here or elsewhere, and what
 was never acknowledged may have been replaced there. So it decides nothing about other tenures either.
 """
 
@@ -47,17 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from gazette_platform.broker.epochs import EpochRecord, Standing
-
-__all__ = [
-    "Evidence",
-    "Todo",
-    "Verdict",
-    "continuation",
-    "decide",
-    "heir",
-    "is_furthest",
-    "is_shadow",
-]
 
 
 @dataclass(frozen=True, slots=True)
