@@ -125,8 +125,8 @@ BrokerAddress = Annotated[
     typer.Option(
         "--broker.address",
         envvar="BROKER_ADDRESS",
-        help="Endpoint URL of any broker; or of several, with commas, to try in turn. If none is given, "
-        "that of the platform that runs.",
+        help="Endpoint URL of any broker, or of several, separated by commas, to try in turn. If you set none, "
+        "that of the running platform.",
     ),
 ]
 FileRoot = Annotated[
@@ -134,7 +134,7 @@ FileRoot = Annotated[
     typer.Option(
         "--file-root",
         envvar="BROKER_FILE_ROOT",
-        help="Directory that file:// stores are rooted at, as of the brokers.",
+        help="Folder that roots file:// stores, as for the brokers.",
     ),
 ]
 BrokerCertFile = Annotated[
@@ -143,7 +143,9 @@ BrokerCertFile = Annotated[
 ]
 BrokerCertKeyFile = Annotated[
     str,
-    typer.Option("--broker.cert-key-file", envvar="BROKER_CERT_KEY_FILE", help="PEM key of it."),
+    typer.Option(
+        "--broker.cert-key-file", envvar="BROKER_CERT_KEY_FILE", help="PEM key of that certificate."
+    ),
 ]
 BrokerTrustedCaFile = Annotated[
     str,
@@ -158,7 +160,7 @@ BrokerAuthKeys = Annotated[
     typer.Option(
         "--broker.auth-keys",
         envvar="BROKER_AUTH_KEYS",
-        help="Base64 keys; the first one signs our calls.",
+        help="Base64 keys; the first one signs calls.",
         show_default=False,
     ),
 ]
@@ -177,7 +179,7 @@ BrokerCacheSize = Annotated[
         "--broker.cache.size",
         envvar="BROKER_CACHE_SIZE",
         min=0,
-        help="Journals whose brokers are dialed directly; 0 lets brokers proxy.",
+        help="Number of journals whose brokers are called directly; 0 lets brokers proxy.",
     ),
 ]
 BrokerCacheTtl = Annotated[
@@ -185,7 +187,7 @@ BrokerCacheTtl = Annotated[
     typer.Option(
         "--broker.cache.ttl",
         envvar="BROKER_CACHE_TTL",
-        help="How long a route is believed, as in 1m30s.",
+        help="How long to cache a route, as 1m30s.",
     ),
 ]
 

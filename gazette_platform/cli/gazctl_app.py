@@ -87,7 +87,7 @@ lake = typer.Typer(
     cls=CommonOptionsGroup,
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Describe journals as tables, and see how these stand. Not of Gazette's tools.",
+    help="Create tables over journals, check and maintain them. Gazette's own tools do not have these commands.",
     epilog=EPILOG,
 )
 lake.callback()(connect)

@@ -76,7 +76,7 @@ Tables = Annotated[
         envvar="GAZETTE_TABLES",
         metavar="DIR",
         show_default=False,
-        help="Folder of table specs; else that of the platform that runs.",
+        help="Folder of table specs. Default: that of the running platform.",
     ),
 ]
 Names = Annotated[
@@ -85,16 +85,14 @@ Names = Annotated[
         metavar="TABLE",
         show_default=False,
         autocompletion=complete_all_tables,
-        help="Tables by name, as schema.table; none means all.",
+        help="Tables, as schema.table. Default: all.",
     ),
 ]
-JournalsMax = Annotated[
-    int, typer.Option("--journals", min=1, help="Journals to look into at most.")
-]
+JournalsMax = Annotated[int, typer.Option("--journals", min=1, help="Most journals to sample.")]
 SampleBytes = Annotated[
     int,
     typer.Option(
-        "--bytes", min=1024, help="Bytes to read of each of the up to four places in a journal."
+        "--bytes", min=1024, help="Bytes to read at each of up to four places in a journal."
     ),
 ]
 _OF_RECORDS = "Records of typed tables"
@@ -119,32 +117,37 @@ def apply(
     ctx: typer.Context,
     files: Annotated[
         list[str],
-        typer.Argument(metavar="FILE", help="Table specs; - is stdin, called after its table."),
+        typer.Argument(
+            metavar="FILE",
+            help="Table specs. - reads one from stdin and names its file after the table.",
+        ),
     ],
     *,
     tables: Tables = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the specs, show what changes, change nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Check the specs and show what would change, but change nothing."
+        ),
     ] = False,
     force: Annotated[
         bool,
-        typer.Option("-f", "--force", help="Also specs whose selector matches no journal yet."),
+        typer.Option("-f", "--force", help="Accept specs whose selector matches no journal yet."),
     ] = False,
     recreate: Annotated[
         bool,
         typer.Option(
             "--recreate",
-            help="Make a raw table again that cannot become its spec. No file is deleted; a table with rows that no "
-            "journal has is left alone.",
+            help="Create a raw table again if its new spec cannot follow from the old one. Files stay. A table with "
+            "rows that no journal holds is left alone.",
         ),
     ] = False,
 ) -> None:
-    """Check table specs, and put them into the folder that the platform reads.
+    """Check table specs, and copy them to the folder that the platform reads.
 
-    All specs are checked before anything changes: each by itself, against each other and the folder,
-    against the journals that they select (layout, codecs, stores, what records hold) and against the
-    tables that exist, if a metastore is configured, or the catalog of typed tables. Every error of every spec is told,
-    with file and key.
+    Nothing changes until all specs pass. The command checks each spec by itself, against the other specs, and against the
+    journals that it selects: layout, codecs, stores and records. If a metastore or a catalog of typed tables is configured,
+    it also checks the tables that exist. It reports every error of every spec, with file and key.
 
     **Examples**
 
@@ -159,28 +162,26 @@ def infer(
     ctx: typer.Context,
     *,
     selector: Selector,
-    name: Annotated[
-        str, typer.Option("--name", metavar="SCHEMA.TABLE", help="What the table is to be called.")
-    ],
+    name: Annotated[str, typer.Option("--name", metavar="SCHEMA.TABLE", help="Name of the table.")],
     data_format: Annotated[
         DataFormat | None,
-        typer.Option("--data", help="Format of the records; else it is found out."),
+        typer.Option("--data", help="Format of the records. Default: detected."),
     ] = None,
     typed: Annotated[
         bool,
-        typer.Option("--typed", help="Propose a typed table, too: UUIDs, and types of texts."),
+        typer.Option("--typed", help="Also propose a typed table: UUIDs, and types of texts."),
     ] = False,
     journals_max: JournalsMax = 16,
     sample_bytes: SampleBytes = 128 << 10,
 ) -> None:
-    """Write a table spec for journals, out of samples of their records.
+    """Write a table spec for journals, inferred from samples of their records.
 
-    The spec goes to stdout, and a report to stderr: what was seen of each key, where values were of
-    several types, dates, times, numbers beyond 64 bits, and keys that are no SQL names. Read are the
-    beginning, two fragments amid, and what was appended last, of some of the journals.
+    The spec goes to stdout, a report to stderr. The report shows what each key held: values of several types, dates,
+    times, numbers beyond 64 bits, and keys that are not SQL names. The command samples the beginning of a journal, two
+    fragments in the middle, and the newest records.
 
-    With --typed it has a section `typed:`, out of the same samples: where records have their message's UUID, which texts
-    are times or UUIDs, and what of the samples would be set aside. Look at it before you apply it.
+    With --typed the spec also has a section `typed:`: where records hold the UUID of their message, and which texts are
+    times or UUIDs. The report then counts the samples that would go to quarantine. Review the spec before you apply it.
 
     **Examples**
 
@@ -208,11 +209,11 @@ def list_tables(
         ListFormat, typer.Option("-o", "--format", help="Output format.")
     ] = ListFormat.TABLE,
 ) -> None:
-    """List tables: their journals, Hive partitions, rows, unfit records, lag, and what is wrong.
+    """List tables: journals, Hive partitions, rows, unfit records, lag, and problems.
 
-    The lag is what was appended and is in no Hive partition yet. Unfit are records that do not fit the spec; if they
-    are too many for its `unfit`, rollups wait, and the list says for which table. Specs and files of rollups that are refused are
-    listed, too. Exits with 1 if a table or journal could not be looked at; the others are told all the same.
+    Lag is what was appended and is not in a Hive partition yet. Unfit records do not fit the spec. If the spec's `unfit`
+    allows fewer than there are, rollups wait, and the list names the table. The list also shows refused specs and refused
+    files of rollups. Exits with 1 if a table or journal could not be read; the others are still listed.
 
     **Examples**
 
@@ -232,7 +233,7 @@ def describe(
     tables: Tables = None,
     output_format: Output = OutputFormat.TABLE,
 ) -> None:
-    """Describe tables: columns, journals with their lag, newest Hive partitions, and what is wrong.
+    """Describe tables: columns, journals with their lag, newest Hive partitions, and problems.
 
     **Examples**
 
@@ -250,26 +251,26 @@ def ddl(
         typer.Argument(
             metavar="TABLE|FILE",
             autocompletion=complete_all_tables,
-            help="A table by name, or the file of a spec.",
+            help="Table, as schema.table, or the file of a spec.",
         ),
     ],
     *,
-    dialect: Annotated[Dialect, typer.Option("--dialect", help="Of which engine.")],
+    dialect: Annotated[Dialect, typer.Option("--dialect", help="Engine to write for.")],
     location: Annotated[
         str,
         typer.Option(
             "--location",
             metavar="URL",
             show_default=False,
-            help="Folder of the files, if the engine has them elsewhere.",
+            help="Folder of the files, if the engine reaches them by another URL.",
         ),
     ] = "",
     tables: Tables = None,
 ) -> None:
     """Print the CREATE statement of a table, for another catalog or engine.
 
-    The platform makes its own tables; this is for others that are to read the same files. Of a typed table, they read it as it
-    is now.
+    The platform creates its own tables. Use this command for other engines that read the same files. The statement for a
+    typed table shows the rows that the table has now.
 
     **Examples**
 
@@ -289,20 +290,21 @@ def check(
         bool,
         typer.Option(
             "--quick",
-            help="Do not read fragments: unfit records are those counted at registration.",
+            help="Do not read fragments; use the count of unfit records from registration.",
         ),
     ] = False,
     output_format: Output = OutputFormat.TABLE,
 ) -> None:
-    """Audit tables at once, as Dagster's checks do; exit with 1 if anything is red.
+    """Audit tables now, as Dagster's checks do. Exits with 1 if anything is red.
 
-    Compared are what brokers list, the files, and what the metastore knows: gaps, overlaps, lost and
-    foreign files. Every fragment is read, for values that do not fit the spec: they are red if they are more than `unfit`
-    of the spec allows, so that rollups wait, and yellow otherwise. Refused specs and files of rollups,
-    selectors that match no journal, and what could not be looked at, are red, too. Nothing is changed.
+    For raw tables, the command compares what brokers list, the files, and the metastore, and reports gaps, overlaps, lost
+    files and foreign files. It reads every fragment for values that do not fit the spec. If there are more than the spec's
+    `unfit` allows, they are red and rollups wait; otherwise they are yellow. Refused specs, refused files of rollups,
+    selectors that match no journal, and anything that could not be read are red. The command changes nothing.
 
-    Of typed tables, what is committed is to be a row or in quarantine, each once. Rows are counted; without --quick journals are read
-    again, too, and offsets compared. A journal that stands still, because nobody holds what comes next, is red.
+    For typed tables, each committed message must be a row or in quarantine, exactly once. The command counts rows; without
+    --quick it also reads the journals again and compares offsets. A journal is red if no broker and no store holds its next
+    bytes.
 
     A rollup is red if its query cannot be parsed, or names a table or column that its sources lack.
 
@@ -322,21 +324,21 @@ def flush(
         typer.Argument(
             metavar="TABLE",
             autocompletion=complete_all_tables,
-            help="Raw tables by name, as schema.table, or their typed tables.",
+            help="Raw or typed tables, as schema.table.",
         ),
     ],
     *,
     tables: Tables = None,
     timeout: Annotated[
-        str, typer.Option("--timeout", metavar="DURATION", help="How long to wait, as in 1m30s.")
+        str, typer.Option("--timeout", metavar="DURATION", help="Longest wait, as 1m30s.")
     ] = "1m",
 ) -> None:
-    """Have tables hold all that was appended until now, without waiting for the flush interval.
+    """Bring tables up to date now, without waiting for the flush interval.
 
-    The journals' open fragments are closed and stored, and registered as the sensor does it; what the
-    sensor registers at the same time is no matter. Dagster is told by the sensor's next tick.
-    Typed tables of these are run behind that, until they hold the same: by this process, or by Spark those with a key. So Trino sees
-    in both what was appended before. Exits with 1 if a typed table could not be brought up to date, or stands still.
+    The command closes, stores and registers the open fragments of the journals. The sensor may register at the same
+    time; its next tick reports the files to Dagster. Then the command runs the typed tables of these journals: in this
+    process, or in Spark if the table has a key. Afterwards Trino sees all earlier appends in both. Exits with 1 if a
+    typed table could not be brought up to date, or is stalled.
 
     **Examples**
 
@@ -352,15 +354,15 @@ def doctor(
     *,
     tables: Tables = None,
     spark: Annotated[
-        bool, typer.Option("--spark", help="Start Spark, too, with the platform's settings.")
+        bool, typer.Option("--spark", help="Also start Spark, with the platform's settings.")
     ] = False,
     output_format: Output = OutputFormat.TABLE,
 ) -> None:
-    """Look at the servers that tables need, above all your own, and say what to set.
+    """Check the servers that tables need, above all your own, and say what to configure.
 
-    Brokers, stores, the metastore and Trino are asked: whether they answer, whether the catalog has its
-    name, whether Trino sees the Hive partitions that the metastore has (or old ones that it keeps), and
-    whether it can read the files. Exits with 1 if anything is wrong.
+    The command asks brokers, stores, the metastore and Trino. Does each answer? Does the catalog have its name? Does Trino
+    see the Hive partitions of the metastore, and not old ones from its cache? Can it read the files? Exits with 1 if
+    anything is wrong.
 
     **Examples**
 
@@ -379,7 +381,7 @@ def quarantine(
             metavar="TABLE",
             show_default=False,
             autocompletion=complete_all_tables,
-            help="A table by name, as schema.table; --list takes none for all. Of a typed one, records are listed.",
+            help="Table, as schema.table. With --list, all tables if you name none.",
         ),
     ] = None,
     files: Annotated[
@@ -387,7 +389,7 @@ def quarantine(
         typer.Argument(
             metavar="FILE",
             show_default=False,
-            help="Fragment files by name, or by path or URL, as checks and $path show them.",
+            help="Fragment files: names, paths or URLs, as checks and $path show them.",
         ),
     ] = None,
     *,
@@ -395,21 +397,23 @@ def quarantine(
     unfit: Annotated[
         bool,
         typer.Option(
-            "--unfit", help="Set aside, too, every file that is damaged or has unfit records."
+            "--unfit", help="Also set aside every file that is damaged or has unfit records."
         ),
     ] = False,
     why: Annotated[
         str,
-        typer.Option("--why", metavar="TEXT", show_default=False, help="A reason, for --list."),
+        typer.Option(
+            "--why", metavar="TEXT", show_default=False, help="Reason, which --list shows."
+        ),
     ] = "",
     restore: Annotated[
-        bool, typer.Option("--restore", help="Instead, take files back into the table.")
+        bool, typer.Option("--restore", help="Restore files to the table instead.")
     ] = False,
     list_aside: Annotated[
-        bool, typer.Option("--list", help="Instead, list what is aside, and why.")
+        bool, typer.Option("--list", help="List the files that are aside, and why.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+        bool, typer.Option("--dry-run", help="Show what would change, but change nothing.")
     ] = False,
     journal: Annotated[
         str,
@@ -417,7 +421,7 @@ def quarantine(
             "--journal",
             metavar="NAME",
             show_default=False,
-            help="Only of this journal.",
+            help="Only records of this journal.",
             rich_help_panel=_OF_RECORDS,
         ),
     ] = "",
@@ -426,7 +430,7 @@ def quarantine(
         typer.Option(
             "--begin",
             min=0,
-            help="First offset, of that journal.",
+            help="First offset in that journal.",
             rich_help_panel=_OF_RECORDS,
         ),
     ] = 0,
@@ -436,27 +440,27 @@ def quarantine(
             "--reason",
             metavar="TEXT",
             show_default=False,
-            help="Only those whose reason has this text in it.",
+            help="Only records whose reason contains this text.",
             rich_help_panel=_OF_RECORDS,
         ),
     ] = "",
     limit: Annotated[
         int,
-        typer.Option("--limit", min=1, help="How many at most.", rich_help_panel=_OF_RECORDS),
+        typer.Option("--limit", min=1, help="Most records to list.", rich_help_panel=_OF_RECORDS),
     ] = 20,
     output_format: Output = OutputFormat.TABLE,
 ) -> None:
-    """Set files of a table aside, so that no query sees their rows, and take them back.
+    """Set files of a table aside so that queries skip them, or restore them.
 
-    Of a typed table it lists the records that are no rows of it, by journal and offset: why, and what they are. -o json
-    has them whole.
+    Use it for a damaged file, or for one whose values spoil a table. The file moves to the folder `_aside` of its journal.
+    Brokers still serve it there, so readers of the journal miss nothing. The table loses its rows at once, and
+    `gazctl lake check` reports its bytes as aside. Rollups keep its rows until their slice changes.
 
-    For a file that is damaged, say, or whose values spoil a table. It goes into the folder `_aside` of its
-    journal, where brokers serve it as ever: readers of the journal miss nothing. The table loses its rows at once, and
-    `gazctl lake check` names the bytes as aside. Rollups keep what they were made of until their slice changes.
+    --unfit reads every fragment, as the check does, and sets aside those that are damaged or have records that do not fit.
+    --restore registers a file again. Exits with 1 if a file could not be moved.
 
-    --unfit reads every fragment, as the check does, and takes those with values or lines that do not fit, or
-    that are damaged. --restore registers the file again. Exits with 1 if one stays where it was.
+    For a typed table, the command lists the quarantined records by journal and offset, each with its reason. -o json shows
+    whole records.
 
     **Examples**
 
@@ -514,36 +518,36 @@ def repair(
     *,
     tables: Tables = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+        bool, typer.Option("--dry-run", help="Show what would change, but change nothing.")
     ] = False,
     pruned: Annotated[
         bool,
         typer.Option(
             "--pruned",
-            help="Instead, forget fragments that are gone, also where nothing proves that they were pruned.",
+            help="Instead, forget fragments that are gone, even without proof that they were pruned.",
         ),
     ] = False,
     same: Annotated[
         bool,
         typer.Option(
             "--same",
-            help="Instead, take journals that were created again for those that were registered: they hold the same.",
+            help="Instead, treat journals that were created again as the ones that were registered.",
         ),
     ] = False,
 ) -> None:
-    """Move files aside that others cover, so that queries see each row once.
+    """Move files aside that other files cover, so that queries see each row once.
 
-    The sensor does it, too, some files a tick. A file is moved only if brokers do not list it, and those
-    that they list hold the same bytes, which are compared. Nothing is deleted: files go to `.covered/`
-    at the root of their store. Exits with 1 if files that overlap stay.
+    The sensor does the same, a few files in each tick. A file moves only if brokers do not list it, and the files that they
+    list hold the same bytes; the command compares them. Nothing is deleted: files go to `.covered/` at the root of their
+    store. Exits with 1 if overlaps remain.
 
-    With --pruned it has Hive partitions follow prunes, as the sensor does. But the sensor leaves them as they are
-    while a store may just be away or another one, since all that had been registered of a journal is gone, say; this
-    takes your word that it was pruned. Hive partitions whose files cannot be listed, or are there, stay in
-    any case.
+    With --pruned, Hive partitions follow prunes, which the sensor does as well. But if everything that was registered
+    of a journal is gone, the sensor changes nothing, because the store may be away or may be the wrong one. With this
+    option you confirm that the journal was pruned. Hive partitions whose files exist, or cannot be listed, stay in any
+    case.
 
-    With --same, registration goes on with journals that were deleted and applied again, and that hold what they held: their
-    files stayed, as when etcd was set up again from a listing of specs.
+    With --same, registration continues for journals that were deleted and created again with the same content, for example
+    after you set up etcd again from a listing of specs.
 
     **Examples**
 

@@ -31,6 +31,7 @@ from gazette_platform.lake.applying import (
 )
 from gazette_platform.lake.check import SAMPLE_BYTES
 from gazette_platform.lake.recreating import (
+    HeldNow,
     drop_entries,
     entries_of,
     held_states,
@@ -211,11 +212,12 @@ def _recreated(
         return [ValidationError(text, path="--recreate")], None
     states = held_states(session, stored)
     content = BrokerContent(client)
-    begins: dict[str, int] = {}
+    held: dict[str, HeldNow] = {}
     for journal in dict.fromkeys(state.journal for state in states if state.ranges):
         with suppress(JournalNotFound):
-            begins[journal] = content.span(journal)[0]
-    if why := why_missed(states, begins):
+            created = client.get(journal).created
+            held[journal] = HeldNow(*content.span(journal), created)
+    if why := why_missed(states, held):
         text = f"{spec.name} cannot be made again without loss: {why}; give the spec another name"
         return [ValidationError(text, path="--recreate")], None
     counts = [state.rows for state in states]

@@ -19,6 +19,7 @@ from gazette_platform.cli.gazctl_lake_context import (
     specs_named,
     tables_folder,
 )
+from gazette_platform.cli.gazctl_lake_list_rollups import rollups_apart
 from gazette_platform.cli.output import note, print_text, printable
 from gazette_platform.cli.typed_tables import apart
 from gazette_platform.client import Client
@@ -57,6 +58,7 @@ def check(
     settings = settings_of()
     folder = tables_folder(settings, tables)
     raw, typed = apart(folder, names)
+    raw, rollups = rollups_apart(settings, raw) if raw or not names else ([], [])
     specs: dict[str, TableSpec] = {}
     told: list[Told] = []
     if raw or not names:
@@ -72,20 +74,20 @@ def check(
         ]
     roots = StoreRoots(settings.store_roots)
     with brokers(ctx, settings, reads_files=True) as client:
-        if specs or not typed:
+        if specs or rollups or not typed:
             metastore = MetastoreClient(settings.required("metastore"))
             with metastore.connect() as session:
                 for spec in specs.values():
                     told += _checked(client, session, spec, roots, reads_content=not quick)
-                if not names:
-                    told += _queries(client, session, settings, folder)
+                asked = {rollup.name for rollup in rollups}
+                told += _queries(client, session, settings, folder, asked)
         told += typed_checked(settings, client, typed, reads_content=not quick)
     red = sum(each.is_error for each in told)
     if output_format is OutputFormat.TABLE:
         for each in told:
             colour = "red" if each.is_error else "yellow"
             print_text(printable(f"{each.table}: {colour}: {each.kind}: {each.text}"))
-        count = len(specs) + len(typed)
+        count = len(specs) + len(rollups) + len(typed)
         note(f"{count} table(s): {red} error(s), {len(told) - red} warning(s)")
     else:
         values = [
@@ -103,13 +105,14 @@ def check(
 
 
 def _queries(
-    client: Client, session: MetastoreSession, settings: LakeSettings, folder: Path
+    client: Client, session: MetastoreSession, settings: LakeSettings, folder: Path, names: set[str]
 ) -> list[Told]:
     """Check the queries of rollups against the columns of their sources."""
-    tables = read_spec_folder(folder)
-    rollups = read_rollup_folder(settings.rollups, tables.tables).specs
-    if not rollups:
+    if not names:
         return []
+    tables = read_spec_folder(folder)
+    # All of them: some give the columns that others read.
+    rollups = read_rollup_folder(settings.rollups, tables.tables).specs
     source = BrokerSource(client)
     columns = source_columns(
         rollups.values(), tables, session, lambda spec: source.journals(spec.label_selector)
@@ -130,7 +133,7 @@ def _queries(
     return [
         Told(check.rollup, "query", bool(check.faults), check.text)
         for check in found.values()
-        if check.faults or not check.is_checked
+        if check.rollup in names and (check.faults or not check.is_checked)
     ]
 
 

@@ -12,7 +12,12 @@ from gazette_platform.lake.dagster_web import DagsterWeb, LastRun, RedCheck
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.rollups.folder import read_rollup_folder
 from gazette_platform.lake.rollups.iceberg import IcebergTables
-from gazette_platform.lake.rollups.standing import RollupStanding, RollupState, rollup_standing
+from gazette_platform.lake.rollups.standing import (
+    QUERY_CHECK,
+    RollupStanding,
+    RollupState,
+    rollup_standing,
+)
 from gazette_platform.lake.typed.catalog.catalogs import io_properties_of
 
 __all__ = ["rollup_full", "rollup_lines", "rollup_row", "rollup_standings", "rollups_apart"]
@@ -48,7 +53,7 @@ def rollup_standings(settings: LakeSettings, specs: Sequence[RollupSpec]) -> lis
                 tables,
                 spec,
                 dagster=dagster,
-                red=[each for each in red if each.table in spec.sources.values()],
+                red=red,
                 last_run=runs.get(spec.name),
             )
         except GazetteError as err:
@@ -60,12 +65,13 @@ def rollup_standings(settings: LakeSettings, specs: Sequence[RollupSpec]) -> lis
 def _of_dagster(
     dagster: DagsterWeb | None, specs: Sequence[RollupSpec]
 ) -> tuple[list[RedCheck], dict[str, LastRun]]:
-    """Red checks of all sources, and last runs of all rollups, as far as there is a Dagster to ask."""
+    """Red checks of all rollups and their sources, and last runs of all rollups, as far as there is a Dagster to ask."""
     if dagster is None:
         return [], {}
-    sources = sorted({source for spec in specs for source in spec.sources.values()})
+    names = [spec.name for spec in specs]
+    asked = {*names, *(source for spec in specs for source in spec.sources.values())}
     try:
-        return dagster.red_checks(sources), dagster.last_runs([spec.name for spec in specs])
+        return dagster.red_checks(sorted(asked), {QUERY_CHECK}), dagster.last_runs(names)
     except LakeError as err:
         note(f"note: {err}; failed runs and red checks are not looked at")
         return [], {}

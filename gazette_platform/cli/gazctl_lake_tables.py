@@ -25,20 +25,21 @@ def create(
             metavar="JOURNAL",
             show_default=False,
             autocompletion=complete_names,
-            help="Journals by name, in place of a selector; one that ends in / means all below it.",
+            help="Journals by name, instead of a selector. A name that ends in / means all journals below it.",
         ),
     ] = None,
     *,
     selector: SelectorOrNames = None,
     raw_only: Annotated[
-        bool, typer.Option("--raw-only", help="Create the raw table, and no typed table beside it.")
+        bool, typer.Option("--raw-only", help="Create only the raw table.")
     ] = False,
     yes: Annotated[
-        bool, typer.Option("-y", "--yes", help="Create without showing the spec and asking.")
+        bool,
+        typer.Option("-y", "--yes", help="Create the table without showing the spec and asking."),
     ] = False,
     data_format: Annotated[
         DataFormat | None,
-        typer.Option("--data", help="Format of the records; else it is found out."),
+        typer.Option("--data", help="Format of the records. Default: detected."),
     ] = None,
     journals_max: JournalsMax = 16,
     sample_bytes: SampleBytes = 128 << 10,
@@ -46,13 +47,13 @@ def create(
 ) -> None:
     """Create a table over journals: infer its spec, show it, ask, and apply it.
 
-    The raw table shows every record, as it is in the files. JSON records get a typed table beside it, in the schema
-    `typed`: an Iceberg table of real types, with each message once. New records follow in both by themselves.
+    The raw table shows every record as it is in the files. JSON records also get a typed table in the schema `typed`: an
+    Iceberg table with real types, and each message once. Both tables follow new records by themselves.
 
-    Names of journals that differ in plain words, such as `events/clicks` and `events/views`, cannot be one table: create
-    one for each. Names that differ in `key=value` can, and the key is a column: `events/kind=clicks`.
+    Journals whose names differ in plain words, such as `events/clicks` and `events/views`, cannot share a table: create one
+    for each. Journals whose names differ in `key=value`, such as `events/kind=clicks`, can; the key becomes a column.
 
-    To change the spec before you apply it, use `gazctl lake infer` and `gazctl lake apply`.
+    To edit the spec before you apply it, use `gazctl lake infer` and `gazctl lake apply`.
 
     **Examples**
 
@@ -82,24 +83,23 @@ def drop(
             metavar="TABLE",
             show_default=False,
             autocompletion=complete_all_tables,
-            help="A raw or typed table, as schema.table.",
+            help="Raw or typed table, as schema.table.",
         ),
     ],
     *,
     yes: Annotated[
-        bool, typer.Option("-y", "--yes", help="Drop a typed table without a question.")
+        bool, typer.Option("-y", "--yes", help="Drop a typed table without asking.")
     ] = False,
     tables: Tables = None,
 ) -> None:
     """Drop a table: remove its spec, and its entry in the metastore or catalog.
 
-    Journals and all files stay. The spec that was removed goes to stdout: `gazctl lake apply` takes it, and makes the
-    table again.
+    Journals and all files stay. The removed spec goes to stdout; `gazctl lake apply` creates the table again from it.
 
-    A typed table goes with its quarantine, and with its raw table if you drop that one. As its rows are made again only from
-    journals that are still there, the command asks first. Without a terminal it needs --yes.
+    A typed table loses its quarantine with it; a raw table, its typed table. A new typed table gets only the rows that
+    journals still hold, so the command asks first. Without a terminal it needs --yes.
 
-    A table that a rollup reads stays until the rollup's file is gone.
+    If a rollup reads the table, remove the file of the rollup first.
 
     **Examples**
 

@@ -25,7 +25,7 @@ TypedNames = Annotated[
         metavar="TABLE",
         show_default=False,
         autocompletion=complete_typed_tables,
-        help="Typed tables by name, or by that of their raw table; none means all.",
+        help="Typed tables, by their name or that of their raw table. Default: all.",
     ),
 ]
 
@@ -34,7 +34,7 @@ TypedName = Annotated[
     typer.Argument(
         metavar="TABLE",
         autocompletion=complete_typed_tables,
-        help="A typed table by name, or by that of its raw table.",
+        help="Typed table, by its name or that of its raw table.",
     ),
 ]
 Workers = Annotated[
@@ -42,7 +42,7 @@ Workers = Annotated[
     typer.Option(
         "--engine",
         show_default=False,
-        help="spark, or local: this process, without a JVM. Else Spark, if that is configured.",
+        help="spark, or local: this process, without a JVM. Default: spark if it is configured, else local.",
     ),
 ]
 
@@ -56,7 +56,8 @@ def run(
     continuous: Annotated[
         bool,
         typer.Option(
-            "--continuous", help="Go on, each table as often as its `every` says, until SIGTERM."
+            "--continuous",
+            help="Keep running each table, as often as its `every` says, until SIGTERM.",
         ),
     ] = False,
     give_up: Annotated[
@@ -65,7 +66,7 @@ def run(
             "--give-up",
             metavar="JOURNAL=OFFSET",
             show_default=False,
-            help="Go on although nobody holds what is before this offset: its messages will be no rows.",
+            help="Skip what no broker and no store holds before this offset. The table will lack its messages.",
         ),
     ] = None,
     begin_anew: Annotated[
@@ -74,32 +75,32 @@ def run(
             "--begin-anew",
             metavar="JOURNAL[=OFFSET]",
             show_default=False,
-            help="Read a journal that was deleted and made again from its beginning, or from OFFSET. Rows of the "
-            "former one stay.",
+            help="Read a journal that was deleted and created again from its beginning, or from OFFSET. Rows of the "
+            "former journal stay.",
         ),
     ] = None,
     accept_rollback: Annotated[
         bool,
         typer.Option(
             "--accept-rollback",
-            help="Go on with a table that was rolled back: show what will be read again, and what is lost, ask, and move "
-            "the tag of its progress to what it has.",
+            help="Continue with a table that was rolled back: show what will be read again and what is lost, ask, and "
+            "move the tag of its progress to its current snapshot.",
         ),
     ] = False,
     yes: Annotated[
-        bool, typer.Option("-y", "--yes", help="Accept the rollback without a question.")
+        bool, typer.Option("-y", "--yes", help="Accept the rollback without asking.")
     ] = False,
     output_format: Output = OutputFormat.TABLE,
 ) -> None:
-    """Bring typed tables up to date: what their journals hold becomes rows, all of it or nothing.
+    """Bring typed tables up to date with their journals. A run commits all of its rows, or none.
 
-    One run of each table, which is made or changed first, as its spec says. Of each it is told how many rows and quarantined
-    records came to be, of how much content, and how far journals were read. A run that fails, or is killed, leaves the table as it was, and the
-    next one does its work. Exits with 1 if one failed, or if a journal stands still because nobody holds what comes next,
-    or because it was deleted and made again; the others go on.
+    The command runs each table once, after it creates or changes the table as the spec says. It reports rows, quarantined
+    records, bytes read, and the offset that each journal reached. If a run fails or is killed, the table stays as it was,
+    and the next run does the work. Exits with 1 if a run failed, if no broker and no store holds the next bytes of a
+    journal, or if a journal was deleted and created again; the other tables still run.
 
-    With --continuous it reads specs anew as it goes on, and runs those tables that say `every`. On SIGTERM, or the first
-    Ctrl-C, the current run ends and is the last one; a second one drops it.
+    With --continuous the command keeps reading the specs, and runs the tables that set `every`. SIGTERM or Ctrl-C lets
+    the current run finish; a second signal cancels it.
 
     **Examples**
 
@@ -148,15 +149,23 @@ def backfill(
             "--partition",
             metavar="COLUMN=VALUE",
             show_default=False,
-            help="A Hive partition of the raw table; by several columns, if given several times.",
+            help="Hive partition of the raw table. Repeat it for several columns.",
         ),
     ] = None,
     journal: Annotated[
         str,
-        typer.Option("--journal", metavar="NAME", show_default=False, help="Or one journal."),
+        typer.Option(
+            "--journal",
+            metavar="NAME",
+            show_default=False,
+            help="Journal to rebuild, instead of a Hive partition.",
+        ),
     ] = "",
     begin: Annotated[
-        int, typer.Option("--from", min=0, metavar="OFFSET", help="Its first byte to be read.")
+        int,
+        typer.Option(
+            "--from", min=0, metavar="OFFSET", help="First offset to read in that journal."
+        ),
     ] = 0,
     end: Annotated[
         int | None,
@@ -165,17 +174,18 @@ def backfill(
             min=1,
             metavar="OFFSET",
             show_default=False,
-            help="The byte behind the last one; else where the table has come to.",
+            help="Offset after the last byte to read. Default: where the table is now.",
         ),
     ] = None,
     engine: Workers = None,
     output_format: Output = OutputFormat.TABLE,
 ) -> None:
-    """Make rows of a typed table anew, of a Hive partition or of offsets of a journal, in one commit.
+    """Rebuild rows of a typed table, for a Hive partition or for offsets of a journal, in one commit.
 
-    For after a spec was changed, or when `gazctl lake check` tells of rows that are lost or there twice. Rows and quarantined records of these
-    offsets go, and what is committed of their messages comes; it may be done any number of times, beside runs. Offsets are made wider, to whole
-    fragments. Rows whose content nobody holds any more stay as they are; if there are such, it exits with 1.
+    Use it after you change a spec, or when `gazctl lake check` reports lost or repeated rows. It replaces the rows and
+    quarantined records of these offsets by those of their committed messages. You may repeat it at any time, also
+    during runs. It extends the offsets to whole fragments. Where no broker and no store holds the content any more,
+    rows stay as they are, and the command exits with 1.
 
     **Examples**
 
@@ -215,7 +225,7 @@ def reprocess(
         ),
     ] = "",
     begin: Annotated[
-        int, typer.Option("--begin", min=0, metavar="OFFSET", help="First offset, of that journal.")
+        int, typer.Option("--begin", min=0, metavar="OFFSET", help="First offset in that journal.")
     ] = 0,
     end: Annotated[
         int | None,
@@ -224,7 +234,7 @@ def reprocess(
             min=1,
             metavar="OFFSET",
             show_default=False,
-            help="Offset behind the last one, of that journal.",
+            help="Offset after the last one, in that journal.",
         ),
     ] = None,
     reason: Annotated[
@@ -233,15 +243,16 @@ def reprocess(
             "--reason",
             metavar="TEXT",
             show_default=False,
-            help="Only those whose reason has this text in it.",
+            help="Only records whose reason contains this text.",
         ),
     ] = "",
     output_format: Output = OutputFormat.TABLE,
 ) -> None:
-    """Make rows of quarantined records that can be read by now, as after the spec was changed.
+    """Parse quarantined records again, and make rows of those that fit now.
 
-    They are parsed again from the bytes that quarantine keeps of them. Those that fit become rows and leave it, in one commit; the others stay,
-    with the reason that there is now. No journal is read. `gazctl lake quarantine` lists them.
+    Use it after you change a spec. The quarantine holds the bytes of its records, so no journal is read. Records that fit
+    become rows and leave the quarantine, in one commit. The others stay, with their new reason. `gazctl lake quarantine`
+    lists them.
 
     **Examples**
 

@@ -7,8 +7,8 @@ from gazette_platform.cli.version import Version
 __all__ = ["EPILOG", "new_app"]
 
 EPILOG = (
-    "Options of the connection may also stand behind the command, come from environment "
-    "variables, or from gazctl.ini in the current folder or ~/.config/gazette."
+    "You may also give options of the connection after the command, in environment variables, or "
+    "in gazctl.ini, in the current folder or ~/.config/gazette."
 )
 
 

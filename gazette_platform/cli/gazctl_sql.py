@@ -42,7 +42,7 @@ def _sql(
             envvar="GAZETTE_TABLES",
             metavar="DIR",
             show_default=False,
-            help="Folder of table specs; else that of the platform that runs.",
+            help="Folder of table specs. Default: that of the running platform.",
         ),
     ] = None,
     rows: Annotated[

@@ -57,9 +57,9 @@ Store = Annotated[
     typer.Option(
         metavar="URL",
         envvar="GAZETTE_STORE",
-        help="Store of fragments and tables that the engines are configured for: s3://BUCKET/PREFIX/, "
-        "with ?endpoint=…&region=…, and credentials as AWS tools find them; s3: a server of the "
-        "platform's own. Default: folders.",
+        help="Store of fragments and tables, for which the engines are configured: s3://BUCKET/PREFIX/, with "
+        "?endpoint=…&region=… and the credentials that AWS tools find; or s3: for a server that the platform "
+        "starts. Default: folders.",
     ),
 ]
 
@@ -74,11 +74,10 @@ def _root_command(context: typer.Context, *, _version: Version = False) -> None:
 def _serve(values: dict[str, Any]) -> None:
     """Run a broker, or several on this machine, until SIGTERM or SIGINT.
 
-    With **--broker.processes** above 1, a supervisor runs so many brokers: process k has the ports and
-    the id of the first with k added, and --debug.port serves readiness and metrics of all.
+    With **--broker.processes** above 1, a supervisor runs that many brokers. Each one takes the ports and the id of the
+    broker before it, plus 1. --debug.port serves readiness and metrics of all.
 
-    Options come from flags, else from gazette.ini (in ., or ~/.config/gazette), else from the
-    environment.
+    Options come from flags, else from gazette.ini (in ., or ~/.config/gazette), else from the environment.
 
     **Examples**
 
@@ -141,7 +140,7 @@ def up(  # noqa: PLR0917  options are named
         list[str] | None,
         typer.Option(
             metavar="NAMES",
-            help="Leave out, comma-separated: metastore, trino, dagster, broker, typed.",
+            help="Components to leave out, separated by commas: metastore, trino, dagster, broker, typed.",
         ),
     ] = None,
     port: Annotated[
@@ -150,24 +149,22 @@ def up(  # noqa: PLR0917  options are named
     ] = None,
     definitions: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="FILE", help="Python file with Dagster assets of your own. Repeatable."
-        ),
+        typer.Option(metavar="FILE", help="Python file with your own Dagster assets. Repeatable."),
     ] = None,
     store: Store = "",
     metastore: Annotated[
         str,
         typer.Option(
             metavar="URI",
-            help="A Hive Metastore of your own, thrift://HOST:PORT, in place of the platform's.",
+            help="Your own Hive Metastore, thrift://HOST:PORT, instead of the platform's.",
         ),
     ] = "",
     trino: Annotated[
         str,
         typer.Option(
             metavar="URI",
-            help="A Trino of your own, http(s)://HOST:PORT, in place of the platform's. Who asks it is "
-            "told by GAZETTE_TRINO_USER and others.",
+            help="Your own Trino, http(s)://HOST:PORT, instead of the platform's. GAZETTE_TRINO_USER and others "
+            "set the login.",
         ),
     ] = "",
     catalog: Annotated[
@@ -175,31 +172,30 @@ def up(  # noqa: PLR0917  options are named
         typer.Option(
             metavar="URI",
             envvar="GAZETTE_ICEBERG_CATALOG",
-            help="Catalog of typed tables, in place of the metastore: https://… of an Iceberg REST server, or "
-            "postgresql://USER@HOST/DATABASE. Who asks it is told by GAZETTE_ICEBERG_TOKEN and others.",
+            help="Catalog of typed tables, instead of the metastore: https://… of an Iceberg REST server, or "
+            "postgresql://USER@HOST/DATABASE. GAZETTE_ICEBERG_TOKEN and others set the login.",
         ),
     ] = "",
     *,
     light: Annotated[
-        bool, typer.Option("--light", help="Start etcd and brokers alone; ready in seconds.")
+        bool, typer.Option("--light", help="Start only etcd and brokers; ready in seconds.")
     ] = False,
     detach: Annotated[
         bool,
         typer.Option(
             "--detach/--foreground",
-            help="Return when all is ready, or stay until interrupted, and stop the platform then.",
+            help="Return when all is ready; or stay until interrupted, and then stop the platform.",
         ),
     ] = True,
 ) -> None:
     """Start a platform on this machine: etcd, brokers, Hive Metastore, Trino and Dagster.
 
-    If the platform runs already, what it lacks is started beside it: nothing that runs is restarted.
-    So **gazette up --light** is enough to begin with, and **gazette up** adds the rest later.
+    If the platform runs already, the command starts what is missing and restarts nothing. So **gazette up --light** is
+    enough to begin with, and **gazette up** adds the rest later.
 
-    Tools that are missing are installed first, into GAZETTE_CACHE. All ports are of 127.0.0.1, and
-    the same again when the folder is used again. When all is ready, the addresses are printed and
-    written to DIR/endpoints.json; logs are in DIR/logs. **gazette** and **gazctl** find the platform
-    by themselves from then on.
+    The command first installs missing tools into GAZETTE_CACHE. All ports are on 127.0.0.1, and a folder keeps its ports.
+    When all is ready, the command prints the addresses and writes them to DIR/endpoints.json. Logs are in DIR/logs.
+    From then on **gazette** and **gazctl** find the platform by themselves.
 
     **Examples**
 
@@ -346,7 +342,9 @@ def down(root: Root = None) -> None:
 def status(
     root: Root = None,
     *,
-    output: Annotated[str, typer.Option("-o", "--format", help="table or json.")] = "table",
+    output: Annotated[
+        str, typer.Option("-o", "--format", help="Output format: table or json.")
+    ] = "table",
 ) -> None:
     """Show the components of a platform. Exits with 1 unless all are ready.
 
@@ -396,15 +394,18 @@ def status(
 @app.command()
 def logs(
     name: Annotated[
-        str, typer.Argument(metavar="COMPONENT", help="As in gazette status; default: all.")
+        str,
+        typer.Argument(
+            metavar="COMPONENT", help="Component, as gazette status names it. Default: all."
+        ),
     ] = "",
     root: Root = None,
     *,
     lines: Annotated[
-        int, typer.Option("-n", "--lines", min=1, help="Lines of each log at most.")
+        int, typer.Option("-n", "--lines", min=1, help="Most lines of each log.")
     ] = 20,
 ) -> None:
-    """Show the end of the logs of a platform.
+    """Show the last lines of a platform's logs.
 
     **Examples**
 
@@ -427,10 +428,10 @@ def logs(
 
 @app.command()
 def env(root: Root = None) -> None:
-    """Print what programs need to find a running platform, as shell assignments.
+    """Print where a running platform is, as shell assignments.
 
-    `gazctl`, SQL and Spark's source find it without. Dagster and applications need these variables, and
-    so does a shell that is to use one platform of several.
+    `gazctl`, SQL and Spark's source find the platform without them. Dagster and applications need these variables. If
+    several platforms run, use them to choose one for a shell.
 
     **Example**
 
@@ -447,9 +448,9 @@ def env(root: Root = None) -> None:
 
 @app.command()
 def install() -> None:
-    """Install every tool that platform, demo and tests need, into GAZETTE_CACHE.
+    """Install all tools that the platform, the demo and the tests need into GAZETTE_CACHE.
 
-    What is there is not fetched again, so this is quick the second time.
+    Installed tools are not downloaded again.
 
     **Example**
 
@@ -469,19 +470,19 @@ def demo(
             "--root",
             metavar="DIR",
             parser=folder_of,
-            help="Folder of the platform; default: temporary.",
+            help="Folder of the platform. Default: a temporary one.",
         ),
     ] = None,
     store: Store = "",
     *,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the platform running.")] = False,
 ) -> None:
-    """Publish 336,776 real flights, and query them from Trino and Spark.
+    """Publish 336,776 real flights, and query them in Trino and Spark.
 
-    Starts a platform, appends every flight of 2013 from New York as a JSON line, follows the
-    journals live, waits until sensor and rollups have done their work, and compares all counts.
+    The demo starts a platform, appends each flight from New York in 2013 as a JSON line, and follows the journals live. It
+    waits for the sensor and the rollups, and compares all counts.
 
-    **Example**
+    **Examples**
 
     gazette demo --keep --root ~/demo
 

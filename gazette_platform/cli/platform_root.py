@@ -33,7 +33,7 @@ NewRoot = Annotated[
         metavar="DIR",
         parser=folder_of,
         show_default=False,
-        help="Folder of the platform; made if missing. Default: ./.gazette if it exists, else "
+        help="Folder of the platform, created if missing. Default: ./.gazette if it exists, else "
         "~/.local/share/gazette.",
     ),
 ]
@@ -44,7 +44,7 @@ Root = Annotated[
         metavar="DIR",
         parser=folder_of,
         show_default=False,
-        help="Folder of the platform. Default: the platform that runs, or ran last.",
+        help="Folder of the platform. Default: the one that runs, or ran last.",
     ),
 ]
 

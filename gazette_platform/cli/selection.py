@@ -30,7 +30,7 @@ Names = Annotated[
         metavar="NAME",
         show_default=False,
         autocompletion=complete_names,
-        help="Journals by name, in place of a selector; one that ends in / means all below it.",
+        help="Journals by name, instead of a selector. A name that ends in / means all journals below it.",
     ),
 ]
 

@@ -20,7 +20,7 @@ _BROKER = ServerOptions(BrokerConfig, "broker")
 
 SERVE_OPTIONS = (
     *_BROKER.address(
-        "Host that is bound, and advertised to clients and peers.",
+        "Host to bind, and to advertise to clients and peers.",
         _BROKER.own(
             "port",
             ListenAddress,
@@ -32,8 +32,8 @@ SERVE_OPTIONS = (
         "BROKER_PROCESSES",
         str,
         "",
-        "How many broker processes to run, or auto for one a core. Those after the first have the ports that "
-        "follow; more than one needs --debug.port.",
+        "Number of broker processes, or auto for one per core. The others take the ports after the first "
+        "broker's; more than one needs --debug.port.",
         BrokerConfig,
         "1",
     ),
@@ -46,16 +46,16 @@ SERVE_OPTIONS = (
     _BROKER.own(
         "allow-host",
         list,
-        "Host name by which the HTTP port may be asked for, beside those of --broker.host, "
-        "--broker.advertise and the machine; * for any. Checked without tokens and TLS. Repeatable.",
+        "Host name that HTTP requests may use, besides --broker.host, --broker.advertise and the names of the "
+        "machine; * for any. Checked if neither tokens nor TLS are on. Repeatable.",
     ),
     _BROKER.own("file-root", Path, "Folder that roots file:// stores; must exist."),
     _BROKER.own("file-only", bool, "Map every store to file:///; needs --broker.file-root."),
     _BROKER.own(
         "stores-allowed",
         list,
-        "URL of a store that specs may name, or that theirs may lie below, as file:///tenants/. "
-        "Repeatable. Default: any store.",
+        "URL of a store that specs may use, with all stores below it, as file:///tenants/. Repeatable. "
+        "Default: any store.",
     ),
     _BROKER.own(
         "spool-dir", Path, "Folder of the spools, on a local disk that outlives the process."
@@ -63,15 +63,15 @@ SERVE_OPTIONS = (
     _BROKER.own(
         "fsync",
         FsyncMode,
-        "When what is appended is brought to the disk itself: at each commit, before it is acknowledged; "
-        "at an interval of a second; or never by the broker. It survives the process in any case.",
+        "When to sync appended bytes to the disk: at each commit, before the broker acknowledges it; every "
+        "second; or never. They survive the end of the process in any case.",
     ),
-    _BROKER.wire("serves the gRPC port, and calls peers"),
-    _BROKER.own("limit", int, "Most journals that this broker takes on.", "journal_limit"),
+    _BROKER.wire("serves the gRPC port and calls peers"),
+    _BROKER.own("limit", int, "Most journals to assign to this broker.", "journal_limit"),
     _BROKER.own(
         "max-append-rate",
         int,
-        "Most bytes per second of a journal whose spec has a rate; 0 for no cap.",
+        "Cap on the append rate that specs of journals set, in bytes per second; 0 for no cap.",
     ),
     _BROKER.own("min-append-rate", int, "Bytes per second that an appending client must sustain."),
     _BROKER.own("max-replication", int, "Cap on the replication of journals."),
@@ -87,14 +87,14 @@ SERVE_OPTIONS = (
     _BROKER.own(
         "auto-suspend",
         bool,
-        "Suspend journals that had no appends for 15 minutes, once all of them is in the store.",
+        "Suspend journals that had no appends for 15 minutes, once the store holds all of their bytes.",
     ),
     _BROKER.drain_timeout(),
     _BROKER.own(
         "evict-after",
         float,
-        "How long a broker's address has to refuse connections, as two others of different zones "
-        "see it, until it counts as crashed and loses its lease; 0s: leave it to its lease.",
+        "How long a broker's address must refuse connections from two brokers in different zones, until the "
+        "broker counts as crashed and loses its lease; 0s waits for the lease to end.",
         "evict_after_s",
     ),
     *_BROKER.etcd(),
@@ -104,9 +104,9 @@ SERVE_OPTIONS = (
     _BROKER.of(
         "debug.port",
         int,
-        "TCP port of one more, plain listener with readiness and metrics only; 0 for any free one.",
+        "TCP port of an additional plain listener, with only readiness and metrics; 0 for any free one.",
     ),
-    _BROKER.of("debug.private", bool, "Leave readiness and metrics to the debug port."),
+    _BROKER.of("debug.private", bool, "Serve readiness and metrics on the debug port only."),
 )
 
 

@@ -76,8 +76,8 @@ class ServerOptions:
             self.own(
                 "advertise",
                 str,
-                f"URL to advertise in its place, where others reach this {what} by another address than the "
-                f"one that it binds, as http://{group}-0.{group}s:8080.",
+                f"URL to advertise, if others reach this {what} by another address than it binds, as "
+                f"http://{group}-0.{group}s:8080.",
             ),
             port,
             self.own("http-host", str, "Address that the HTTP port binds to."),
@@ -95,23 +95,25 @@ class ServerOptions:
         """
         return (
             self.own(
-                "server-cert-file", Path, "PEM certificate of both ports, which then speak TLS."
+                "server-cert-file", Path, "PEM certificate of both ports, which then use TLS."
             ),
-            self.own("server-cert-key-file", Path, "PEM key of it."),
+            self.own("server-cert-key-file", Path, "PEM key of that certificate."),
             self.own(
                 "server-ca-file",
                 Path,
-                "PEM roots of clients, which must then show a certificate.",
+                "PEM roots to trust for clients, which must then show a certificate.",
             ),
             self.own("peer-cert-file", Path, f"PEM certificate to show to {peers}."),
-            self.own("peer-cert-key-file", Path, "PEM key of it."),
+            self.own("peer-cert-key-file", Path, "PEM key of that certificate."),
             self.own(
-                "peer-ca-file", Path, f"PEM roots to trust of {them or peers}, not the system's."
+                "peer-ca-file",
+                Path,
+                f"PEM roots to trust for {them or peers}, instead of the system's.",
             ),
             self.own(
                 "auth-keys",
                 str,
-                "Base64 keys: the first signs, any verifies; AA== beside them admits calls without token. "
+                "Base64 keys: the first signs, any verifies. Add AA== to admit calls without a token. "
                 "Default: every call is allowed.",
             ),
         )
@@ -125,8 +127,8 @@ class ServerOptions:
         return self.own(
             "wire",
             Wire,
-            f"Who {does}: h2 is this program's own HTTP/2, with a fraction of the CPU for each small call; grpc is "
-            "the gRPC library.",
+            f"What {does}: h2 is this program's own HTTP/2, which needs a fraction of the CPU for small calls; "
+            "grpc is the gRPC library.",
         )
 
     def recv_size(self) -> ProcessOption:
@@ -136,7 +138,7 @@ class ServerOptions:
     def watch_delay(self) -> ProcessOption:
         """How long etcd's events are gathered."""
         return self.own(
-            "watch-delay", float, "Time over which etcd events are gathered.", "watch_delay_s"
+            "watch-delay", float, "Time over which etcd events are batched.", "watch_delay_s"
         )
 
     def drain_timeout(self) -> ProcessOption:
@@ -144,7 +146,7 @@ class ServerOptions:
         return self.own(
             "drain-timeout",
             float,
-            "After SIGTERM, when to leave although nobody took over. Default: wait for ever, if there are others.",
+            "After SIGTERM, how long to wait until others take over. Default: without limit, if there are others.",
             "drain_timeout_s",
         )
 
@@ -153,8 +155,12 @@ class ServerOptions:
         return (
             self.of("etcd.address", str, "Etcd endpoints, comma-separated: http, https or unix."),
             self.of("etcd.cert-file", Path, "PEM certificate to show to https etcd endpoints."),
-            self.of("etcd.cert-key-file", Path, "PEM key of it."),
-            self.of("etcd.trusted-ca-file", Path, "PEM roots to trust of them, not the system's."),
+            self.of("etcd.cert-key-file", Path, "PEM key of that certificate."),
+            self.of(
+                "etcd.trusted-ca-file",
+                Path,
+                "PEM roots to trust for them, instead of the system's.",
+            ),
         )
 
     def lease(self, text: str) -> ProcessOption:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.client.append_batches import NO_NEEDS, Batch, BatchChain, Needs
 from gazette_platform.client.appender import Content, append
@@ -23,6 +23,21 @@ if TYPE_CHECKING:
     from gazette_platform.client.transport import Transport
 
 __all__ = ["AppendQueue", "AppendTicket", "wait_for"]
+
+
+# Waiters of a batch that go on in one turn of the event loop. What these append is on its way to the broker
+# while the others go on: a thousand in one turn would keep it waiting.
+_WOKEN_MAX: Final = 256
+
+
+def _wake(waiters: list[asyncio.Future[None]], at: int) -> None:
+    """Let waiters go on, in their order, from the one numbered `at`."""
+    end = at + _WOKEN_MAX
+    for waiter in waiters[at:end]:
+        if not waiter.done():
+            waiter.set_result(None)
+    if end < len(waiters):
+        asyncio.get_running_loop().call_soon(_wake, waiters, end)
 
 
 async def wait_for(batch: Batch) -> None:
@@ -276,6 +291,4 @@ class AppendQueue:
             for callback in callbacks:
                 call_soon(callback)
         waiters, batch.waiters = batch.waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        _wake(waiters, 0)

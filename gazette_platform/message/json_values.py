@@ -18,7 +18,7 @@ __all__ = ["VALUE_CHARACTERS_MAX", "JsonValues"]
 VALUE_CHARACTERS_MAX: Final = 64 << 20
 """Of one value."""
 
-_OF_NUMBERS: Final = "0123456789.eE+-"
+_NUMBER_PARTS: Final = re.compile(r"[0-9.eE+-]*")
 _BLANKS: Final = re.compile(r"[ \t\r\n]*")
 # A line break is in no text of JSON, so neither are the blanks around it.
 _BREAKS: Final = re.compile(r"[ \t]*[\r\n][ \t\r\n]*")
@@ -139,8 +139,8 @@ class JsonValues:
             raise DataError(f"value {self.count + 1} is not JSON: {err}") from err
         # A number or word may go on in the next block, also behind a point or an exponent: `-0.`, `1e`.
         may_go_on = self._text[begin] not in {"{", "[", '"'}
-        is_cut = may_go_on and not self._text[end:].strip(_OF_NUMBERS) and not is_end
-        return None if is_cut else end
+        is_cut = may_go_on and _NUMBER_PARTS.match(self._text, end).end() == len(self._text)
+        return None if is_cut and not is_end else end
 
     def _wrong(self, at: int, what: str) -> DataError:
         shown = self._text[at : at + _SHOWN]

@@ -82,6 +82,8 @@ def test_red_blocking_checks_and_failed_runs_are_found(web):
     assert (red.table, red.check, red.text) == (
         "shop.orders", "fits_spec", "2 of 4 records do not fit"
     )  # fmt: skip
+    both = web.red_checks(["shop.orders"], {"keeps_up"})
+    assert {each.check for each in both} == {"fits_spec", "keeps_up"}
     runs = web.last_runs(["rollups.good", "rollups.broken", "rollups.new"])
     assert {name: run.has_failed for name, run in runs.items()} == {
         "rollups.good": False, "rollups.broken": True

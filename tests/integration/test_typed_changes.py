@@ -135,6 +135,30 @@ def test_rows_that_were_changed_by_hand_are_found(shop):
     assert "rows, which were deleted or never written, of 1 key (3)" in told
 
 
+def test_check_warns_of_a_log_that_counts_from_its_start(shop):
+    def notes():
+        tables = typed_catalog(shop.settings)
+        found = recount_keys(tables, shop.spec.typed, shop.spec, shop.client)
+        assert found.findings == ()
+        return found.notes
+
+    first, promoted = Database(), Database()
+    for name in "ab":
+        first.upsert(1, name)
+    promoted.upsert(1, "c")
+    shop.client.append(shop.journals[0], b"".join(first.lines()))
+    # The connector was restarted here, and has caught up.
+    shop.client.append(shop.journals[1], b"".join([*first.lines(), *first.lines()]))
+    shop.run()
+    assert notes() == ()
+    shop.client.append(shop.journals[1], b"".join(promoted.lines()))
+    shop.run()
+    assert rows_of(shop) == {1: "b"}
+    (note,) = notes()
+    assert note.startswith(f"the newest change of {shop.journals[1]} lies before an earlier one")
+    assert "`order: journal`" in note
+
+
 def test_workers_without_an_engine_are_refused(shop):
     with pytest.raises(LakeError, match="has a `key`"):
         shop.run(workers=Merging(None))

@@ -79,6 +79,15 @@ def test_header_lines_are_found_anywhere():
     )
 
 
+def test_header_of_a_thousand_columns_is_found():
+    names = [f"c{n}" for n in range(1000)]
+    columns = ", ".join(f"{{name: {name}, type: string}}" for name in names)
+    text = f"name: a.b\nselector: name=x\nformat: csv\nheader: true\ncolumns: [{columns}]"
+    pattern = header_pattern(parse_table_spec(text))
+    lines = [",".join(each) for each in (names, names[:500], [*names, "more"], [*names[:-1], "x"])]
+    assert header_places("\r\n".join([*lines, ""]).encode(), pattern) == [0, 1, 2]
+
+
 @pytest.mark.parametrize("size", [1, 7, 50, 10_000])
 def test_scanner_counts_headers_and_finds_them_fit(size):
     scanner = value_scanner(spec_of())

@@ -101,6 +101,10 @@ def test_value_longer_than_the_head_is_json(content):
         ("name,city\nAnna,Rome\nname,city\nBob,Bonn\n", ",", ("name", "city")),
         ("name,day\nAnna,2026-01-02\n", ",", ("name", "day")),
         ("Anna,Rome\nBob,Bonn\n", ",", ()),
+        # Magic bytes that are letters.
+        ("ORCID,name\n1,a\n2,b\n", ",", ("ORCID", "name")),
+        ("PAR1;PAR2\n1;2\n", ";", ("PAR1", "PAR2")),
+        ("BZh9,BZh8\n1,2\n", ",", ("BZh9", "BZh8")),
         ("Anna,1\nBob,2\n", ",", ()),
         ('1,"a ""quoted"" word"\n2,b\n', ",", ()),
     ],
@@ -138,7 +142,7 @@ def test_character_cut_at_the_end_of_the_head_is_utf8():
     [
         (gzip.compress(LINES), "compressed by gzip"),
         (b"\n" + zstandard.compress(LINES), "compressed by zstd"),
-        (b"PAR1,", "a Parquet file"),
+        (b"PAR1\x15,", "a Parquet file"),
         (zipped("xl/workbook.xml"), "XLSX"),
         (LINES.decode().encode("utf-16"), "text in UTF-16"),
         (json.dumps(RECORDS[:2], indent=1).encode(), "a JSON array"),

@@ -81,7 +81,21 @@ def test_verdict_compares_counts_with_threshold(block, unfit, rows, expected):
     assert verdict(Threshold.parse(block), unfit, rows) == expected
 
 
-@pytest.mark.parametrize("block", ["0.01", "true", "[1]", "-1", "1e3%", "101%", "some", "''"])
+@pytest.mark.parametrize(
+    "block",
+    [
+        "0.01",
+        "true",
+        "[1]",
+        "-1",
+        "1e3%",
+        "101%",
+        "some",
+        "''",
+        f"'{'0' * 5000}'",
+        f"'{'0' * 20}9'",
+    ],
+)
 def test_threshold_of_another_form_names_key_and_forms(block):
     with pytest.raises(ValidationError, match=r"unfit\.block: .*`\{block: 1%\}` for a share"):
         spec_of(block)

@@ -70,6 +70,28 @@ def test_values_behind_each_other_are_lines(values, layout, joint, size):
     assert parsed(cut(content, size)) == values
 
 
+def test_many_numbers_take_linear_time():
+    """Each number must not cost a look at all content after it."""
+
+    class Text(str):
+        __slots__ = ()
+        copied = 0
+
+        def __add__(self, other):
+            return Text(str.__add__(self, other))
+
+        def __getitem__(self, key):
+            found = str.__getitem__(self, key)
+            Text.copied += len(found)
+            return found
+
+    values = JsonValues()
+    values._text = Text()
+    content = json.dumps(list(range(10_000))).encode()
+    assert len(values.feed(content)) == 10_000
+    assert Text.copied < 10 * len(content)
+
+
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize(
     ("content", "error"),

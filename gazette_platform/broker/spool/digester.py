@@ -17,7 +17,7 @@ from gazette_platform.ops.tasks import run_in
 from gazette_platform.serving.interface import Code, RpcFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
     from concurrent.futures import Executor
 
     from gazette_platform.broker.spool.files import CompletedSpool
@@ -84,6 +84,12 @@ class Digester:
         self._is_closing = False
         self._lock = asyncio.Lock()  # held while a slice of the digest is made
         self._moved = asyncio.Event()
+
+    def take(self, chunks: Sequence[bytes | memoryview], length: int) -> None:
+        """Hash what was committed last, unless the digest trails already."""
+        spool = self.spool
+        if spool.digest_lag == length and not self._lock.locked():
+            spool.digest_last(chunks)
 
     def kick(self) -> None:
         """Start background rounds for slices that are full and not being worked on."""

@@ -20,10 +20,20 @@ if TYPE_CHECKING:
     from gazette_platform.lake.rollups.planning import Plan
     from gazette_platform.lake.rollups.spec import RollupSpec
 
-__all__ = ["NOT_HEEDED", "RollupStanding", "RollupState", "rollup_standing", "state_of"]
+__all__ = [
+    "NOT_HEEDED",
+    "QUERY_CHECK",
+    "RollupStanding",
+    "RollupState",
+    "rollup_standing",
+    "state_of",
+]
 
 NOT_HEEDED: Final = "no_overlap"
 """The one blocking check of raw tables that stops no rollup: it reads each row once, from the exact view."""
+
+QUERY_CHECK: Final = "query_fits"
+"""The one check of a rollup itself that stops it: its query does not fit its sources."""
 
 
 class RollupState(enum.StrEnum):
@@ -96,7 +106,7 @@ def rollup_standing(
         tables: Iceberg tables of the same metastore.
         spec: the rollup.
         dagster: to ask why the last run failed.
-        red: checks of its sources that are red.
+        red: checks of tables that are red; those of others than itself and its sources do not matter.
         last_run: of the rollup, if there was one.
 
     Raises: LakeError: a server cannot be reached.
@@ -136,7 +146,7 @@ def state_of(
         plan: what the next run would do; None: it could not be made.
         missing: why not.
         is_made: whether the table exists.
-        red: blocking checks of its sources that are red.
+        red: as of `rollup_standing`.
         failure: of the last run, in words; empty: it did not fail.
 
     Returns: the state, and why it is so.
@@ -146,7 +156,7 @@ def state_of(
         return RollupState.FRESH, behind
     if missing:
         return RollupState.BLOCKED, [missing]
-    stops = [each for each in red if each.check != NOT_HEEDED]
+    stops = [each for each in red if _stops(each, spec)]
     if stops:
         return RollupState.BLOCKED, [_red(each) for each in stops]
     if failure:
@@ -155,6 +165,13 @@ def state_of(
         empty = "its sources hold nothing yet" if plan is not None and plan.is_idle else ""
         return RollupState.NEVER_MADE, [empty] if empty else []
     return RollupState.BEHIND, behind
+
+
+def _stops(red: RedCheck, spec: RollupSpec) -> bool:
+    """Whether Dagster does not ask for the rollup because of a red check."""
+    if red.table == spec.name:
+        return red.check == QUERY_CHECK
+    return red.table in spec.sources.values() and red.check not in {NOT_HEEDED, QUERY_CHECK}
 
 
 def _look_at(standing: RollupStanding, base: IcebergTable | None) -> None:

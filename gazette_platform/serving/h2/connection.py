@@ -84,7 +84,8 @@ class Connection(Carrier, asyncio.Protocol):
     @override
     def data_received(self, data: bytes) -> None:
         """Take what came, and begin the calls that it made whole."""
-        self._alive_at = self.loop.time()
+        # Both marks: a loop's clock may be so coarse that a ping and its answer have the same time.
+        self._alive_at, self._pinged_at = self.loop.time(), 0.0
         self.receive(data)
         if self.is_over:
             self._close()
@@ -122,7 +123,7 @@ class Connection(Carrier, asyncio.Protocol):
     @override
     def resume_writing(self) -> None:
         """Go on: the client has taken something, so it is alive."""
-        self._alive_at = self.loop.time()
+        self._alive_at, self._pinged_at = self.loop.time(), 0.0
         self.is_paused = False
         self._read_if_allowed()
         self.on_room(None)
@@ -252,9 +253,7 @@ class Connection(Carrier, asyncio.Protocol):
         """Ping a client that says nothing, and drop one that does not answer."""
         limits = self.limits
         if self._is_held:  # it is we who do not listen
-            self._alive_at = now
-        if self._pinged_at and self._alive_at > self._pinged_at:
-            self._pinged_at = 0.0
+            self._alive_at, self._pinged_at = now, 0.0
         if self._pinged_at:
             if now - self._pinged_at > limits.ping_timeout_s:
                 self.abort()

@@ -147,7 +147,8 @@ class Link(ClientCarrier, asyncio.Protocol):
     @override
     def data_received(self, data: bytes) -> None:
         """Take what came."""
-        self._alive_at = self.loop.time()
+        # Both marks: a loop's clock may be so coarse that a ping and its answer have the same time.
+        self._alive_at, self._pinged_at = self.loop.time(), 0.0
         self.receive(data)
         if self.is_over:
             self._close()
@@ -287,8 +288,6 @@ class Link(ClientCarrier, asyncio.Protocol):
         self._sweeping = self.loop.call_later(self._sweep_s, self._sweep)
         if self._pinged_at and late_s > self._sweep_s:  # it is we who did not listen
             self._pinged_at += late_s
-        if self._alive_at > self._pinged_at:
-            self._pinged_at = 0.0
         if not self._ping_every_s or not self.streams:
             self._pinged_at = 0.0
         elif self._pinged_at:

@@ -54,6 +54,9 @@ class LastMessages:
         self._changes = changes
         self._by_key: dict[Key, dict[str, Message]] = {}
         self._truncations: dict[str, Message] = {}
+        # By journal, of changes that have a position.
+        self._newest: dict[str, Message] = {}
+        self._latest: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -78,6 +81,15 @@ class LastMessages:
         for key, position, (journal, begin), clock, is_deletion, is_truncation in told:
             message = Message(position, journal, begin, clock, is_deletion)
             _keep(self._truncations if is_truncation else self._by_key.setdefault(key, {}), message)
+            if position:
+                newest = self._newest.setdefault(journal, message)
+                if begin > newest.begin:
+                    self._newest[journal] = message
+                self._latest[journal] = max(position, self._latest.get(journal, position))
+
+    def falling(self) -> list[str]:
+        """Return the journals whose newest change has a lower position than an earlier one."""
+        return sorted(j for j, one in self._newest.items() if one.position < self._latest[j])
 
     def rows(self) -> Iterator[tuple[Key, Message]]:
         """Keys that have a row, and the message that it is."""

@@ -40,6 +40,11 @@ _REMEDY: Final = (
     "if nobody wrote to it by hand, no run should bring that about; drop the table, and runs make it anew of what "
     "journals hold"
 )
+_FALLING: Final = (
+    "the newest change of {} lies before an earlier one in the database's log. After a restart the connector repeats "
+    "changes, and catches up. If the database moved to a server whose log counts from its start, new changes are ignored: set "
+    "`order: journal`"
+)
 
 
 class _Place(NamedTuple):
@@ -89,7 +94,8 @@ def recount_keys(
     expected = {key: _Place(one.journal, one.begin) for key, one in last.rows()}
     held = {one.name: one.begin for one in pinned.journals}
     findings = tuple(_differing(spec.name, expected, _places(pinned.loaded, spec), held))
-    return Completeness(table=spec.name, counts=state.counts, findings=findings)
+    notes = tuple(_FALLING.format(journal) for journal in last.falling())
+    return Completeness(table=spec.name, counts=state.counts, findings=findings, notes=notes)
 
 
 def _why_not(pinned: PinnedTail, state: TypedState) -> str:

@@ -26,6 +26,8 @@ import msgspec
 from gazette_platform.lake.typed_spec.changes import DELETE, OP_KEY, POSITION_KEY, TRUNCATE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gazette_platform.lake.typed_spec.spec import TypedSpec
     from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 
@@ -40,7 +42,8 @@ _UNAVAILABLE: Final = (
     b'"X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ=="',
 )
 _BINLOGS: Final = frozenset({"mysql", "mariadb"})
-_LARGEST: Final = 10**20
+_DIGITS_MAX: Final = 20
+_LARGEST: Final = 10**_DIGITS_MAX
 
 
 class _Source(msgspec.Struct, gc=False):
@@ -162,13 +165,11 @@ class EnvelopeReader:
         record = _object(head, rest[:-1].rstrip())
         if not before.startswith(b"{"):
             return [record]
-        former = self._raws(before)
-        if None in former or former == self._raws(after):
+        former = [raw for raw in self._raws(before) if raw is not None]
+        # By value: a deletion of the very key that the message writes would be as late as its row.
+        if len(former) < len(self._names) or _values(former) == _values(self._raws(after)):
             return [record]
-        return [
-            _object(self._head(DELETE, envelope.source), self._pairs([r or _NULL for r in former])),
-            record,
-        ]
+        return [_object(self._head(DELETE, envelope.source), self._pairs(former)), record]
 
     def _key_of(self, before: bytes) -> list[bytes]:
         found = self._raws(before) if before.startswith(b"{") else [None]
@@ -196,6 +197,10 @@ class EnvelopeReader:
         return msgspec.json.encode({OP_KEY: op, POSITION_KEY: position})
 
 
+def _values(raws: Iterable[bytes | None]) -> list[Any]:
+    return [None if raw is None else msgspec.json.decode(raw) for raw in raws]
+
+
 def _object(head: bytes, pairs: bytes) -> bytes:
     """An object with more pairs."""
     return b"%b,%b}" % (head[:-1], pairs) if pairs else head
@@ -214,15 +219,16 @@ def _binlog_position(source: _Source) -> str:
         return ""
     # By number: a thousand and first million files later names have more digits.
     number = source.file.rpartition(".")[2]
-    if not (number.isascii() and number.isdigit()):
-        raise _NotOneError(f"source.file is {source.file[:60]!r}, which ends with no number")
+    # Python refuses to read thousands of digits.
+    if not (number.isascii() and number.isdigit() and len(number) <= _DIGITS_MAX):
+        raise _NotOneError(f"source.file is {source.file[:60]!r}, which does not end with a number")
     return ".".join(_digits(each) for each in (int(number), source.pos, source.row or 0))
 
 
 def _digits(number: int) -> str:
     if not 0 <= number < _LARGEST:
         raise _NotOneError(f"{number} is no position in a log")
-    return f"{number:020d}"
+    return f"{number:0{_DIGITS_MAX}d}"
 
 
 def _is_about_no_row(envelope: _Envelope) -> bool:
