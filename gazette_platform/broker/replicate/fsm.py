@@ -190,11 +190,15 @@ def apply_proposal(
 
     Returns: the status, the spool afterwards, and the effects that lead there, without answers.
     """
+    # A proposal is a whole fragment, not a step: begin, end, sum, codec and registers. So a replica needs no memory of
+    # what came before, and a proposal that is repeated after a broken stream finds itself applied already.
     effects: list[Effect] = []
     proposed, registers = proposal.fragment, proposal.registers
     own = state.fragment
     is_empty = proposed.content_length == 0
     if proposed.end > own.end + state.delta or (proposed.end == own.end and is_empty):
+        # Registers belong to the end of content. If the primary is further, its registers are newer than ours. At
+        # our own end they are not: there a proposal has to match ours, or is refused below.
         adopted = registers if proposed.end > own.end else state.registers
         effects.append(Roll(proposed.end, proposed.codec, adopted, is_urgent))
         own = Fragment(own.journal, proposed.end, proposed.end, ZERO_SUM, proposed.codec)
@@ -203,6 +207,8 @@ def apply_proposal(
         if state.delta:
             effects.append(_DISCARD)
         return Applied(Status.OK, replace(state, delta=0), tuple(effects))
+    # The sum is compared, and not only the length: a replica commits only bytes that the primary hashed, too. A bit
+    # that flipped on the way, or a primary that reused an offset, ends here and not in a store.
     if state.delta:
         following = replace(own, end=own.end + state.delta, sum=next_sum)
         if proposed == following:
@@ -232,6 +238,8 @@ class ReplicateFSM:
             length: of the content; more than 0.
             delta: bytes between the last commit and this content, as the primary counts them.
         """
+        # Content carries no offset of the journal, only its distance from the last commit. A message that was lost or
+        # came twice shows here, and ends the stream. Written, it would shift all that follows.
         state = self.state
         if delta != state.delta:
             return Abort(f"invalid ContentDelta ({delta}; expected {state.delta})")
@@ -246,6 +254,8 @@ class ReplicateFSM:
         if applied.status is Status.OK:
             self._is_ahead = False
             return (*applied.effects, _OK) if proposal.acknowledge else applied.effects
+        # We hold content that the primary lacks: a former primary died between two commits. Readers here may have
+        # seen it, so it must reach the store. The roll that follows is marked urgent for that.
         self._is_ahead = own.end > proposal.fragment.end
         if not proposal.acknowledge:
             text = response_text(applied.status, own)
@@ -315,11 +325,15 @@ def sync_outcome(
         if reply.status is Status.OK:
             continue
         if reply.status in _ELSEWHERE and header is not None:
+            # Our header makes a peer resolve at our revision of etcd or a later one. If it knows another route at a
+            # revision that is not later, one of us is wrong, and to resolve again would bring the same route.
             is_other = not header.route.equivalent(route)
             if is_other and header.etcd.revision > revision:
                 read_revision = max(read_revision, header.etcd.revision)
                 continue
         elif reply.status is Status.PROPOSAL_MISMATCH and fragment is not None:
+            # Nobody truncates: what a peer has may have been acknowledged by the primary before us. So all
+            # meet at the furthest end, and the gap in between is closed by that peer's fragment in the store.
             if fragment.end > own_end:
                 if fragment.end > roll_to:
                     roll_to, registers = fragment.end, reply.registers
@@ -437,6 +451,8 @@ class PipelineFSM:
 
     def sync(self, own_end: int) -> None:
         """Note that a sync goes to all peers. Nothing may be unsettled then."""
+        # Answers name no proposal; they are told apart by their order only. An answer to an earlier proposal
+        # would be taken for one to the sync.
         if self._state is not _State.STEADY or self.unsettled:
             raise RuntimeError(f"a sync while {self._state.name}, {self.unsettled} unsettled")
         self._state = _State.SYNCING
@@ -470,6 +486,8 @@ class PipelineFSM:
             return self._break(f"recv from {self._peers[peer]}: unexpected response: {text}")
         if reply.status is not Status.OK:
             return self._break(f"recv from {self._peers[peer]}: unexpected !OK response: {text}")
+        # The slowest peer counts. Settling by a majority was rejected, as in Gazette: any replica may have to
+        # take over alone, so each must have all that was acknowledged.
         before = min(answered)
         answered[peer] += 1
         now = min(answered)

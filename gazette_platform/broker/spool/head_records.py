@@ -28,6 +28,8 @@ BLOCK_BYTES: Final = 4096
 _HEADER_BYTES: Final = 2048
 SLOT_BYTES: Final = 1024
 
+# Two slots, and not a log of records: a log grows with each append, has to be compacted, and looks merely short if
+# its end is torn.
 _VERSION: Final = 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _HAS_OVERFLOW: Final = 1
@@ -101,6 +103,7 @@ def slot_at(number: int) -> int:
 
 def fits(registers: bytes) -> bool:
     """Whether registers have room in a slot."""
+    # Nearly all registers fit, so nearly every append makes one write of one disk block.
     return len(registers) <= _REGISTERS_BYTES_MAX
 
 
@@ -111,6 +114,7 @@ def stand_in(registers: bytes) -> bytes:
 
 def encode_registers(registers: LabelSet) -> bytes:
     """The registers of a journal, as bytes."""
+    # Sorted by name and value in the set itself: equal registers give equal bytes, and their CRC stands for them.
     pairs = registers.pairs()
     return json.dumps(pairs, ensure_ascii=False, separators=(",", ":")).encode() if pairs else b""
 
@@ -139,6 +143,8 @@ def encode_header(header: TenureHeader) -> bytes:
 
 def decode_header(block: bytes) -> TenureHeader | None:
     """The header of a block; None: the block is nobody's, or its header is torn."""
+    # A block of zeros has the CRC of no text at all: the length has to be positive, or an empty block would be
+    # somebody's.
     length, crc = _HEADER.unpack_from(block)
     text = block[_HEADER.size : _HEADER.size + length]
     if not 0 < length <= _HEADER_BYTES - _HEADER.size or zlib.crc32(text) != crc:
@@ -212,6 +218,7 @@ def decode_record(raw: bytes) -> Record | None:
         boot,
         n,
     ) = _RECORD.unpack_from(raw)
+    # `n` is not covered by a check yet: of a torn record it may be anything.
     size = _RECORD.size + n
     if version != _VERSION or size + _CRC.size > len(raw):
         return None

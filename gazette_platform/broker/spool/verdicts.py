@@ -126,13 +126,19 @@ def decide(
     for number, one in enumerate(found):
         stands = _standing(record, one, journal_revision)
         is_new = record is None or record.create_revision != journal_revision
+        # etcd came back empty: the record that would name the holder is lost with everything else. To yield would set
+        # aside what may be the only copy. It waits until a replica of the new spec goes on with it, or does not.
         if one.is_older_than_etcd and is_new:
             verdicts.append(_WAIT)
         elif not stands.is_holder:
+            # Up to the end of its last epoch the content was part of the journal, whoever holds it now. Behind that
+            # another broker may have given the same offsets to other bytes.
             verdicts.append(Verdict(Todo.YIELD, 0 if one.is_copied else stands.valid_to))
         elif one.is_doubled:
             verdicts.append(_WAIT)
         elif number == first:
+            # Letting go cannot be taken back: from then on others go on without us. So a reason is needed, and
+            # "it has been here for long" is none.
             is_suspended = suspended_at is not None and suspended_at >= one.end
             is_let_go = stands.is_wanted or is_suspended or (is_leaving and stands.is_alone)
             verdicts.append(Verdict(Todo.LET_GO) if is_let_go else _WAIT)
@@ -156,6 +162,8 @@ def heir(
 
     Returns: its place in `found`; None: none of them.
     """
+    # Whole ones only. A holder that cannot prove all that was acknowledged would continue below an end that a
+    # client was told of, and the offsets in between would be given out twice.
     heirs = [
         number
         for number, one in enumerate(found)
@@ -177,6 +185,8 @@ def continuation(found: Sequence[Evidence], *, stored_end: int) -> int | None:
 
     Returns: its place in `found`; None: none of them joins what is stored.
     """
+    # Without a record from etcd the store is the only other witness. A tenure that begins after what is stored would
+    # leave a gap; one that ends before it has been overtaken.
     joining = [
         number
         for number, one in enumerate(found)
@@ -215,6 +225,8 @@ def _copies(found: Sequence[Evidence], one: Evidence) -> list[Evidence]:
 
 
 def _extent(one: Evidence) -> tuple[int, bool, bool, bool]:
+    # Length first: of two copies the longer one was made later. The rest only breaks ties, in favour of what
+    # proves more.
     return one.end, not one.is_copied, one.is_whole, one.is_end_known
 
 
