@@ -400,6 +400,8 @@ class Pusher:
         earlier ones; lists follow when the path is whole.
         """
         flow = self._net.flow
+        # A depth-first walk with its trail: a dead end is taken back item by item, so that a unit which finds no room
+        # leaves the flow as it was. Replicas that move for nothing would be copied for nothing.
         path: list[tuple[int, int, int]] = []
         at = start
         while self._labels[start] < self._unreachable:
@@ -475,7 +477,8 @@ class Pusher:
         self._levels[label] |= bit
         if self._levels[before] or before == self._unreachable:
             return
-        # A gap: no path leads from above it to below it.
+        # A gap: every arc leads down by one label at most, so no path leads from above it to below it. Without this
+        # a cluster that is full would raise labels one by one, for each item anew.
         for level in range(before + 1, self._unreachable):
             for above in bits(self._levels[level]):
                 self._labels[above] = self._unreachable

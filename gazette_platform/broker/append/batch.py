@@ -202,6 +202,7 @@ class Planner:
 
     def plan(self, queue: deque[Pending], batch: list[Pending]) -> None:
         """Take appends from the head of `queue`; those that are ready to be written join `batch`."""
+        # From the staged end: appends that were proposed and not yet acknowledged come before these.
         self._end, self._registers = self._spool.end, self._spool.registers
         self._found = None
         self._resolved_at = -1
@@ -222,6 +223,7 @@ class Planner:
 
     def _first_effect(self, pending: Pending) -> events.Effect:
         machine, found, journal = pending.machine, self._found, self._journal
+        # A caller that has seen a later revision than we have may know of a route in which we are not primary.
         if machine.request.min_revision > journal.revision:
             return machine.start()
         if found is not None:

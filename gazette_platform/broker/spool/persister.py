@@ -373,6 +373,7 @@ class Persister:
     async def _persist_by(self, spec: JournalSpec, spool: CompletedSpool) -> None:
         self._lister.check(spec)
         fragment = replace(spool.fragment, path_postfix=self._postfix(spool, spec))
+        # A replica lists first: the primary, by its own clock, may have stored the same bytes under another postfix.
         if not spool.is_primary and await self._is_covered(spec, fragment):
             return
         for url in spec.fragment.stores:
@@ -421,6 +422,8 @@ class Persister:
 
     async def _put(self, store: ActiveStore, spool: CompletedSpool, fragment: Fragment) -> None:
         path = fragment.content_path
+        # The name has the SHA-1 of the content, so an object of this name is this content: nothing is to be compared,
+        # and several brokers may store one fragment at once.
         async with _deadline(store, "HEAD"):
             if await store.exists(path):
                 return

@@ -262,6 +262,8 @@ class Spool:
         Raises: OSError: the record before this one still holds.
         """
         begin, file = self.begin, self._file
+        # The first append's instant is recorded, too: the path postfix is made of it, and whoever stores the fragment
+        # after a crash has to choose the same partition.
         at_us = 0
         if end > begin:
             at_us = self._first_append_us
@@ -308,6 +310,8 @@ class Spool:
             return
         if self.is_doubtful:
             raise OSError(errno.EIO, "it could not be brought to disk before")
+        # What counts as proved is what was digested before the call: content that is written meanwhile may or may
+        # not be on disk when it returns.
         try:
             os.fdatasync(file.fd)
         except OSError:
@@ -326,6 +330,8 @@ class Spool:
             now: becomes the instant of the first append, if this is the first.
             digest: SHA-1 of all content up to `end`, made from a `digest_copy`; None: it was not made.
         """
+        # Moving `end` is all that publishing is. Readers never look beyond it, so a crash between write and commit
+        # leaves bytes that nobody was told of.
         if end > self.end and self.first_append_at is None:
             self.first_append_at = now
         self.end = end
@@ -372,6 +378,8 @@ class Spool:
 
         Raises: OSError: reading back or writing failed; call `stop_compressing`.
         """
+        # Whole batches only, and of committed content: what is rolled back must never be in a compressed form, which
+        # can only grow.
         file = self._file
         done = self._compressed.content_length if self._compressed is not None else 0
         content_to = to - self.begin

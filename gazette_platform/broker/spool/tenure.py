@@ -285,6 +285,8 @@ class Tenure:
             self._home.tenures[self.id] = self
         if state.is_durable and not self.is_synced:
             self.sync()  # this one replaces the older of two, and the newer may not be on disk yet
+        # The closed fragment gets a record of its own before a slot is used for the next one. In the other order a
+        # crash in between would leave content that no record speaks for.
         if ordinal != self._slot_ordinal:
             self._seal_last()
         number = self._number + 1
@@ -299,6 +301,8 @@ class Tenure:
         raw = head_records.encode_record(
             number, ordinal, state, encoded, has_overflow=has_overflow, boot=boot
         )
+        # Our state follows the write, never the other way round: if it fails, the same number is written again, over
+        # the slot that may be torn, and the record before stays whole in the other slot.
         self._home.write(self._block, number, raw)
         self._number, self._last = number, raw
         self._tail = self._encoded if has_overflow else b""
@@ -376,6 +380,8 @@ class Tenure:
 
     def forget(self, file: SpoolFile) -> None:
         """Remove the names of a file that nobody holds any more. For a thread."""
+        # While the latest record is of this file, a crash would find a record without its content, which looks like
+        # a loss. So its names stay until a record of the next fragment is written.
         with self._mutex:
             self._files.discard(file)
             if file.ordinal == self._slot_ordinal:
