@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from benchmarks.figures import Figures
     from gazette_platform.client import AsyncClient
     from gazette_platform.ops.clock import Clock
-    from gazette_platform.testing.broker import BrokerServer
+    from gazette_platform.testing.servers import BrokerServer
 
     Found = AsyncGenerator[tuple[str, Figures], None]
     Served = tuple[BrokerServer, AsyncClient]

@@ -22,12 +22,6 @@ from rich.table import Table
 
 from gazette_platform.cli.platform_root import remember
 from gazette_platform.client import AsyncClient, ClientConfig, lines
-from gazette_platform.embedded import tools
-from gazette_platform.embedded.board import Board, address_table
-from gazette_platform.embedded.control import start_detached, stop_platform
-from gazette_platform.embedded.flights import FLIGHTS, journal_of, load_flights
-from gazette_platform.embedded.layout import PlatformDir
-from gazette_platform.embedded.platform import PlatformOptions, environment_of, install_tools
 from gazette_platform.errors import LakeError, SetupError
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.spark import running_session
@@ -37,6 +31,12 @@ from gazette_platform.lake.trino import TrinoSession
 from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
 from gazette_platform.lake.typed.checks.completeness import check_counts
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.platform import tools
+from gazette_platform.platform.board import Board, address_table
+from gazette_platform.platform.control import start_detached, stop_platform
+from gazette_platform.platform.flights import FLIGHTS, journal_of, load_flights
+from gazette_platform.platform.layout import PlatformDir
+from gazette_platform.platform.platform import PlatformOptions, environment_of, install_tools
 from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from gazette_platform.embedded.endpoints import Endpoints
-    from gazette_platform.embedded.flights import Flight
+    from gazette_platform.platform.flights import Flight
+    from gazette_platform.platform.layout import Endpoints
 
 __all__ = ["Report", "run"]
 
@@ -388,6 +388,6 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) ->
 
 def _package_text(name: str) -> str:
     try:
-        return (resources.files("gazette_platform.embedded") / "demo" / name).read_text("utf-8")
+        return (resources.files("gazette_platform.platform") / "demo" / name).read_text("utf-8")
     except OSError as err:
         raise SetupError(f"{name} is missing from the package: install it again") from err

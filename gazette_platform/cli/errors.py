@@ -100,8 +100,10 @@ def _away() -> list[str]:
     endpoints = os.environ.get("GAZETTE_ENDPOINTS")
     if not endpoints:
         return []
-    from gazette_platform.embedded.endpoints import PlatformState  # noqa: PLC0415  few need it
-    from gazette_platform.embedded.layout import PlatformDir  # noqa: PLC0415
+    from gazette_platform.platform.layout import (  # noqa: PLC0415  few errors need them
+        PlatformDir,
+        PlatformState,
+    )
 
     with contextlib.suppress(SetupError):
         return PlatformState.load(PlatformDir.at(Path(endpoints).parent).state).away()

@@ -210,7 +210,7 @@ def _platform_store(address: str) -> list[str]:
         return []
     from pathlib import Path  # noqa: PLC0415  few need it
 
-    from gazette_platform.embedded.endpoints import Endpoints  # noqa: PLC0415  as well
+    from gazette_platform.platform.layout import Endpoints  # noqa: PLC0415  as well
 
     try:
         platform = Endpoints.load(Path(path))

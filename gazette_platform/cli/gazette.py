@@ -33,10 +33,9 @@ from gazette_platform.errors import GazetteError, SetupError, ValidationError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gazette_platform.embedded.board import Board
-    from gazette_platform.embedded.endpoints import Endpoints
-    from gazette_platform.embedded.layout import PlatformDir
-    from gazette_platform.embedded.platform import PlatformOptions
+    from gazette_platform.platform.board import Board
+    from gazette_platform.platform.layout import Endpoints, PlatformDir
+    from gazette_platform.platform.platform import PlatformOptions
 
 __all__ = ["app", "main"]
 
@@ -213,9 +212,9 @@ def up(  # noqa: PLR0917  options are named
 
     gazette up --root ~/platform --catalog postgresql://iceberg@db/catalogs
     """
-    from gazette_platform.embedded.board import Board  # noqa: PLC0415  an extra
-    from gazette_platform.embedded.platform import check_extras  # noqa: PLC0415
-    from gazette_platform.embedded.supervisor import ComponentFailed  # noqa: PLC0415
+    from gazette_platform.platform.board import Board  # noqa: PLC0415  an extra
+    from gazette_platform.platform.platform import check_extras  # noqa: PLC0415
+    from gazette_platform.platform.supervisor import ComponentFailed  # noqa: PLC0415
 
     options = replace(
         _platform_options(
@@ -237,13 +236,13 @@ def up(  # noqa: PLR0917  options are named
 
 def _start(layout: PlatformDir, options: PlatformOptions, board: Board, *, detach: bool) -> None:
     """Start a platform, or what it lacks if it runs."""
-    from gazette_platform.embedded.control import (  # noqa: PLC0415
+    from gazette_platform.platform.control import (  # noqa: PLC0415
         extend,
         is_running,
         start_detached,
     )
-    from gazette_platform.embedded.platform import install_tools  # noqa: PLC0415
-    from gazette_platform.embedded.supervisor import Supervisor  # noqa: PLC0415
+    from gazette_platform.platform.platform import install_tools  # noqa: PLC0415
+    from gazette_platform.platform.supervisor import Supervisor  # noqa: PLC0415
 
     layout.make()
     remember(layout)
@@ -289,7 +288,7 @@ def _platform_options(
     *,
     light: bool,
 ) -> PlatformOptions:
-    from gazette_platform.embedded.platform import NOT_LIGHT, PlatformOptions  # noqa: PLC0415
+    from gazette_platform.platform.platform import NOT_LIGHT, PlatformOptions  # noqa: PLC0415
 
     names = frozenset(name.strip() for text in without for name in text.split(",") if name.strip())
     names |= NOT_LIGHT if light else frozenset()
@@ -311,7 +310,7 @@ def _platform_options(
 
 
 def _show_log(log: Path) -> None:
-    from gazette_platform.embedded.process import log_tail  # noqa: PLC0415
+    from gazette_platform.platform.process import log_tail  # noqa: PLC0415
 
     print(f"--- the end of {log}", file=sys.stderr)
     print(log_tail(log, lines=_LOG_LINES, of_last_run=True), file=sys.stderr)
@@ -328,8 +327,8 @@ def down(root: Root = None) -> None:
 
     gazette down --root ~/platform
     """
-    from gazette_platform.embedded.board import Board  # noqa: PLC0415
-    from gazette_platform.embedded.control import stop_platform  # noqa: PLC0415
+    from gazette_platform.platform.board import Board  # noqa: PLC0415
+    from gazette_platform.platform.control import stop_platform  # noqa: PLC0415
 
     layout = existing(root)
     with Board() as board:
@@ -354,7 +353,7 @@ def status(
 
     gazette status --root ~/platform -o json
     """
-    from gazette_platform.embedded.control import platform_state  # noqa: PLC0415
+    from gazette_platform.platform.control import platform_state  # noqa: PLC0415
 
     if output not in {"table", "json"}:
         raise ValidationError(f"expected table or json, got {output!r}", path="--format")
@@ -413,7 +412,7 @@ def logs(
 
     gazette logs broker-1 -n 100
     """
-    from gazette_platform.embedded.process import log_tail  # noqa: PLC0415
+    from gazette_platform.platform.process import log_tail  # noqa: PLC0415
 
     layout = existing(root)
     files = {path.stem: path for path in sorted(layout.logs.glob("*.log"))}
@@ -437,8 +436,8 @@ def env(root: Root = None) -> None:
 
     eval "$(gazette env)"
     """
-    from gazette_platform.embedded.endpoints import Endpoints  # noqa: PLC0415
-    from gazette_platform.embedded.platform import shell_environment  # noqa: PLC0415
+    from gazette_platform.platform.layout import Endpoints  # noqa: PLC0415
+    from gazette_platform.platform.platform import shell_environment  # noqa: PLC0415
 
     layout = existing(root)
     endpoints = Endpoints.load(layout.endpoints)
@@ -456,7 +455,7 @@ def install() -> None:
 
     GAZETTE_CACHE=/srv/cache gazette install
     """
-    from gazette_platform.embedded import tools  # noqa: PLC0415
+    from gazette_platform.platform import tools  # noqa: PLC0415
 
     tools.install_all()
     print(f"all tools are in {tools.cache_dir()}")

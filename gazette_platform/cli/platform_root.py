@@ -13,7 +13,7 @@ from gazette_platform.errors import SetupError
 from gazette_platform.ops import platforms
 
 if TYPE_CHECKING:
-    from gazette_platform.embedded.layout import PlatformDir
+    from gazette_platform.platform.layout import PlatformDir
 
 __all__ = ["NewRoot", "Root", "existing", "folder_of", "new_root", "remember"]
 
@@ -51,7 +51,7 @@ Root = Annotated[
 
 def new_root(given: Path | None) -> PlatformDir:
     """Return the folder that a platform is started in."""
-    from gazette_platform.embedded.layout import PlatformDir  # noqa: PLC0415  an extra
+    from gazette_platform.platform.layout import PlatformDir  # noqa: PLC0415  an extra
 
     layout = PlatformDir.at(given or platforms.default_root(os.environ))
     if given is None:
@@ -64,7 +64,7 @@ def existing(given: Path | None) -> PlatformDir:
 
     Raises: SetupError: there is none.
     """
-    from gazette_platform.embedded.layout import PlatformDir  # noqa: PLC0415  an extra
+    from gazette_platform.platform.layout import PlatformDir  # noqa: PLC0415  an extra
 
     if given is None:
         chosen = platforms.find(os.environ)

@@ -17,7 +17,7 @@ from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import GazetteError
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.testing.local_broker import LocalBrokers
+from gazette_platform.testing.local import LocalBrokers
 from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd

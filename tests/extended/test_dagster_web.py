@@ -9,9 +9,8 @@ import sys
 import pytest
 from dagster import DagsterInstance, materialize
 
-from gazette_platform.embedded.component import answers_http
-from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.lake.dagster_web import DagsterWeb
+from gazette_platform.platform.component import answers_http, choose_ports
 from gazette_platform.testing.waiting import patient, wait_until
 
 pytestmark = pytest.mark.timeout(patient(180))

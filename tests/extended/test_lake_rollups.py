@@ -57,7 +57,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def flights(request, files, metastore):
-    text = request.config.rootpath / "gazette_platform/embedded/demo/flights.table.yaml"
+    text = request.config.rootpath / "gazette_platform/platform/demo/flights.table.yaml"
     spec = parse_table_spec(text.read_text())
     registrar = Registrar(files, metastore, StoreRoots(files.roots))
 

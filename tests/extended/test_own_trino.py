@@ -14,10 +14,6 @@ from lake_bench import FragmentFiles
 from lake_servers import running
 
 from gazette_platform.assets import rollup_asset
-from gazette_platform.embedded import tools
-from gazette_platform.embedded.component import Component
-from gazette_platform.embedded.ports import choose_ports
-from gazette_platform.embedded.trino import write_configuration
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import Registrar, StoreRoots, ensure_views, parse_table_spec
@@ -31,6 +27,9 @@ from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
 from gazette_platform.lake.sql import sql_folder
 from gazette_platform.lake.trino import TrinoLogin, TrinoSession
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.platform import tools
+from gazette_platform.platform.component import Component, choose_ports
+from gazette_platform.platform.trino import write_configuration
 from gazette_platform.resources import LakeResource, MetastoreResource, TrinoResource
 from gazette_platform.testing.certificates import CertificateAuthority
 

@@ -29,7 +29,7 @@ from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.message import Flags, MessageClock, build_uuid, new_producer_id
 from gazette_platform.spark.typed_orders import source_of
 from gazette_platform.spark.typed_workers import SparkWorkers
-from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.testing.waiting import wait_until
 
 pytestmark = [

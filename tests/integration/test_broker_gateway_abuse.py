@@ -12,7 +12,7 @@ import pytest
 
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.serving import http_server as http_port, sending
-from gazette_platform.testing.local_broker import append, read_all
+from gazette_platform.testing.local import append, read_all
 from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

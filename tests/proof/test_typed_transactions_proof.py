@@ -33,7 +33,7 @@ from gazette_platform.message.sequencer import (
 from gazette_platform.message.uuid import UuidParts
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
-from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.servers import BrokerServer
 
 OUT, CONT, ACK = Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN
 JSON = framing_of("application/x-ndjson")

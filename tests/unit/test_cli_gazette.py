@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from gazette_platform.cli import gazctl, gazette
 from gazette_platform.cli.serve_options import SERVE_OPTIONS, broker_config
-from gazette_platform.embedded.endpoints import Endpoints
+from gazette_platform.platform.layout import Endpoints
 
 if TYPE_CHECKING:
     from pathlib import Path

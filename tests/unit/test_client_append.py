@@ -25,8 +25,8 @@ from gazette_platform.errors import (
 )
 from gazette_platform.protocol import LabelSelector, LabelSet, ProcessId, Route
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.fake_broker import FakeBroker, Fault
 from gazette_platform.testing.waiting import pass_time, turns
+from tests.benches.fake_broker import FakeBroker, Fault
 
 _COMMIT = {"journal": "a/journal", "end": 1, "compression_codec": pb.NONE}
 

@@ -19,8 +19,8 @@ from gazette_platform.errors import (
 )
 from gazette_platform.protocol import LabelSelector, LabelSet
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.fake_broker import FakeBroker, Fault
 from gazette_platform.testing.waiting import eventually, turns
+from tests.benches.fake_broker import FakeBroker, Fault
 
 JOURNALS = ("a/one", "a/two", "a/three")
 

@@ -23,8 +23,8 @@ from gazette_platform.errors import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.h2.client_call import ClientCall
-from gazette_platform.testing.fake_broker import FakeBroker, Fault
 from gazette_platform.testing.waiting import eventually, turns
+from tests.benches.fake_broker import FakeBroker, Fault
 
 
 async def wait_for(awaitable):

@@ -17,9 +17,9 @@ from gazette_platform.errors import CallFailed, SetupError, TransportError
 from gazette_platform.serving.outgoing import Condition
 from gazette_platform.serving.tls import TlsMaterial
 from gazette_platform.testing.certificates import CertificateAuthority
-from gazette_platform.testing.fake_broker import FakeBroker
 from gazette_platform.testing.fault_proxy import FaultProxy
 from gazette_platform.testing.waiting import eventually, patient
+from tests.benches.fake_broker import FakeBroker
 
 JOURNAL = "a/journal"
 

@@ -16,7 +16,7 @@ from gazette_platform.protocol import JournalChange, JournalSpec, ProcessId, Rou
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import ASK_AGAIN, Code, RpcFailed
 from gazette_platform.serving.outgoing import CANNOT_REACH, DROPPED
-from gazette_platform.testing.fake_broker import FakeBroker, Fault
+from tests.benches.fake_broker import FakeBroker, Fault
 
 JOURNAL = "a/journal"
 DEAD = "http://127.0.0.1:1"

@@ -28,9 +28,9 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.outgoing import Condition
-from gazette_platform.testing.fake_broker import FakeBroker, Fault
 from gazette_platform.testing.fault_proxy import FaultProxy
 from gazette_platform.testing.waiting import eventually
+from tests.benches.fake_broker import FakeBroker, Fault
 
 
 def spec(name, **labels):

@@ -33,9 +33,9 @@ from gazette_platform.protocol import CompressionCodec, Fragment
 from gazette_platform.protocol.content import encode_read_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, RpcFailed
-from gazette_platform.testing.fake_broker import FakeBroker, Fault
 from gazette_platform.testing.fault_proxy import FaultProxy
 from gazette_platform.testing.waiting import eventually, turns
+from tests.benches.fake_broker import FakeBroker, Fault
 
 
 @asynccontextmanager

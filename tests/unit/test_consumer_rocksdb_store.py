@@ -13,8 +13,8 @@ from gazette_platform.consumer.store.rocksdb import RocksDBStore
 from gazette_platform.consumer.store.rocksdb_files import RecordedFiles
 from gazette_platform.errors import ApplicationFailed, DataError, StoreError
 from gazette_platform.message.sequencer import SequencerCheckpoint
-from gazette_platform.testing.kept_log import KeptRecorder
 from gazette_platform.testing.waiting import eventually, turns
+from tests.benches.kept_log import KeptRecorder
 
 
 def at(offset):

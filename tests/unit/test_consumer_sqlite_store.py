@@ -16,8 +16,8 @@ from gazette_platform.consumer.store.sqlite import SQLiteStore
 from gazette_platform.consumer.store.sqlite_vfs import RecordedFile
 from gazette_platform.errors import ApplicationFailed, DataError, StoreError
 from gazette_platform.message.sequencer import SequencerCheckpoint
-from gazette_platform.testing.kept_log import KeptRecorder
 from gazette_platform.testing.waiting import turns
+from tests.benches.kept_log import KeptRecorder
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS counts (word TEXT PRIMARY KEY, n INT NOT NULL) WITHOUT ROWID"
 COUNT = "INSERT INTO counts VALUES (?, 1) ON CONFLICT DO UPDATE SET n = n + 1"

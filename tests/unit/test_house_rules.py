@@ -30,6 +30,7 @@ BROKER_MODULES_MAX = 15  # of a folder
 # Files and folders of tests/ that may call `sleep`, with the reason.
 MAY_SLEEP = {
     "tests/extended/test_mutants.py": "it makes a mutant that hangs",
+    "tests/harness.py": "a process that does nothing but tick",
     "tests/fuzz/pulse.py": "it needs only the standard library",
     "tests/benches/": "starters of servers poll until these serve or have ended",
     "tests/e2e/test_fuzz_run.py": "a fault to be found",
@@ -58,8 +59,7 @@ CONTRACTS = {
         "lake.typed_spec.columns lake.typed_spec.json_schema lake.typed_spec.partitions lake.typed_spec.spec lake.typed_spec.typed_columns lake.unfit lake.unfit_finding lake.typed_spec.changes "
         "message.sequencer ops.network protocol.identity "
         "serving.h2.answers serving.h2.blocks serving.h2.client_machine serving.h2.endpoint serving.h2.frames serving.h2.hpack serving.h2.hpack_tables serving.h2.inflate serving.h2.limits serving.h2.machine serving.h2.requests serving.h2.responses serving.h2.stream serving.h2.stream_ids "
-        "sensors.turns sensors.waits serving.members.output serving.members.totals serving.rest_messages spark.marks spark.offsets spark.option_parsing spark.options spark.sink_options spark.splits stores.listings testing.chaos.availability testing.chaos.logs testing.chaos.verdict "
-        "testing.checker"
+        "sensors.turns sensors.waits serving.members.output serving.members.totals serving.rest_messages spark.marks spark.offsets spark.option_parsing spark.options spark.sink_options spark.splits stores.listings"
     ),
     ("pb-edges", "allowed_importers"): "protocol client broker consumer testing",
 }

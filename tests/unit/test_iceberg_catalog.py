@@ -11,20 +11,20 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
-from gazette_platform.embedded import tools
-from gazette_platform.embedded.layout import PlatformDir
-from gazette_platform.embedded.platform import (
-    PlatformOptions,
-    components_of,
-    endpoints_of,
-    environment_of,
-)
 from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
 from gazette_platform.lake.spark import _secrets, spark_configuration
 from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
 from gazette_platform.lake.typed.catalog.doors import CatalogDoor
+from gazette_platform.platform import tools
+from gazette_platform.platform.layout import PlatformDir
+from gazette_platform.platform.platform import (
+    PlatformOptions,
+    components_of,
+    endpoints_of,
+    environment_of,
+)
 from gazette_platform.resources import platform_resources
 
 REST = "https://catalog.example.com/api?warehouse=prod#prod_lake"

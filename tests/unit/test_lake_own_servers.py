@@ -11,14 +11,6 @@ import pytest
 import sqlglot
 from sqlglot import exp
 
-from gazette_platform.embedded import tools
-from gazette_platform.embedded.layout import PlatformDir
-from gazette_platform.embedded.platform import (
-    PlatformOptions,
-    components_of,
-    endpoints_of,
-    environment_of,
-)
 from gazette_platform.errors import LakeError, SetupError, ValidationError
 from gazette_platform.hive import JSON_STORAGE, HiveColumn, HiveTable
 from gazette_platform.lake import LakeSettings, parse_table_spec
@@ -40,6 +32,14 @@ from gazette_platform.lake.spark import (
 )
 from gazette_platform.lake.spark_properties import combined, parse_properties
 from gazette_platform.lake.trino import TrinoLogin, TrinoSession
+from gazette_platform.platform import tools
+from gazette_platform.platform.layout import PlatformDir
+from gazette_platform.platform.platform import (
+    PlatformOptions,
+    components_of,
+    endpoints_of,
+    environment_of,
+)
 from gazette_platform.resources import SparkResource, TrinoResource, platform_resources
 
 OTHER = TrinoCatalogs(hive="raw-lake", iceberg="lake")

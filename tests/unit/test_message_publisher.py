@@ -24,8 +24,8 @@ from gazette_platform.message import (
 )
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import JournalSpec, LabelSet
-from gazette_platform.testing.fake_broker import FakeBroker, Fault
 from gazette_platform.testing.waiting import turns
+from tests.benches.fake_broker import FakeBroker, Fault
 
 PRODUCER = bytes.fromhex("070203040506")
 NDJSON = "application/x-ndjson"
