@@ -30,6 +30,26 @@ from gazette_platform.etcd.types import (
     ResponseHeader,
 )
 
+__all__ = [
+    "CALL_ERRORS",
+    "NO_ANSWER",
+    "aio",
+    "compare_to_pb",
+    "decode_key",
+    "encode_key",
+    "error_of",
+    "event_of",
+    "grpc",
+    "header_of",
+    "is_silent",
+    "operation_to_pb",
+    "prefix_end",
+    "range_request",
+    "range_result",
+    "rpc_pb2",
+    "stubs",
+]
+
 aio = grpc.aio
 CALL_ERRORS = (grpc.RpcError, aio.BaseError, asyncio.InvalidStateError)
 """All that operations on a call raise, beside cancellation; only the first has a status."""
