@@ -41,15 +41,15 @@ from gazette_platform.consumer import store
 from gazette_platform.consumer.application import (
     Application,
     DeferToNextTransaction,
+    Option,
     ServingProcess,
     Shard,
     Transaction,
     raised_by,
     takes_batches,
 )
-from gazette_platform.consumer.options import Option
 from gazette_platform.consumer.process import ConsumerProcess
-from gazette_platform.consumer.process.main import run as run_process
+from gazette_platform.consumer.process.serve import run as run_process
 from gazette_platform.errors import ApplicationFailed, GazetteError
 from gazette_platform.message import (
     Envelope,

@@ -16,7 +16,7 @@ from gazette_platform.errors import ValidationError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gazette_platform.consumer.options import Option
+    from gazette_platform.consumer.application import Option
 
 __all__ = ["application_values", "consumer_config", "consumer_options"]
 

@@ -28,7 +28,7 @@ from gazette_platform.cli.gazctl_journals_list import spec_tree
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
 from gazette_platform.client import AsyncClient, Change
-from gazette_platform.client.listing import apply_request
+from gazette_platform.client.journals import apply_request
 from gazette_platform.errors import CallFailed, EtcdTransactionFailed, ValidationError
 from gazette_platform.protocol import (
     JournalSpec,

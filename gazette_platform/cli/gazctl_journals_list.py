@@ -15,7 +15,7 @@ from gazette_platform.client import (
     JournalListing,
     ListSnapshot,
 )
-from gazette_platform.client.listing import list_response
+from gazette_platform.client.journals import list_response
 from gazette_platform.protocol import (
     SuspendLevel,
     message_jsonpb,

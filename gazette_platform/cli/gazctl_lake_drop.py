@@ -123,6 +123,7 @@ def _typed_held(settings: LakeSettings, table: _Table) -> dict[str, str]:
     if not table.typed or (settings.iceberg_catalog.kind == "hive" and not settings.metastore):
         return {}
     from gazette_platform.lake.typed.catalog.catalogs import typed_catalog  # noqa: PLC0415  slow to import
+    from gazette_platform.lake.typed.tables.quarantined import OF  # noqa: PLC0415  as well
     from gazette_platform.lake.typed.tables.table import SOURCE  # noqa: PLC0415  as well
 
     catalog = typed_catalog(settings)
@@ -131,11 +132,13 @@ def _typed_held(settings: LakeSettings, table: _Table) -> dict[str, str]:
         loaded = catalog.door(name).load()
         if loaded is None:
             continue
-        is_ours = name != table.typed or SOURCE in loaded.metadata.properties
-        if not is_ours:
+        properties = loaded.metadata.properties
+        is_typed = name == table.typed
+        if SOURCE not in properties if is_typed else properties.get(OF) != table.typed:
             if table.file is None:
                 return {}
-            raise LakeError(f"{name} exists and is not a typed table, so it was not dropped")
+            what = "a typed table" if is_typed else f"the quarantine of {table.typed}"
+            raise LakeError(f"{name} exists and is not {what}, so nothing was dropped")
         snapshot = loaded.metadata.current_snapshot()
         summary = snapshot.summary if snapshot is not None else None
         rows = summary.additional_properties.get("total-records", "0") if summary else "0"

@@ -9,10 +9,12 @@ from gazette_platform.cli.declaring import Found, Wanted, differences, plan, rep
 from gazette_platform.cli.editing import edit_until_taken, read_specs, require_distinct
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.cli.shards_connection import connected_shards, matching_shards
-from gazette_platform.consumer.client import check_shard_changes, shard_apply_request
-from gazette_platform.consumer.protocol import ShardChange
-from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes, shards_yaml
-from gazette_platform.consumer.references import check_references
+from gazette_platform.consumer.client import (
+    check_references,
+    check_shard_changes,
+    shard_apply_request,
+)
+from gazette_platform.consumer.protocol import ShardChange, parse_shard_changes, shards_yaml
 from gazette_platform.errors import CallFailed, EtcdTransactionFailed, ValidationError
 from gazette_platform.protocol import message_text
 

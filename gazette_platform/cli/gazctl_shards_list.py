@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from gazette_platform.cli.output import NONE, note, print_json, print_table, print_text
 from gazette_platform.cli.shards_connection import connected_shards
 from gazette_platform.consumer.client import shard_list_response
-from gazette_platform.consumer.protocol import ReplicaCode
-from gazette_platform.consumer.protocol.shard_yaml import shards_yaml
+from gazette_platform.consumer.protocol import ReplicaCode, shards_yaml
 from gazette_platform.errors import StatusError
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import message_jsonpb, message_text

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from gazette_platform.serving.h2.client_call import ClientCall
     from gazette_platform.serving.interface import RpcFailed
 
-__all__ = ["NotYet", "PeerUnreached", "Wire", "WirePool", "call_error", "decoded", "minds_pings"]
-
 M = TypeVar("M", bound=Message)
 Metadata = tuple[tuple[str, str], ...]
 

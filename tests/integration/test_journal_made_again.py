@@ -12,7 +12,7 @@ from spark_journals import bulk, create, json_lines
 from typed_shop import SPEC, Shop, record
 
 from gazette_platform import AsyncClient, Client, ClientConfig
-from gazette_platform.client import reader
+from gazette_platform.client.read import reader
 from gazette_platform.errors import GazetteError, JournalReplaced, LakeError, ValidationError
 from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.lake.typed.catalog.catalogs import typed_catalog

@@ -26,8 +26,8 @@ from gazette_platform.message import (
     new_producer_id,
     read_committed,
 )
-from gazette_platform.message.arrow_committed import Frames
-from gazette_platform.message.json_framing import JsonFraming
+from gazette_platform.message.arrow import Frames
+from gazette_platform.message.content_types import JsonFraming
 from gazette_platform.message.uuid import NO_UUID
 from gazette_platform.protocol import CompressionCodec
 

@@ -22,9 +22,9 @@ from gazette_platform.message import (
     new_producer_id,
     read_committed,
 )
-from gazette_platform.message.envelope import Envelope
 from gazette_platform.message.sequencer import (
     PRUNE_HORIZON,
+    Envelope,
     Outcome,
     ProducerState,
     Sequencer,

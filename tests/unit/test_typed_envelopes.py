@@ -123,6 +123,11 @@ BAD = [
     (change("x", None, ROW), "`op` is 'x'"),
     (ROW, "has no `op`.*needs `deleted`"),
     (change("u", None, {"id": 1, "name": "__debezium_unavailable_value"}), "REPLICA IDENTITY FULL"),
+    # The same of a column of bytes, in base64.
+    (
+        change("u", None, {"id": 1, "name": "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ=="}),
+        "did not log it",
+    ),
     (change("c", None, {"id": "one", "name": "Ann"}), "id: .one. is no bigint"),
     (change("c", None, {"name": "Ann"}), "id: is required"),
     (
@@ -176,7 +181,9 @@ def test_uuid_lies_in_the_envelope():
     assert (found["_journal"], found["_begin"]) == ("cdc/a", 100)
     # An acknowledgement of a transaction is no row, and not bad.
     ack = {"_meta": {"uuid": str(build_uuid(b"\1abcde", 8, Flags.ACK_TXN))}}
-    assert parse(spec, ack).bad == ()
+    for record in (ack, change("c", None, ROW, **ack)):
+        parsed = parse(spec, record)
+        assert (parsed.bad, parsed.rows.num_rows, parsed.rowless.to_pylist()) == ((), 0, [])
 
 
 # ------------------------------------------------------------------ positions

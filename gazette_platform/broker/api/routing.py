@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 
 from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S
 from gazette_platform.broker.peers import PeerCall, PeerFailed, with_header
-from gazette_platform.client.route_cache import pick_endpoint
+from gazette_platform.client.transport import pick_endpoint
 from gazette_platform.errors import TransportError, ValidationError
 from gazette_platform.protocol import Header, Status
 from gazette_platform.protocol.auth import Capability

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol import Header
 
-__all__ = ["ConsumerPeers", "Page"]
-
 _STAT: Final = "/consumer.Shard/Stat"
 _HTTP_ENDPOINT: Final = "/gazette_platform.ConsumerAdmin/HttpEndpoint"
 

@@ -31,9 +31,9 @@ import msgspec
 from gazette_platform.errors import DataError, LakeError
 from gazette_platform.lake.typed.planning.regular import regular_of
 from gazette_platform.lake.typed.planning.state import Counts, JournalState, Producer, pruned
-from gazette_platform.message.envelope import Envelope
 from gazette_platform.message.sequencer import (
     RING_SIZE,
+    Envelope,
     Outcome,
     ProducerState,
     Sequencer,

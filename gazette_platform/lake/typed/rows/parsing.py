@@ -34,8 +34,8 @@ from gazette_platform.lake.typed.rows.records import (
     record_columns,
     with_uuid,
 )
-from gazette_platform.message.json_uuids import JsonUuids
-from gazette_platform.message.uuid_columns import parse_uuid_column
+from gazette_platform.message.json_lines import JsonUuids
+from gazette_platform.message.uuid import parse_uuid_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

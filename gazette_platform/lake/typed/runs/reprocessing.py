@@ -35,7 +35,7 @@ from gazette_platform.lake.typed.rows.parsing import BlockParser
 from gazette_platform.lake.typed.rows.placing import BAD_ROWS_SCHEMA, in_schema, placed_rows
 from gazette_platform.lake.typed.runs.amending import Amendment, publish_amendment, require_no_key
 from gazette_platform.lake.typed.tables.opening import open_both
-from gazette_platform.message.uuid_columns import uuid_column
+from gazette_platform.message.uuid import uuid_column
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
