@@ -22,8 +22,7 @@ from gazette_platform.serving.config import Wire
 from gazette_platform.serving.grpc_channel import GrpcChannel
 from gazette_platform.serving.h2.channel import Channel, Dialing
 from gazette_platform.serving.h2.limits import PEER_LIMITS
-from gazette_platform.serving.interface import Code, Kind, RpcFailed, go_spelling
-from gazette_platform.serving.outgoing import Condition
+from gazette_platform.serving.interface import Code, Condition, Kind, RpcFailed, go_spelling
 from gazette_platform.serving.tls import http2_client_context
 
 if TYPE_CHECKING:
@@ -37,8 +36,7 @@ if TYPE_CHECKING:
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol import Header, ProcessId
-    from gazette_platform.serving.interface import ContentSource
-    from gazette_platform.serving.outgoing import OutgoingCall, OutgoingChannel
+    from gazette_platform.serving.interface import ContentSource, OutgoingCall, OutgoingChannel
 
 _log = logging.getLogger(__name__)
 

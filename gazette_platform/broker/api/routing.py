@@ -25,8 +25,15 @@ from gazette_platform.errors import TransportError, ValidationError
 from gazette_platform.protocol import Header, Status
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.serving.interface import ASK_ANOTHER, Code, NotNow, RpcFailed
-from gazette_platform.serving.outgoing import CANNOT_REACH, Condition, brief_details
+from gazette_platform.serving.interface import (
+    ASK_ANOTHER,
+    CANNOT_REACH,
+    Code,
+    Condition,
+    NotNow,
+    RpcFailed,
+    brief_details,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator

@@ -42,8 +42,7 @@ from gazette_platform.serving.auth import Authenticator
 from gazette_platform.serving.config import Wire
 from gazette_platform.serving.grpc_server import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
-from gazette_platform.serving.http_server import NOT_SERVING, HttpServer
-from gazette_platform.serving.origins import Origins
+from gazette_platform.serving.http_server import NOT_SERVING, HttpServer, Origins
 from gazette_platform.serving.process.departure import Departure
 from gazette_platform.serving.process.names import random_id
 from gazette_platform.serving.process.running import run_server
