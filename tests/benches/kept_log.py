@@ -10,8 +10,8 @@ import asyncio
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.consumer.recoverylog import Fsm, FsmHints, Playback, Recording
-from gazette_platform.consumer.recoverylog.files import PlayedFiles
 from gazette_platform.consumer.recoverylog.playback import Read
+from gazette_platform.consumer.recoverylog.player import PlayedFiles
 from gazette_platform.message.framing import FIXED_HEADER
 
 if TYPE_CHECKING:

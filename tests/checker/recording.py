@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Iterator
 
     from gazette_platform.client import AppendTicket, AppendWriter, AsyncClient
-    from gazette_platform.client.reader import Reader
+    from gazette_platform.client.read.reader import Reader
     from gazette_platform.client.results import AppendResult
     from gazette_platform.protocol import LabelSelector, LabelSet
     from tests.checker.history import Recorder

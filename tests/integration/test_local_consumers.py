@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gazette_platform.app import Application, MemoryStore
-from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes
+from gazette_platform.consumer.protocol import parse_shard_changes
 from gazette_platform.testing import local
 from gazette_platform.yaml_specs import parse_journal_tree
 

@@ -9,9 +9,9 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
-from gazette_platform.cli import gazctl_lake_drop
 from gazette_platform.cli.gazctl import main
-from gazette_platform.cli.gazctl_lake_drop import drop_raw, without_typed
+from gazette_platform.cli.gazctl.lake import apply
+from gazette_platform.cli.gazctl.lake.apply import drop_raw, without_typed
 from gazette_platform.errors import LakeError, ValidationError
 from gazette_platform.lake.exact import ensure_views
 from gazette_platform.lake.layout import Layout
@@ -166,4 +166,4 @@ def test_table_of_others_stays_in_the_metastore():
 
 
 def test_examples():
-    assert doctest.testmod(gazctl_lake_drop).failed == 0
+    assert doctest.testmod(apply).failed == 0

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from gazette_platform.cli.gazctl import main
-from gazette_platform.cli.gazctl_lake_flush import nothing_more
+from gazette_platform.cli.gazctl.lake.flush import nothing_more
 from gazette_platform.lake import meant as meant_module
 from gazette_platform.lake.local_sql import advice
 from gazette_platform.lake.meant import meant

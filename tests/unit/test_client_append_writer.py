@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from gazette_platform.client import AsyncClient, Client, ClientConfig, append_queue
+from gazette_platform.client import AsyncClient, Client, ClientConfig
+from gazette_platform.client.write import append_queue
 from gazette_platform.errors import (
     FragmentStoreUnhealthy,
     GazetteError,

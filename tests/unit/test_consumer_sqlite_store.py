@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.store import sqlite, sqlite_tape
 from gazette_platform.consumer.store.sqlite import SQLiteStore
-from gazette_platform.consumer.store.sqlite_vfs import RecordedFile
+from gazette_platform.consumer.store.sqlite_tape import RecordedFile
 from gazette_platform.errors import ApplicationFailed, DataError, StoreError
 from gazette_platform.message.sequencer import SequencerCheckpoint
 from gazette_platform.testing.waiting import turns

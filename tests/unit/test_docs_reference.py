@@ -19,7 +19,7 @@ from benchmarks.targets import (
     judge,
 )
 from gazette_platform.broker.metrics import BrokerMetrics
-from gazette_platform.cli.gazctl_lake_list_metrics import prometheus_text
+from gazette_platform.cli.gazctl.lake.list import prometheus_text
 from gazette_platform.client import ClientConfig, ClientCounts
 from gazette_platform.consumer.process.metrics import ShardMetrics
 from gazette_platform.lake.schema import type_names

@@ -15,7 +15,7 @@ from gazette_platform.errors import SchemaMismatch
 from gazette_platform.lake import csv_header, formats, infer
 from gazette_platform.lake.formats import HEAD_BYTES, ContentFormat, Kind, recognize, remedy, title
 from gazette_platform.lake.infer import format_of, infer_spec, refusal
-from gazette_platform.message import json_values
+from gazette_platform.message import json_lines
 
 RECORDS = [{"id": number, "name": f"n{number}"} for number in range(40)]
 LINES = b"".join(json.dumps(each).encode() + b"\n" for each in RECORDS)
@@ -29,7 +29,7 @@ def zipped(*names):
     return out.getvalue()
 
 
-@pytest.mark.parametrize("module", [formats, infer, csv_header, json_values])
+@pytest.mark.parametrize("module", [formats, infer, csv_header, json_lines])
 def test_examples_of_docstrings(module):
     assert doctest.testmod(module).failed == 0
 

@@ -3,7 +3,7 @@
 import pytest
 from lake_bench import FragmentFiles, MemoryMetastore
 
-from gazette_platform.cli.gazctl_lake_list_metrics import prometheus_text
+from gazette_platform.cli.gazctl.lake.list import prometheus_text
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import (
     Registrar,
