@@ -36,7 +36,7 @@ from gazette_platform.platform.control import start_detached, stop_platform
 from gazette_platform.platform.flights import FLIGHTS, journal_of, load_flights
 from gazette_platform.platform.layout import PlatformDir
 from gazette_platform.platform.platform import PlatformOptions, environment_of, install_tools
-from gazette_platform.yaml_specs import parse_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

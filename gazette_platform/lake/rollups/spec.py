@@ -40,7 +40,7 @@ from gazette_platform.lake.spec.rules import (
 )
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import parse_duration
-from gazette_platform.yaml_specs.strict_yaml import check_yaml
+from gazette_platform.yaml_specs.documents import check_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
