@@ -6,7 +6,7 @@ killed or got no answer, finds that the mark has moved. A journal has one mark f
 writes, and loses those of writers that have been silent for long.
 
     gazette-spark/<query>         17.2.81985529.1955…0.1795000000    epoch, two numbers, clock, unix seconds
-    gazette-spark-once/<write>    0.1.0.0.1795000000                 of a write that nobody does again
+    gazette-spark-once/<write>    0.1.0.0.1795000000                 of a write that is not repeated
 
 The offsets of a stream, as JSON in its checkpoint. Pure.
 
@@ -64,7 +64,7 @@ __all__ = [
 
 _LASTING: Final = "gazette-spark/"
 _PASSING: Final = "gazette-spark-once/"
-# How long a mark is kept of a writer that is silent. A write that nobody does again is retried for a minute.
+# How long a mark is kept of a writer that is silent. A write that is not repeated is retried for a minute.
 _LASTING_S: Final = 90 * 24 * 3600
 _PASSING_S: Final = 3600
 # Of none of them more digits than 64 bits have: others may set registers of these names, to anything.
@@ -75,7 +75,7 @@ _CLOCK_MAX: Final = 2**64 - 1
 @final
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who writes: a query, a program's named batches, or one write that nobody does again."""
+    """Who writes: a query, a program's named batches, or one write that is not repeated."""
 
     name: str
     """Letters, digits and ``-+/._``, up to 48: of a query its id."""
@@ -102,7 +102,7 @@ class Mark:
 
     epoch: int
     place: tuple[int, int]
-    """In a journal that is written to: how many appends of the epoch are there, and of which plan, 0 for none. In a staging
+    """In a journal that is written to: how many appends of the epoch it has, and their plan, 0 for none. In a staging
     journal: where the plan begins and ends."""
     clock: int = 0
     """Of the writer's last message; 0: it had no UUID."""
@@ -141,7 +141,7 @@ def mark_of(registers: LabelSet, writer: Writer) -> Mark | None:
 
 
 def reached(mark: Mark | None, epoch: int, journal: str, writer: Writer) -> Mark | None:
-    """The mark, if it is of this epoch; None: nothing of the epoch is there.
+    """The mark, if it is of this epoch; None: it has nothing of the epoch.
 
     Raises: WriterFenced: the writer has gone on to a later one.
     """

@@ -96,7 +96,7 @@ class RangePlan:
 
     spans: tuple[Span, ...]
     holes: tuple[tuple[int, int], ...]
-    """Bytes that nobody holds. One that begins with the range is what was pruned."""
+    """Missing bytes. One that begins with the range is what was pruned."""
 
 
 @final
@@ -107,7 +107,7 @@ class Bounds:
     journals: frozenset[str] | None = None
     """Names; None: all."""
     prefixes: tuple[str, ...] = ()
-    """Each of which a name begins with."""
+    """Prefixes of names."""
     begin_min: int = 0
     """Rows of smaller `_begin` are not asked for."""
     begin_max: int | None = None

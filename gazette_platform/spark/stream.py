@@ -62,7 +62,7 @@ def producers_behind(
     """What is known of producers behind a range.
 
     All of it is read, and looked at for UUIDs. What transactions hold does not matter: they are not read again. Content
-    that is gone is passed over: whoever reads the range tells.
+    that is gone is skipped: the reader of the range reports it.
 
     Args:
         one: begins and ends between messages; with what is known before it.
@@ -116,7 +116,7 @@ class ProducerStates:
         highest = table.group_by("producer").aggregate([("clock", "max")])
         for producer, clock in zip(*(highest.column(at).to_pylist() for at in (0, 1)), strict=True):
             known = self._states.get(producer)
-            # Those of zeros are of nobody.
+            # Those of zeros have no producer.
             if clock and (known is None or clock > known.last_ack):
                 self._states[producer] = ProducerState(self._journal, producer, clock, -1)
 
