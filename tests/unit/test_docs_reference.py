@@ -210,7 +210,7 @@ def test_modules_named_in_architecture_exist():
     missing = {
         n
         for n in named | in_broker
-        if not ((package / n).is_dir() or (package / f"{n}.py").is_file())
+        if not ((package / n / "__init__.py").is_file() or (package / f"{n}.py").is_file())
     }
     assert not missing, f"ARCHITECTURE.md names modules that do not exist: {sorted(missing)}"
 
