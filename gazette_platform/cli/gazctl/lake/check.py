@@ -41,7 +41,11 @@ from gazette_platform.lake.overdue import overdue
 from gazette_platform.lake.rollups import read_rollup_folder
 from gazette_platform.lake.rollups.query_check import check_queries, made_by, source_columns
 from gazette_platform.lake.standing import table_standing
-from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog, typed_catalog
+from gazette_platform.lake.typed.catalog.catalogs import (
+    TypedCatalog,
+    io_properties_of,
+    typed_catalog,
+)
 from gazette_platform.lake.typed.checks.completeness import Completeness
 from gazette_platform.lake.typed.checks.looking import behind_now, completeness_of
 from gazette_platform.lake.typed.checks.recount import Recounter
@@ -210,7 +214,6 @@ def _queries(
     def tables_made() -> IcebergTables:
         # Slow to import, and of use only if a query cannot be parsed.
         from gazette_platform.lake.rollups.iceberg import IcebergTables  # noqa: PLC0415
-        from gazette_platform.lake.typed.catalog.catalogs import io_properties_of  # noqa: PLC0415
 
         return IcebergTables(
             MetastoreClient(settings.required("metastore")),
