@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
     from pyspark.sql import DataFrame
 
+    from gazette_platform.lake.iceberg.metastore import IcebergTable
     from gazette_platform.lake.rollups.engines import RollupEngine
-    from gazette_platform.lake.rollups.iceberg import IcebergTable
     from gazette_platform.lake.rollups.planning import Sealed
     from gazette_platform.lake.rollups.running import RollupReport
 

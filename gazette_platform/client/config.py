@@ -145,4 +145,7 @@ def _check_address(address: str) -> None:
     try:
         endpoint_grpc_address(address)
     except ValidationError as err:
+        if address.startswith("unix:///"):  # as gRPC's tools write it
+            text = f"{err} (write unix://localhost{address.removeprefix('unix://')})"
+            raise ValidationError(text, path="address") from err
         raise err.within("address") from err

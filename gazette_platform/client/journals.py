@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from gazette_platform.client.transport import Transport
-    from gazette_platform.serving.outgoing import OutgoingCall
+    from gazette_platform.serving.interface import OutgoingCall
 
 _APPLY: Final = UnaryMethod(
     path="/protocol.Journal/Apply",

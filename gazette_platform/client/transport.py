@@ -38,8 +38,7 @@ from gazette_platform.errors import (
 from gazette_platform.ops.lru import Lru
 from gazette_platform.ops.retry import backoff_s
 from gazette_platform.protocol import Header, strip_meta
-from gazette_platform.serving.interface import Kind, RpcFailed
-from gazette_platform.serving.outgoing import Condition
+from gazette_platform.serving.interface import Condition, Kind, RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -52,7 +52,7 @@ from gazette_platform.lake.typed_spec import TypedSpec, read_typed_spec
 from gazette_platform.lake.unfit import UNFIT_EXAMPLE, UnfitSpec
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import LabelSelector, parse_duration
-from gazette_platform.yaml_specs.strict_yaml import check_yaml
+from gazette_platform.yaml_specs.documents import check_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -15,7 +15,7 @@ TRACEBACK = """Traceback (most recent call last):
            ^^^^^^^^^^^
 """
 LEASE_LOST = f"""{SERVES}
-{TIME} WARNING gazette_platform.etcd.lease: lease 7 is not renewed: cannot reach etcd
+{TIME} WARNING gazette_platform.etcd.client: lease 7 is not renewed: cannot reach etcd
 {TIME} ERROR gazette_platform.ops.tasks: task broker/lease failed: {WHY}
 {TRACEBACK}gazette_platform.errors.LeaseLost: {WHY}
 {TIME} ERROR gazette_platform.broker.serve: leaving: closing journals takes too long
@@ -26,7 +26,7 @@ MEMBER_GONE = LEASE_LOST.replace("broker/lease", "broker/allocator").replace(
 )
 CONSUMER = LEASE_LOST.replace("task broker/", "task consumer/").replace("gazette: ", "Summer: ")
 FORESEEN = f"""{SERVES}
-{TIME} ERROR gazette_platform.fragment.persister: persisting failed, trying again later: [Errno 28]
+{TIME} ERROR gazette_platform.broker.spool.persister: persisting failed, trying again later: [Errno 28]
 {TIME} ERROR gazette_platform.broker.spool.journal_spool: a/b: spool: [Errno 28] No space left on device
 """
 REPORT = f"""{TIME} ERROR gazette_platform.ops.faults: journal a/b: unforeseen KeyError: 'c'

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gazette_platform.fragment.head_records import (
+from gazette_platform.broker.spool.head_records import (
     BLOCK_BYTES,
     SLOT_BYTES,
     FragmentState,

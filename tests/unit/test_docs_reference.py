@@ -36,7 +36,7 @@ from gazette_platform.lake.typed_spec.columns import (
 from gazette_platform.lake.typed_spec.typed_columns import ColumnEntry
 from gazette_platform.platform.layout import Endpoints, PlatformDir
 from gazette_platform.protocol.pb import admin_pb2, protocol_pb2
-from gazette_platform.yaml_specs import parse_journal_tree, to_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree, to_journal_tree
 from tests.checker.report import ANOMALIES
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,7 +23,7 @@ from gazette_platform.lake.exact import VIEW_OF, exact_view, plain_view
 from gazette_platform.lake.fit import value_scanner
 from gazette_platform.lake.layout import Layout
 from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.rollups.sources import read_sources
+from gazette_platform.lake.rollups.running import read_sources
 from gazette_platform.lake.rollups.spec import parse_rollup
 from gazette_platform.lake.table_names import names_made
 from gazette_platform.lake.tables import evolved_table, table_definition

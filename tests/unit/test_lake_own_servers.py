@@ -17,13 +17,13 @@ from gazette_platform.lake import LakeSettings, parse_table_spec
 from gazette_platform.lake.catalogs import TrinoCatalogs
 from gazette_platform.lake.exact import exact_view
 from gazette_platform.lake.rollups import RollupSpec
-from gazette_platform.lake.rollups.maintenance import maintenance_statements
-from gazette_platform.lake.rollups.statements import (
+from gazette_platform.lake.rollups.engines import (
     SourceTable,
     StagingTable,
     create_staging,
     insert_staging,
 )
+from gazette_platform.lake.rollups.maintenance import maintenance_statements
 from gazette_platform.lake.spark import (
     is_connect,
     is_local,

@@ -12,7 +12,7 @@ from gazette_platform.lake import LakeSettings, parse_table_spec
 from gazette_platform.lake.spark import spark_configuration
 from gazette_platform.lake.sql import load_sql, sql_folder
 from gazette_platform.lake.trino import TrinoSession
-from gazette_platform.yaml_specs import parse_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 DEMO = Path(gazette_platform.__file__).parent / "platform" / "demo"
 

@@ -23,12 +23,12 @@ from rich.table import Table
 from gazette_platform.cli.gazette.root import remember
 from gazette_platform.client import AsyncClient, ClientConfig, lines
 from gazette_platform.errors import LakeError, SetupError
+from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.spark import running_session
 from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
 from gazette_platform.lake.sql import load_sql, sql_folder
 from gazette_platform.lake.trino import TrinoSession
-from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
 from gazette_platform.lake.typed.checks.completeness import check_counts
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.platform import tools
@@ -37,7 +37,7 @@ from gazette_platform.platform.control import start_detached, stop_platform
 from gazette_platform.platform.flights import FLIGHTS, Flight, journal_of, load_flights
 from gazette_platform.platform.layout import Endpoints, PlatformDir
 from gazette_platform.platform.platform import PlatformOptions, environment_of, install_tools
-from gazette_platform.yaml_specs import parse_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -320,7 +320,7 @@ class _Demo:
             self._say(f"typed table: none ({self._last_error})")
             return
         catalog = typed_catalog(self._settings)
-        found = check_counts(catalog.door(_TYPED), catalog.door(f"{_TYPED}{QUARANTINE_SUFFIX}"))
+        found = check_counts(catalog.handle(_TYPED), catalog.handle(f"{_TYPED}{QUARANTINE_SUFFIX}"))
         self._report.typed_is_complete = found.is_complete
         told = "; ".join(one.text for one in found.findings) or (
             f"{found.counts.committed:,} committed = {found.rows:,} typed + {found.quarantined:,} quarantined"

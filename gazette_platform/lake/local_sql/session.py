@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     import duckdb
     from duckdb import DuckDBPyConnection, Statement
 
+    from gazette_platform.lake.iceberg.catalog import TypedCatalog
     from gazette_platform.lake.local_sql.dataset import TableDataset
     from gazette_platform.lake.local_sql.journal_tables import InferredTable
     from gazette_platform.lake.local_sql.reading import Piece, ScanCounts, SegmentReader
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.local_sql.typed_view import TypedSeam
     from gazette_platform.lake.segments import Segment
     from gazette_platform.lake.table_spec import TableSpec
-    from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog
 
 __all__ = ["LocalSql", "connect"]
 
@@ -131,7 +131,7 @@ def connect(
 
 
 def _catalog_of(settings: LakeSettings, environment: Mapping[str, str]) -> TypedCatalog:
-    from gazette_platform.lake.typed.catalog.catalogs import typed_catalog  # noqa: PLC0415  an extra
+    from gazette_platform.lake.iceberg.catalog import typed_catalog  # noqa: PLC0415  an extra
 
     return typed_catalog(settings, environment=environment)
 

@@ -24,7 +24,7 @@ from gazette_platform.lake.rollups.queries import QueryFaults
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from gazette_platform.lake.rollups.statements import Dialect
+    from gazette_platform.lake.rollups.engines import Dialect
 
 __all__ = ["query_faults"]
 

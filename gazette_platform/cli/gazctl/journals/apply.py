@@ -306,14 +306,14 @@ def _wanted(change: Change, found: Mapping[str, Found[JournalSpec]]) -> Wanted[J
 
 
 def _spec_yaml(spec: JournalSpec) -> str:
-    from gazette_platform.yaml_specs import to_journal_tree  # noqa: PLC0415  slow to import
+    from gazette_platform.yaml_specs.journal_tree import to_journal_tree  # noqa: PLC0415  slow to import
 
     return to_journal_tree([(spec, 0)])
 
 
 def _parse(document: bytes, name: str) -> list[Change]:
     """Changes of a tree, checked as the broker would."""
-    from gazette_platform.yaml_specs import parse_journal_tree  # noqa: PLC0415  slow to import
+    from gazette_platform.yaml_specs.journal_tree import parse_journal_tree  # noqa: PLC0415  slow to import
 
     try:
         changes = parse_journal_tree(document)
@@ -328,7 +328,7 @@ def _parse(document: bytes, name: str) -> list[Change]:
 
 def _is_of_table(document: bytes) -> bool:
     """Whether a document has the keys of a table spec that no spec of journals has."""
-    from gazette_platform.yaml_specs.strict_yaml import read_yaml  # noqa: PLC0415  as above
+    from gazette_platform.yaml_specs.documents import read_yaml  # noqa: PLC0415  as above
 
     try:
         mapping = read_yaml(document)

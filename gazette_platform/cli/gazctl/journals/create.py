@@ -309,7 +309,7 @@ def create(
             for name in sorted(set(names))
         ]
         if is_printed:
-            from gazette_platform.yaml_specs import to_journal_tree  # noqa: PLC0415  slow to import
+            from gazette_platform.yaml_specs.journal_tree import to_journal_tree  # noqa: PLC0415  slow to import
 
             print_text(to_journal_tree([(spec, 0) for spec in specs]), end="")
             return

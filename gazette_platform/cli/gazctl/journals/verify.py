@@ -29,7 +29,7 @@ from gazette_platform.errors import (
 from gazette_platform.fragment.audit import Finding, Kind, audit_names, missing_of
 from gazette_platform.fragment.refresh import fragment_of
 from gazette_platform.fragment.retention import StoredFragment
-from gazette_platform.protocol.fragment_check import FragmentCheck
+from gazette_platform.protocol.fragments import FragmentCheck
 from gazette_platform.stores import FragmentStore, open_store
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from gazette_platform.lake.recreating import (
     stored_entry,
     why_missed,
 )
-from gazette_platform.lake.rollups.folder import read_rollup_folder
+from gazette_platform.lake.rollups.spec import read_rollup_folder
 from gazette_platform.lake.sampling import BrokerContent, served, spread
 from gazette_platform.lake.spec_folder import in_file, problems_with_files, specs_by_file
 from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
@@ -230,11 +230,11 @@ def _typed_problems(settings: LakeSettings, spec: TableSpec) -> list[ValidationE
     if typed is None or (catalog.kind == "hive" and not settings.metastore):
         return []
     # Slow to import.
-    from gazette_platform.lake.typed.catalog.catalogs import typed_catalog  # noqa: PLC0415
+    from gazette_platform.lake.iceberg.catalog import typed_catalog  # noqa: PLC0415
     from gazette_platform.lake.typed.tables.table import require_able  # noqa: PLC0415
 
     try:
-        existing = typed_catalog(settings).door(typed.name).load()
+        existing = typed_catalog(settings).handle(typed.name).load()
     except GazetteError as err:
         note(f"note: {err}; whether {typed.name} can become what its spec says is not looked at")
         return []
@@ -364,14 +364,14 @@ def _typed_held(settings: LakeSettings, table: _Table) -> dict[str, str]:
     """
     if not table.typed or (settings.iceberg_catalog.kind == "hive" and not settings.metastore):
         return {}
-    from gazette_platform.lake.typed.catalog.catalogs import typed_catalog  # noqa: PLC0415  slow to import
-    from gazette_platform.lake.typed.tables.quarantined import OF  # noqa: PLC0415  as well
+    from gazette_platform.lake.iceberg.catalog import typed_catalog  # noqa: PLC0415  slow to import
+    from gazette_platform.lake.typed.tables.quarantine import OF  # noqa: PLC0415  as well
     from gazette_platform.lake.typed.tables.table import SOURCE  # noqa: PLC0415  as well
 
     catalog = typed_catalog(settings)
     held: dict[str, str] = {}
     for name in (table.typed, table.quarantine):
-        loaded = catalog.door(name).load()
+        loaded = catalog.handle(name).load()
         if loaded is None:
             continue
         properties = loaded.metadata.properties
@@ -427,9 +427,9 @@ def without_typed(text: bytes) -> bytes:
 
 
 def _drop_typed(settings: LakeSettings, name: str) -> None:
-    from gazette_platform.lake.typed.catalog.catalogs import typed_catalog  # noqa: PLC0415  slow to import
+    from gazette_platform.lake.iceberg.catalog import typed_catalog  # noqa: PLC0415  slow to import
 
-    typed_catalog(settings).door(name).drop()
+    typed_catalog(settings).handle(name).drop()
 
 
 def drop_raw(session: MetastoreSession, name: str) -> None:

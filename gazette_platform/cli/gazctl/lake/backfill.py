@@ -26,9 +26,9 @@ from gazette_platform.cli.gazctl.lake.run import workers_of
 from gazette_platform.cli.gazctl.lake.typed_commands import Engine
 from gazette_platform.cli.output import note, print_text, printable
 from gazette_platform.errors import TypedFenced, TypedRolledBack, ValidationError
-from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog, typed_catalog
-from gazette_platform.lake.typed.checks.looking import progress_of_table
-from gazette_platform.lake.typed.planning.hive_partitions import fragments_of
+from gazette_platform.lake.iceberg.catalog import TypedCatalog, typed_catalog
+from gazette_platform.lake.typed.checks.status import progress_of_table
+from gazette_platform.lake.typed.planning.row_ranges import fragments_of
 from gazette_platform.lake.typed.runs.amending import require_no_key
 from gazette_platform.lake.typed.runs.backfilling import BackfillReport, BackfillRunner, Wanted
 from gazette_platform.lake.typed.runs.journals import journals_now
@@ -213,8 +213,8 @@ def accept(
     if len(names) != 1 or len(found) != 1:
         raise ValidationError("is about one table: name it", path="--accept-rollback")
     table = found[0]
-    door = typed_catalog(settings).door(table.typed.name)
-    rollback = look_at_rollback(door)
+    handle = typed_catalog(settings).handle(table.typed.name)
+    rollback = look_at_rollback(handle)
     if rollback is None:
         note(f"{table.typed.name} was not rolled back, so there is nothing to accept")
         return
@@ -236,7 +236,7 @@ def accept(
             f"{table.typed.name}: nothing was changed (repeat with --yes to move the tag to snapshot {rollback.to})"
         )
     try:
-        accept_rollback(door, rollback)
+        accept_rollback(handle, rollback)
     except CommitFailedException as err:
         raise TypedFenced(
             f"{table.typed.name} was changed meanwhile, so nothing was accepted: look at it again"

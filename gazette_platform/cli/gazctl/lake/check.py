@@ -37,25 +37,19 @@ from gazette_platform.lake import (
 )
 from gazette_platform.lake.applying import problems_with_journals
 from gazette_platform.lake.full_audit import audit_table
+from gazette_platform.lake.iceberg.catalog import TypedCatalog, typed_catalog
 from gazette_platform.lake.overdue import overdue
 from gazette_platform.lake.rollups import read_rollup_folder
 from gazette_platform.lake.rollups.query_check import check_queries, made_by, source_columns
 from gazette_platform.lake.standing import table_standing
-from gazette_platform.lake.typed.catalog.catalogs import (
-    TypedCatalog,
-    io_properties_of,
-    typed_catalog,
-)
 from gazette_platform.lake.typed.checks.completeness import Completeness
-from gazette_platform.lake.typed.checks.looking import behind_now, completeness_of
-from gazette_platform.lake.typed.checks.recount import Recounter
-from gazette_platform.lake.typed.checks.recount_keys import recount_keys
-from gazette_platform.lake.typed.checks.standing import unable
+from gazette_platform.lake.typed.checks.recount import Recounter, recount_keys
+from gazette_platform.lake.typed.checks.status import behind_now, completeness_of, unable
 from gazette_platform.lake.typed.runs.working import local_workers
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
-    from gazette_platform.lake.rollups.iceberg import IcebergTables
+    from gazette_platform.lake.iceberg.metastore import IcebergTables
 
 
 @final
@@ -109,7 +103,7 @@ def _check_typed(
     catalog: TypedCatalog, client: Client, table: TypedTable, *, reads_content: bool
 ) -> Iterator[Told]:
     spec = table.typed
-    loaded = catalog.door(spec.name).load()
+    loaded = catalog.handle(spec.name).load()
     if loaded is None:
         yield Told(
             spec.name, "complete", is_error=False, text="is not made yet: its first run makes it"
@@ -213,7 +207,8 @@ def _queries(
 
     def tables_made() -> IcebergTables:
         # Slow to import, and of use only if a query cannot be parsed.
-        from gazette_platform.lake.rollups.iceberg import IcebergTables  # noqa: PLC0415
+        from gazette_platform.lake.iceberg.catalog import io_properties_of  # noqa: PLC0415
+        from gazette_platform.lake.iceberg.metastore import IcebergTables  # noqa: PLC0415
 
         return IcebergTables(
             MetastoreClient(settings.required("metastore")),

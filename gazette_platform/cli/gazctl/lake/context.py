@@ -35,7 +35,7 @@ from gazette_platform.lake import (
     read_spec_folder,
 )
 from gazette_platform.lake.meant import or_meant
-from gazette_platform.lake.rollups.folder import read_rollup_folder
+from gazette_platform.lake.rollups.spec import read_rollup_folder
 from gazette_platform.lake.standing import table_standing
 from gazette_platform.lake.typed_spec import TypedSpec
 from gazette_platform.ops.clock import SystemClock

@@ -18,10 +18,10 @@ from gazette_platform.errors import LakeError, ValidationError
 from gazette_platform.lake import LakeSettings, StoreRoots, TableSpec, parse_table_spec
 from gazette_platform.lake.ddl import MountedTable, create_statement
 from gazette_platform.lake.expected import expected_layout, expected_location
+from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.layout import Layout, partition_columns
 from gazette_platform.lake.spec_folder import files_beside
 from gazette_platform.lake.tables import LAYOUT
-from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
 from gazette_platform.lake.typed.schema.mounting import mount_statement
 from gazette_platform.ops.clock import SystemClock
 
@@ -63,7 +63,7 @@ def _print_mount(settings: LakeSettings, table: TypedTable, dialect: str, locati
             f"the metadata of {name} name its files by whole paths: they cannot be elsewhere",
             path="--location",
         )
-    loaded = typed_catalog(settings).door(name).load()
+    loaded = typed_catalog(settings).handle(name).load()
     if loaded is None:
         raise LakeError(f"there is no table {name} yet: `gazctl lake run {name}` makes it")
     print_text(mount_statement(name, loaded.metadata_location, dialect), end="")

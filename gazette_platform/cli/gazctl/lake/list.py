@@ -35,23 +35,23 @@ from gazette_platform.errors import GazetteError, LakeError, TransportError
 from gazette_platform.hive import MetastoreClient, MetastoreSession
 from gazette_platform.lake import BrokerSource, LakeSettings, RefusedSpec, TableSpec
 from gazette_platform.lake.dagster_web import DagsterWeb, LastRun, RedCheck
+from gazette_platform.lake.iceberg.catalog import (
+    TypedCatalog,
+    io_properties_of,
+    typed_catalog,
+)
+from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.overdue import overdue
 from gazette_platform.lake.rollups import RollupSpec
-from gazette_platform.lake.rollups.folder import read_rollup_folder
-from gazette_platform.lake.rollups.iceberg import IcebergTables
-from gazette_platform.lake.rollups.standing import (
+from gazette_platform.lake.rollups.spec import read_rollup_folder
+from gazette_platform.lake.rollups.status import (
     QUERY_CHECK,
     RollupStanding,
     RollupState,
     rollup_standing,
 )
 from gazette_platform.lake.standing import TableStanding, table_standing
-from gazette_platform.lake.typed.catalog.catalogs import (
-    TypedCatalog,
-    io_properties_of,
-    typed_catalog,
-)
-from gazette_platform.lake.typed.checks.standing import TypedStanding, typed_standing
+from gazette_platform.lake.typed.checks.status import TypedStanding, typed_standing
 from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.text import counted
@@ -125,7 +125,7 @@ def _typed_standing(catalog: TypedCatalog, client: Client, table: TypedTable) ->
         raise
     except GazetteError as err:
         return _unread(table, err)
-    standing = typed_standing(catalog.door(table.typed.name), table.typed, heads)
+    standing = typed_standing(catalog.handle(table.typed.name), table.typed, heads)
     standing.problems += failures
     known = {} if standing.state is None else standing.state.journals
     standing.problems += [

@@ -28,10 +28,10 @@ from gazette_platform.lake import BrokerSource, Registrar, StoreRoots, TableSpec
 from gazette_platform.lake.aside import is_aside
 from gazette_platform.lake.catching_up import catch_up
 from gazette_platform.lake.full_audit import audit_content
+from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.quarantine import AsideFile, Quarantine
 from gazette_platform.lake.standing import table_standing
-from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
-from gazette_platform.lake.typed.tables.quarantined import quarantined_rows
+from gazette_platform.lake.typed.tables.quarantine import quarantined_rows
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import Fragment
 
@@ -60,10 +60,10 @@ def list_records(
         specs_named(folder, [table])
         return False
     (found,) = typed
-    door = typed_catalog(settings).door(found.typed.quarantine)
+    handle = typed_catalog(settings).handle(found.typed.quarantine)
     # One more tells whether there are others.
     rows = quarantined_rows(
-        door, journal=journal, begin=begin, reason=reason, limit=limit + 1
+        handle, journal=journal, begin=begin, reason=reason, limit=limit + 1
     ).to_pylist()
     if output_format is OutputFormat.TABLE:
         print_table(
