@@ -23,12 +23,11 @@ from rich.table import Table
 from gazette_platform.cli.gazette.root import remember
 from gazette_platform.client import AsyncClient, ClientConfig, lines
 from gazette_platform.errors import LakeError, SetupError
+from gazette_platform.lake.engines.spark import running_session
+from gazette_platform.lake.engines.trino import TrinoSession, load_sql, sql_folder
 from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.settings import LakeSettings
-from gazette_platform.lake.spark import running_session
-from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
-from gazette_platform.lake.sql import load_sql, sql_folder
-from gazette_platform.lake.trino import TrinoSession
+from gazette_platform.lake.spec.rules import QUARANTINE_SUFFIX
 from gazette_platform.lake.typed.checks.completeness import check_counts
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.platform import tools

@@ -197,7 +197,7 @@ def _warn(listing: "JournalListing", source: "AppendInput", framing: Framing) ->
         source: of the content, read to its end.
         framing: by which it was appended.
     """
-    from gazette_platform.lake.formats import Kind, recognize, remedy, title  # noqa: PLC0415
+    from gazette_platform.lake.spec.formats import Kind, recognize, remedy, title  # noqa: PLC0415
 
     kinds = listing.spec.labels.values_of("content-type")
     has_lines = bool(_LINES.intersection(kinds))
@@ -287,7 +287,7 @@ async def _records(source: "AppendInput", framing: Framing) -> AsyncIterator[lis
 
 async def _values(source: "AppendInput") -> AsyncIterator[list[bytes]]:
     """Batches of JSON values, each as a line."""
-    from gazette_platform.lake.formats import recognize, remedy, title  # noqa: PLC0415
+    from gazette_platform.lake.spec.formats import recognize, remedy, title  # noqa: PLC0415
     from gazette_platform.message.json_lines import JsonValues  # noqa: PLC0415
 
     values = JsonValues()
