@@ -34,7 +34,7 @@ MAY_SLEEP = {
     "tests/fuzz/pulse.py": "it needs only the standard library",
     "tests/benches/": "starters of servers poll until these serve or have ended",
     "tests/e2e/test_fuzz_run.py": "a fault to be found",
-    "tests/extended/test_testing_slow_disk.py": "a program that tests start",
+    "tests/extended/test_chaos_slow_disk.py": "a program that tests start",
 }
 
 # Which modules each contract of import-linter is about. Contracts can name existing ones only, so

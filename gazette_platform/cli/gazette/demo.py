@@ -33,8 +33,8 @@ from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.platform import tools
 from gazette_platform.platform.board import Board, address_table
 from gazette_platform.platform.control import start_detached, stop_platform
-from gazette_platform.platform.flights import FLIGHTS, journal_of, load_flights
-from gazette_platform.platform.layout import PlatformDir
+from gazette_platform.platform.flights import FLIGHTS, Flight, journal_of, load_flights
+from gazette_platform.platform.layout import Endpoints, PlatformDir
 from gazette_platform.platform.platform import PlatformOptions, environment_of, install_tools
 from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from gazette_platform.platform.flights import Flight
-    from gazette_platform.platform.layout import Endpoints
 
 # Flights that are handed to the writer at a time; it makes appends of them as fast as they commit.
 _GROUP = 500

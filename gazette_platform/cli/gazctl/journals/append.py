@@ -15,12 +15,11 @@ import typer
 from gazette_platform.cli.gazctl.arguments import Selection, SelectorOrNames, complete_names
 from gazette_platform.cli.gazctl.connection import connected, matching
 from gazette_platform.cli.output import note
-from gazette_platform.client import AppendWriter, AsyncClient
+from gazette_platform.client import AppendWriter, AsyncClient, JournalListing
 from gazette_platform.errors import DataError, JournalNotFound, ValidationError
 
 if TYPE_CHECKING:
     from gazette_platform.cli.gazctl.journals.append_input import AppendInput
-    from gazette_platform.client import JournalListing
 
 _KEY_BYTES_SHOWN = 80
 

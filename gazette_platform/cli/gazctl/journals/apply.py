@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -28,7 +28,7 @@ from gazette_platform.cli.gazctl.specs import (
     require_distinct,
 )
 from gazette_platform.cli.output import note, print_text
-from gazette_platform.client import AsyncClient, Change
+from gazette_platform.client import AsyncClient, Change, JournalListing
 from gazette_platform.client.journals import apply_request
 from gazette_platform.errors import CallFailed, GazetteError, ValidationError
 from gazette_platform.protocol import (
@@ -38,11 +38,6 @@ from gazette_platform.protocol import (
     message_text,
     validate_apply_request,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from gazette_platform.client import JournalListing
 
 # Brokers assign a new journal within a fraction of a second, and check a store that works as fast.
 _ASSIGNED_S = 3.0
