@@ -37,7 +37,7 @@ def zipped(*names):
     return out.getvalue()
 
 
-@pytest.mark.parametrize("module", [formats, infer, csv_header, json_lines])
+@pytest.mark.parametrize("module", [formats, infer, json_lines])
 def test_examples_of_docstrings(module):
     assert doctest.testmod(module).failed == 0
 
