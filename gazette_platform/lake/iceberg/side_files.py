@@ -9,9 +9,9 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Final
 
-from pyarrow.fs import (
-    FileSelector,  # type: ignore[import-untyped]
-    FileType,  # type: ignore[import-untyped]
+from pyarrow.fs import (  # type: ignore[import-untyped]
+    FileSelector,
+    FileType,
 )
 from pyiceberg.io import load_file_io
 from pyiceberg.io.pyarrow import PyArrowFileIO

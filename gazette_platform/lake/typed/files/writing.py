@@ -15,9 +15,9 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, Self, final
 
 import msgspec
-from pyarrow import (
-    concat_tables,  # type: ignore[import-untyped]
-    parquet,  # type: ignore[import-untyped]
+from pyarrow import (  # type: ignore[import-untyped]
+    concat_tables,
+    parquet,
 )
 from pyiceberg.io.pyarrow import (
     compute_statistics_plan,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import pyarrow as pa
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq
     from pyiceberg.io import FileIO
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
