@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from gazette_platform.platform.component import Component
     from gazette_platform.platform.layout import Endpoints, PlatformDir
 
-__all__ = ["ComponentFailed", "Observer", "Supervisor", "remove_leftovers"]
-
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.1

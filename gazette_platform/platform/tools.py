@@ -37,23 +37,6 @@ from gazette_platform.platform.download import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = [
-    "azure_server",
-    "cache_dir",
-    "dataset",
-    "etcd",
-    "gcs_server",
-    "grpc_java_jars",
-    "h2spec",
-    "iceberg_spark_runtime",
-    "install_all",
-    "java",
-    "postgres_driver",
-    "s3_jars",
-    "s3_server",
-    "trino",
-]
-
 _log = logging.getLogger(__name__)
 
 _INSTALL_TIMEOUT_S = 1800

@@ -8,8 +8,8 @@ import pytest
 from gazette_platform.cli.gazctl import main
 from gazette_platform.cli.gazctl.lake.flush import nothing_more
 from gazette_platform.lake.engines.duckdb import advice
+from gazette_platform.lake.raw.audits.status import PartitionStanding, TableStanding, table_standing
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.status import PartitionStanding, TableStanding, table_standing
 from gazette_platform.lake.spec import folder as meant_module
 from gazette_platform.lake.spec.folder import meant
 from gazette_platform.lake.spec.table_spec import parse_table_spec

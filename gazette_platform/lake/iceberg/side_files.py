@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.iceberg.catalog import TableHandle
 
-__all__ = ["QUARANTINE", "STATE", "read_side_file", "unnamed_files", "write_side_file"]
-
 STATE: Final = "gazette.state"
 """Property of a snapshot: path of the file with the state behind it."""
 QUARANTINE: Final = "gazette.quarantine"

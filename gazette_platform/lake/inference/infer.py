@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.inference.types import Proposal
     from gazette_platform.protocol import JournalSpec
 
-__all__ = ["Inference", "InferredColumn", "format_of", "infer_spec", "refusal"]
-
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]+")
 _NAME_CHARACTERS_MAX = 100
 _LEFT_OUT_SHOWN = 5

@@ -29,15 +29,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.spec.table_spec import TableSpec
 
-__all__ = [
-    "InferredType",
-    "Proposal",
-    "ProposedColumn",
-    "infer_type",
-    "propose_typed",
-    "set_aside_of",
-]
-
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _DECIMAL_DIGITS_MAX = 38
 # Objects with more keys than this are more likely maps by an identifier, if their values are alike.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.table_spec import TableSpec
 
-__all__ = ["SAMPLE_BYTES", "check_sample"]
-
 SAMPLE_BYTES = 256 << 10
 _LINES_MAX = 200
 _KEYS_SHOWN = 12

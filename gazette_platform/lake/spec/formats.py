@@ -30,23 +30,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.spec.table_spec import TableSpec
 
-__all__ = [
-    "HEAD_BYTES",
-    "WINDOWS",
-    "ContentFormat",
-    "Kind",
-    "csv_rows",
-    "header_condition",
-    "header_of",
-    "header_pattern",
-    "header_places",
-    "is_date",
-    "is_header",
-    "recognize",
-    "remedy",
-    "title",
-]
-
 HEAD_BYTES: Final = 64 << 10
 """How many bytes are enough to recognise content."""
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["advised", "table_missing"]
-
 _MISSING: Final = (
     re.compile(r'Table with name "?(?P<name>[^\s"]+)"? does not exist'),
     # It looks for variables of the calling function, too.

@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.reading.segments import Segment
     from gazette_platform.lake.spec.table_spec import TableSpec
 
-__all__ = ["LocalSql", "connect"]
-
 # DuckDB's name of a database without a file.
 _DATABASE: Final = "memory"
 _TABLES_AT_A_TIME: Final = 8

@@ -44,17 +44,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.runs.tail import PinnedTail, SpooledTail
     from gazette_platform.ops.clock import Clock
 
-__all__ = [
-    "HistoryDataset",
-    "JournalSeam",
-    "TailDataset",
-    "TypedSeam",
-    "TypedView",
-    "TypedViews",
-    "plain_schema",
-    "uuid_columns",
-]
-
 _THREADS: Final = min(4, os.cpu_count() or 1)
 
 

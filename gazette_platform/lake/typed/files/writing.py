@@ -37,21 +37,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import pyarrow as pa
-    import pyarrow.parquet as pq
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
     from pyiceberg.io import FileIO
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
-
-__all__ = [
-    "METRICS",
-    "FileDescriber",
-    "OpenFile",
-    "RowWriter",
-    "WrittenFile",
-    "data_file_of",
-    "remove_files",
-]
 
 METRICS: Final = {
     "write.metadata.metrics.column._journal": "full",

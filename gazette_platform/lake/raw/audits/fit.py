@@ -28,22 +28,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import Fragment
 
-__all__ = [
-    "FitChecker",
-    "FragmentFit",
-    "damage",
-    "header_scanner",
-    "is_of_spec",
-    "json_columns",
-    "misfit",
-    "missing_columns",
-    "unfit_fragment",
-    "unfit_mark",
-    "unread",
-    "value_scanner",
-    "without_columns",
-]
-
 _NAMES_SHOWN = 12
 # Of a look at one fragment within a tick, of which it must not be the most.
 _LOOK_S: Final = 10.0
