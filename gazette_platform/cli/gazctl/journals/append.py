@@ -15,16 +15,15 @@ import typer
 from gazette_platform.cli.gazctl.arguments import Selection, SelectorOrNames, complete_names
 from gazette_platform.cli.gazctl.connection import connected, matching
 from gazette_platform.cli.output import note
-from gazette_platform.client import AppendWriter, AsyncClient
+from gazette_platform.client import AppendWriter, AsyncClient, JournalListing
 from gazette_platform.errors import DataError, JournalNotFound, ValidationError
 
 if TYPE_CHECKING:
     from gazette_platform.cli.gazctl.journals.append_input import AppendInput
-    from gazette_platform.client import JournalListing
 
 _KEY_BYTES_SHOWN = 80
 
-# Content-types of which records are lines.
+# Content-types whose records are lines.
 _LINES = frozenset({"application/x-ndjson", "text/csv"})
 
 
@@ -196,7 +195,7 @@ def _warn(listing: "JournalListing", source: "AppendInput", framing: Framing) ->
     Args:
         listing: a journal that got it.
         source: of the content, read to its end.
-        framing: by which it was appended.
+        framing: that of the append.
     """
     from gazette_platform.lake.spec.formats import Kind, recognize, remedy, title  # noqa: PLC0415
 
@@ -241,7 +240,7 @@ async def _append_records(
                 _ = await writers[index].write(b"".join(content))
         router.finish()
     finally:
-        # Also after bad input: what came before it was accepted in order, and is told about.
+        # Also after bad input: what came before it was accepted in order, and is reported.
         appended = await _close(writers)
         if router.count or sys.exc_info()[0] is None:
             count = "1 record" if router.count == 1 else f"{router.count} records"
