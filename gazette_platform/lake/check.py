@@ -13,7 +13,7 @@ import orjson
 
 from gazette_platform.errors import SchemaMismatch
 from gazette_platform.lake.csv_rows import csv_rows
-from gazette_platform.lake.formats import is_date
+from gazette_platform.lake.formats import OVER_LINES, is_date
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -103,7 +103,7 @@ def _check_csv(spec: TableSpec, lines: list[bytes], where: str) -> None:
         raise SchemaMismatch(
             f"{spec.name}: records of {where} are of several lines (a field in quotes has a line "
             f"break in it: {_shown(','.join(several[0]).encode())}), which engines would take for "
-            "several rows: write line breaks in fields in another way, or publish JSON lines"
+            f"several rows; {OVER_LINES}"
         )
     if all(width != len(spec.columns) for width in widths):
         raise SchemaMismatch(
