@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
-from gazette_platform.cli.completion import complete_all_tables
-from gazette_platform.cli.selection import Selector
+from gazette_platform.cli.completion import complete_all_tables, complete_names
+from gazette_platform.cli.selection import Selection, SelectorOrNames
 from gazette_platform.errors import SetupError, ValidationError
 
 __all__ = [
     "DataFormat",
+    "Journals",
     "JournalsMax",
     "ListFormat",
     "Output",
@@ -88,6 +89,15 @@ Names = Annotated[
         help="Tables by name, as schema.table; none means all.",
     ),
 ]
+Journals = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="JOURNAL",
+        show_default=False,
+        autocompletion=complete_names,
+        help="Journals by name, in place of a selector; one that ends in / means all below it.",
+    ),
+]
 JournalsMax = Annotated[
     int, typer.Option("--journals", min=1, help="Journals to look into at most.")
 ]
@@ -157,8 +167,9 @@ def apply(
 
 def infer(
     ctx: typer.Context,
+    journals: Journals = None,
     *,
-    selector: Selector,
+    selector: SelectorOrNames = None,
     name: Annotated[
         str, typer.Option("--name", metavar="SCHEMA.TABLE", help="What the table is to be called.")
     ],
@@ -184,13 +195,13 @@ def infer(
 
     **Examples**
 
-    gazctl lake infer -l name:prefix=orders/ --name shop.orders > orders.yaml
+    gazctl lake infer orders/ --name shop.orders > orders.yaml
 
     gazctl lake infer -l kind=orders --name shop.orders --typed --journals 100 --bytes 1000000
     """
     body("infer").infer(
         ctx,
-        selector,
+        Selection.of(journals, selector),
         name,
         data_format=data_format.value if data_format is not None else "",
         is_typed=typed,

@@ -4,8 +4,15 @@ from typing import Annotated
 
 import typer
 
-from gazette_platform.cli.completion import complete_all_tables, complete_names
-from gazette_platform.cli.gazctl_lake import DataFormat, JournalsMax, SampleBytes, Tables, body
+from gazette_platform.cli.completion import complete_all_tables
+from gazette_platform.cli.gazctl_lake import (
+    DataFormat,
+    Journals,
+    JournalsMax,
+    SampleBytes,
+    Tables,
+    body,
+)
 from gazette_platform.cli.selection import Selection, SelectorOrNames
 
 __all__ = ["create", "drop"]
@@ -19,15 +26,7 @@ def create(
             metavar="TABLE", show_default=False, help="Name of the table, as schema.table."
         ),
     ],
-    journals: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="JOURNAL",
-            show_default=False,
-            autocompletion=complete_names,
-            help="Journals by name, in place of a selector; one that ends in / means all below it.",
-        ),
-    ] = None,
+    journals: Journals = None,
     *,
     selector: SelectorOrNames = None,
     raw_only: Annotated[

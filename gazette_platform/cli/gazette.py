@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gazette_platform.cli import errors
+from gazette_platform.cli.gazctl_root import RootGroup
 from gazette_platform.cli.ini import apply_ini, render_ini
 from gazette_platform.cli.logs import set_up_logging
 from gazette_platform.cli.option_table import option_values, with_options
@@ -45,6 +46,7 @@ _LOG_LINES = 20
 
 app = typer.Typer(
     name="gazette",
+    cls=RootGroup,
     help="A streaming log whose storage is the data lake itself.",
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
