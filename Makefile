@@ -112,7 +112,7 @@ bench-lake: $(STAMP) ## Measure how soon tables answer in SQL, and registration;
 	$(PY) -m benchmarks.bench_lake
 
 chaos: $(STAMP) ## Break a cluster on purpose, and check what clients saw (SEED, MINUTES, REPLICATION)
-	$(PY) -m gazette_platform.testing.chaos --seed $(SEED) --minutes $(MINUTES) --replication $(REPLICATION)
+	$(PY) -m tests.chaos --seed $(SEED) --minutes $(MINUTES) --replication $(REPLICATION)
 
 test-outage: $(STAMP) ## Cut the store of brokers under load for ten minutes (OUTAGE_S), and see that nothing is lost
 	GAZETTE_REQUIRE_SERVERS=1 GAZETTE_TEST_OUTAGE_S=$(OUTAGE_S) $(BIN)/pytest -s tests/e2e/test_outage.py $(ARGS)

@@ -34,9 +34,9 @@ from benchmarks.report import appends_table, load_baseline, matrix_table, others
 from benchmarks.tail import measure_tail
 from benchmarks.targets import judge
 from benchmarks.wire import measure_wire
-from gazette_platform.embedded import tools
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.platform import tools
 from gazette_platform.testing.etcd import EtcdServer
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from benchmarks.figures import Figures, medians
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import SetupError
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.servers import BrokerServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

@@ -23,12 +23,12 @@ import uvloop
 
 from benchmarks import figures as results, machine, procfs
 from gazette_platform.allocator import Allocator, Announcement, Solver, announce
-from gazette_platform.embedded import tools
 from gazette_platform.errors import GazetteError
 from gazette_platform.etcd import EtcdClient, Lease, Operation, Put
 from gazette_platform.keyspace import BrokerState, KeySpace, encode_journal_spec, item_key
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.platform import tools
 from gazette_platform.protocol import (
     BrokerSpec,
     CompressionCodec,

@@ -25,15 +25,15 @@ from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.consumer.client import ShardClient
 from gazette_platform.consumer.protocol import ReplicaCode, ShardChange, ShardSource, ShardSpec
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE
-from gazette_platform.embedded import tools
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.message import Flags, Mapped, Publisher, read_committed
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.platform import tools
 from gazette_platform.protocol import FragmentSpec, JournalSpec, LabelSet
-from gazette_platform.testing.consumer import ConsumerServer
 from gazette_platform.testing.etcd import EtcdServer
+from gazette_platform.testing.servers import ConsumerServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -26,9 +26,9 @@ from benchmarks.figures import medians
 from benchmarks.load import closed_loop
 from benchmarks.targets import CLUSTER_TARGETS, judge
 from gazette_platform.client import AsyncClient, Change, ClientConfig
-from gazette_platform.embedded import tools
 from gazette_platform.errors import GazetteError
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.platform import tools
 from gazette_platform.protocol import LabelSelector
 from gazette_platform.testing.cluster import BrokerCluster
 from gazette_platform.testing.etcd import EtcdServer

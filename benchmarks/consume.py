@@ -22,8 +22,8 @@ from gazette_platform.consumer.cluster import ShardAssignment
 from gazette_platform.consumer.protocol import Checkpoint, ReplicaStatus, ShardSpec
 from gazette_platform.consumer.publisher import TransactionPublisher
 from gazette_platform.consumer.runtime.run import Run
-from gazette_platform.consumer.runtime.standing import Standing
-from gazette_platform.consumer.shard.backlog import BATCH_SIZE
+from gazette_platform.consumer.runtime.status import Readiness
+from gazette_platform.consumer.shard.transaction import BATCH_SIZE
 from gazette_platform.consumer.store import ShardStore
 from gazette_platform.message import (
     Flags,
@@ -152,7 +152,7 @@ async def consume(kind: type[OneByOne], content: bytes) -> float:
             store,
             publisher=TransactionPublisher(client, shard.appends, clock),
             checkpoint=Checkpoint(),
-            standing=Standing(shard),
+            readiness=Readiness(shard),
             between=between,
             clock=clock,
             batch_size=BATCH_SIZE,

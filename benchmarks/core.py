@@ -11,7 +11,7 @@ from benchmarks.figures import medians
 from benchmarks.load import together
 from gazette_platform.protocol.content import COMMIT_MARKER, encode_append_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import LocalBrokers
+from gazette_platform.testing.local import LocalBrokers
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,10 +24,10 @@ from benchmarks import figures as results, machine
 from benchmarks.bench import journal_spec
 from benchmarks.targets import FAILOVER_TARGETS, judge
 from gazette_platform.client import AsyncClient, Change, ClientConfig
-from gazette_platform.embedded import tools
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.platform import tools
 from gazette_platform.testing.cluster import BrokerCluster
 from gazette_platform.testing.etcd import EtcdServer
 

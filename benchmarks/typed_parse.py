@@ -24,10 +24,8 @@ from pyarrow import json as arrow_json
 from benchmarks.typed_table import COLUMNS, UUID_FIELD, Column, parsed_schema, typed_schema
 from gazette_platform.codecs import decompress_steps, decompressor
 from gazette_platform.errors import ChecksumMismatch, DataError
-from gazette_platform.message.envelope import Envelope
-from gazette_platform.message.sequencer import Sequencer
-from gazette_platform.message.uuid import Flags, UuidParts
-from gazette_platform.message.uuid_columns import parse_uuid_column
+from gazette_platform.message.sequencer import Envelope, Sequencer
+from gazette_platform.message.uuid import Flags, UuidParts, parse_uuid_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from benchmarks import figures as results, machine
 from benchmarks.typed_data import Plan, link_fragments, write_fragments
 from benchmarks.typed_ways import RESULT, Case, Result
-from gazette_platform.embedded import tools
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.platform import tools
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from gazette_platform.lake.typed.planning.rounds import Order
 from gazette_platform.lake.typed.runs.jobs import Job
 from gazette_platform.lake.typed.runs.working import carry_out
 from gazette_platform.lake.typed.schema.iceberg_types import new_partition_spec, new_schema
-from gazette_platform.lake.typed.tables.quarantined import quarantine_schema
+from gazette_platform.lake.typed.tables.quarantine import quarantine_schema
 from gazette_platform.lake.typed_spec.partitions import parse_partition
 from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn

@@ -153,7 +153,7 @@ def etcd_binary() -> Path:
     found = find_etcd()
     if found is not None:
         return found
-    from gazette_platform.embedded import tools
+    from gazette_platform.platform import tools
 
     return tools.etcd()
 

@@ -58,8 +58,8 @@ from gazette_platform.protocol import (
     LabelSet,
     ProcessId,
 )
-from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.etcd import EtcdServer, find_etcd
+from gazette_platform.testing.servers import BrokerServer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

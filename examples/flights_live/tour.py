@@ -32,7 +32,7 @@ from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.spark import running_session
 from gazette_platform.lake.trino import TrinoSession
 from gazette_platform.message import Flags, read_committed, read_uncommitted
-from gazette_platform.testing.consumer import ConsumerServer
+from gazette_platform.testing.servers import ConsumerServer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

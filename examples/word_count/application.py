@@ -16,7 +16,7 @@ from gazette_platform.consumer.store.rocksdb import RocksDBStore
 from gazette_platform.errors import ApplicationFailed, ValidationError
 from gazette_platform.message import Envelope, Flags, ProtoFraming, Publisher, modulo_mapping
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.turns import Turns
+from gazette_platform.ops.tasks import Turns
 
 if TYPE_CHECKING:
     import asyncio

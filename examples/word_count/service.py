@@ -13,7 +13,7 @@ from examples.word_count.pb import word_count_pb2 as pb, word_count_pb2_grpc as 
 from gazette_platform.consumer.protocol import ShardStatus
 from gazette_platform.consumer.store.rocksdb import RocksDBStore
 from gazette_platform.errors import GazetteError, ValidationError
-from gazette_platform.ops.turns import Turns
+from gazette_platform.ops.tasks import Turns
 from gazette_platform.protocol import Header
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.serving.interface import Code, NotNow, RpcFailed

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, final
 
 from dagster import AssetCheckEvaluation, MetadataValue
 
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 
 if TYPE_CHECKING:
     from dagster import AssetKey, DagsterInstance

@@ -28,7 +28,7 @@ from gazette_platform.lake.full_audit import audit_content, audit_index
 from gazette_platform.lake.overdue import overdue
 from gazette_platform.lake.standing import table_standing
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
 
 __all__ = [

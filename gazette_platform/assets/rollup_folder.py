@@ -14,7 +14,7 @@ from dagster import (
 
 from gazette_platform.assets.checks import SPECS_CHECK, in_lines, result_of
 from gazette_platform.lake.rollups import RollupFolder
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 from gazette_platform.resources import LakeResource
 
 __all__ = [

@@ -46,7 +46,7 @@ from gazette_platform.lake.rollups.query_check import (
     source_columns,
 )
 from gazette_platform.lake.spark import prepare_environment
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
     from pyspark.sql import DataFrame
 
+    from gazette_platform.lake.iceberg.metastore import IcebergTable
     from gazette_platform.lake.rollups.engines import RollupEngine
-    from gazette_platform.lake.rollups.iceberg import IcebergTable
     from gazette_platform.lake.rollups.planning import Sealed
     from gazette_platform.lake.rollups.running import RollupReport
 

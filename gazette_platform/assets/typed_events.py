@@ -27,7 +27,7 @@ from gazette_platform.assets.typed_keys import (
     quarantine_key,
     typed_key,
 )
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.checks.completeness import Completeness
     from gazette_platform.lake.typed.planning.ranges import Hole
     from gazette_platform.lake.typed.planning.state import Counts, TypedState
-    from gazette_platform.lake.typed.runs.behind import Behind
+    from gazette_platform.lake.typed.runs.lag import Behind
     from gazette_platform.lake.typed.tables.progress import TypedProgress
     from gazette_platform.lake.typed_spec import TypedSpec
 

@@ -70,8 +70,8 @@ def maintenance_asset(spec: TypedSpec, engine: UpkeepEngine) -> AssetsDefinition
         tables = context.resources.lake.typed_catalog(context.resources.metastore.client())
         used = _engine_of(context.resources, engine)
         done = maintain_typed(
-            tables.door(spec.name),
-            tables.door(spec.quarantine),
+            tables.handle(spec.name),
+            tables.handle(spec.quarantine),
             used,
             now_s=SystemClock().unix_s(),
             catalog=tables.name if used.dialect == "spark" else used.catalogs.typed,

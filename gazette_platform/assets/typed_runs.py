@@ -37,9 +37,9 @@ from gazette_platform.ops.clock import SystemClock
 if TYPE_CHECKING:
     from dagster import RawMetadataValue
 
-    from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog
-    from gazette_platform.lake.typed.runs.behind import Behind
+    from gazette_platform.lake.iceberg.catalog import TypedCatalog
     from gazette_platform.lake.typed.runs.jobs import Workers
+    from gazette_platform.lake.typed.runs.lag import Behind
     from gazette_platform.lake.typed.runs.running import RunReport
 
 # What the lake does is imported where it is called: it is slow to import, and every process that loads definitions
@@ -72,7 +72,7 @@ def run_table(
         spark: key of Spark's resource; empty: there is none.
         catalog: what Trino calls the catalog of the table.
     """
-    from gazette_platform.lake.typed.checks.looking import progress_of_table  # noqa: PLC0415
+    from gazette_platform.lake.typed.checks.status import progress_of_table  # noqa: PLC0415
     from gazette_platform.lake.typed.runs.running import TypedRunner  # noqa: PLC0415
 
     # Before journals are looked at: what comes meanwhile lets it run again.
@@ -118,7 +118,7 @@ def look_at_table(
     wanted = {check.name for check in context.selected_asset_check_keys}
     found: Behind | None = None
     if FRESH_CHECK in wanted:
-        from gazette_platform.lake.typed.checks.looking import behind_now  # noqa: PLC0415
+        from gazette_platform.lake.typed.checks.status import behind_now  # noqa: PLC0415
 
         with context.resources.broker.client() as client:
             found = behind_now(client, tables, raw, spec)
@@ -166,7 +166,7 @@ def _is_waiting(report: "RunReport") -> bool:
 
 def _left(report: "RunReport") -> "Behind":
     """What a run has left."""
-    from gazette_platform.lake.typed.runs.behind import Behind  # noqa: PLC0415
+    from gazette_platform.lake.typed.runs.lag import Behind  # noqa: PLC0415
 
     return Behind(bytes=report.left_bytes, holes=report.holes, unreadable=report.unreadable)
 
@@ -178,7 +178,7 @@ def _results(
     wanted: set[str],
     found: "Behind | None",
 ) -> Iterator[AssetCheckResult]:
-    from gazette_platform.lake.typed.checks.looking import completeness_of  # noqa: PLC0415
+    from gazette_platform.lake.typed.checks.status import completeness_of  # noqa: PLC0415
 
     try:
         counted = completeness_of(tables, spec)

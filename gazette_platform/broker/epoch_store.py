@@ -10,7 +10,7 @@ from gazette_platform.broker.side_keys import epoch_key, epochs_prefix, own_memb
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, Delete, Put
 from gazette_platform.keyspace import members_prefix
-from gazette_platform.ops.turns import Turns
+from gazette_platform.ops.tasks import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -34,8 +34,7 @@ from gazette_platform.fragment.completed import CompletedSpool
 from gazette_platform.fragment.files import finish_closing, remove_fragment
 from gazette_platform.keyspace import item_key
 from gazette_platform.ops.retry import backoff_s
-from gazette_platform.ops.side_by_side import side_by_side
-from gazette_platform.ops.threads import run_in
+from gazette_platform.ops.tasks import run_in, side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gazette_platform.broker.serve import Broker
-from gazette_platform.ops.memory import settle_memory, tune_malloc
+from gazette_platform.ops.process import settle_memory, tune_malloc
 from gazette_platform.serving.process.running import run_server
 
 if TYPE_CHECKING:

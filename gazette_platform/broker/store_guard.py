@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import StoreError, ValidationError
 from gazette_platform.ops.faults import Faults
-from gazette_platform.ops.turns import Turns
+from gazette_platform.ops.tasks import Turns
 from gazette_platform.protocol import LabelSet
 from gazette_platform.protocol.auth import Forbidden
 from gazette_platform.stores.places import (

@@ -1,8 +1,14 @@
-"""How commands end: exit codes, and errors in one line on stderr without a traceback."""
+"""How commands end: exit codes, and errors in one line on stderr without a traceback.
+
+Texts of errors of specs are Gazette's, which say what is wrong and no more; `with_advice` adds the next step.
+"""
+
+from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 import traceback
@@ -11,13 +17,10 @@ from pathlib import Path
 
 import typer
 
-from gazette_platform.cli import quick_values
-from gazette_platform.cli.advice import with_advice
+from gazette_platform.cli import program
 from gazette_platform.cli.output import printable
 from gazette_platform.errors import GazetteError, LakeError, SetupError, TransportError
 from gazette_platform.ops import platforms
-
-__all__ = ["EXIT_FAILED", "EXIT_INTERRUPTED", "one_line", "run"]
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 128 + signal.SIGINT
@@ -54,7 +57,7 @@ def _discard_output() -> None:
 
 
 def _run(app: typer.Typer, prog: str, argv: Sequence[str] | None) -> int:
-    quick_values.install()
+    program.install()
     try:
         app(args=list(sys.argv[1:] if argv is None else argv), prog_name=prog)
     except SystemExit as err:
@@ -103,8 +106,10 @@ def _away() -> list[str]:
     endpoints = os.environ.get("GAZETTE_ENDPOINTS")
     if not endpoints:
         return []
-    from gazette_platform.embedded.endpoints import PlatformState  # noqa: PLC0415  few need it
-    from gazette_platform.embedded.layout import PlatformDir  # noqa: PLC0415
+    from gazette_platform.platform.layout import (  # noqa: PLC0415  few errors need them
+        PlatformDir,
+        PlatformState,
+    )
 
     with contextlib.suppress(SetupError):
         return PlatformState.load(PlatformDir.at(Path(endpoints).parent).state).away()
@@ -145,3 +150,37 @@ def one_line(text: str) -> str:
     'two lines'
     """
     return " ".join(text.split())
+
+
+_EXAMPLE = "`gazctl journals create NAME --print` prints a whole spec"
+_ADVICE = (
+    (
+        r"not a valid token",
+        "letters, digits and - _ + / . are allowed, and = % in the name of a journal",
+    ),
+    (r"cannot begin with '/'", "leave out the first /"),
+    (
+        r"invalid scheme \(",
+        "stores begin with s3://, gs://, azure://, azure-ad://, hdfs:// or file://",
+    ),
+    (r"path component doesn't end in '/'", "end it with /, as in s3://bucket/folder/"),
+    (
+        r"Fragment\.CompressionCodec: invalid value",
+        f"fragment.compression_codec is GZIP, for example; {_EXAMPLE}",
+    ),
+    (r"expected a mapping of keys to values", f"a spec is `key: value` lines; {_EXAMPLE}"),
+    (r"the document is not UTF-8", "give a YAML file, as UTF-8"),
+    (r"invalid MaxTxnDuration", "set max_txn_duration, as in 1s"),
+)
+
+
+def with_advice(text: str) -> str:
+    """An error's text, and the next step if one is known.
+
+    >>> with_advice("a/b: Fragment.Stores[0]: invalid scheme (ftp)")
+    'a/b: Fragment.Stores[0]: invalid scheme (ftp); stores begin with s3://, gs://, azure://, azure-ad://, hdfs:// or file://'
+    >>> with_advice("no such journal")
+    'no such journal'
+    """
+    steps = [step for pattern, step in _ADVICE if re.search(pattern, text)]
+    return "; ".join([text, *steps[:1]])

@@ -8,8 +8,6 @@ import orjson
 
 from gazette_platform.protocol import escape_html
 
-__all__ = ["confirmed", "note", "print_json", "print_table", "print_text", "printable", "writing"]
-
 NONE = "<none>"
 """What a table shows for a value that is missing."""
 

@@ -10,18 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gazette_platform.client.append_queue import AppendTicket
-from gazette_platform.client.append_service import AppendService, Dependency
-from gazette_platform.client.append_writer import AppendWriter
-from gazette_platform.client.appender import AppendOptions
-from gazette_platform.client.async_client import AsyncClient
+from gazette_platform.client.async_client import AsyncClient, JournalWatch
 from gazette_platform.client.config import ClientConfig
-from gazette_platform.client.counts import ClientCounts
-from gazette_platform.client.direct import read_fragment
-from gazette_platform.client.journal_watch import JournalWatch
-from gazette_platform.client.reader import Reader
-from gazette_platform.client.record_writer import RecordWriter
-from gazette_platform.client.records import (
+from gazette_platform.client.read.direct import read_fragment
+from gazette_platform.client.read.reader import Reader
+from gazette_platform.client.read.records import (
     JsonReader,
     LineReader,
     json_lines,
@@ -40,14 +33,26 @@ from gazette_platform.client.results import (
     Savepoint,
     StoreHealth,
 )
-from gazette_platform.client.sync_client import Client
-from gazette_platform.client.sync_reader import SyncReader
-from gazette_platform.client.sync_service import SyncAppendService, SyncServiceTicket
-from gazette_platform.client.sync_writer import SyncAppendTicket, SyncAppendWriter
+from gazette_platform.client.sync_client import Client, SyncReader
+from gazette_platform.client.transport import ClientCounts
+from gazette_platform.client.write.append import AppendOptions
+from gazette_platform.client.write.append_queue import AppendTicket
+from gazette_platform.client.write.sync_writers import (
+    SyncAppendService,
+    SyncAppendTicket,
+    SyncAppendWriter,
+    SyncServiceTicket,
+)
+from gazette_platform.client.write.writers import (
+    AppendService,
+    AppendWriter,
+    Dependency,
+    RecordWriter,
+)
 from gazette_platform.protocol import JournalChange as Change
 
 if TYPE_CHECKING:
-    from gazette_platform.client.store_reader import StoreReader, read_store
+    from gazette_platform.client.read.store_reader import StoreReader, read_store
 
 __all__ = [
     "AppendOptions",
@@ -95,6 +100,6 @@ if not TYPE_CHECKING:  # to which any name would be there
         # They bring the stores and the index of brokers along, which most users never read from.
         if name not in ("StoreReader", "read_store"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from gazette_platform.client import store_reader  # noqa: PLC0415
+        from gazette_platform.client.read import store_reader  # noqa: PLC0415
 
         return getattr(store_reader, name)

@@ -1,16 +1,17 @@
-"""The client for asyncio programs."""
+"""The client for asyncio programs.
+
+`AsyncClient` checks arguments and hands each call to the module that makes it: `journals`, `admin`,
+`read` and `write`. `JournalWatch` follows the journals of a selector.
+"""
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Literal, Unpack, final
 
-from gazette_platform.client import flushes, heads, listing, savepoints
-from gazette_platform.client.append_batches import BATCH_BYTES_MAX, BUFFER_BYTES_MAX
-from gazette_platform.client.append_service import AppendService
-from gazette_platform.client.append_writer import AppendWriter
-from gazette_platform.client.appender import AppendOptions, Content, ContentSource, append
+from gazette_platform.client import admin, journals
 from gazette_platform.client.config import ClientConfig
-from gazette_platform.client.reader import Reader, ReadOptions
+from gazette_platform.client.read.reader import Reader, ReadOptions
 from gazette_platform.client.results import (
     AppendResult,
     FragmentListing,
@@ -23,19 +24,22 @@ from gazette_platform.client.results import (
     StoreHealth,
 )
 from gazette_platform.client.transport import Transport
+from gazette_platform.client.write.append import AppendOptions, Content, ContentSource, append
+from gazette_platform.client.write.append_queue import BATCH_BYTES_MAX, BUFFER_BYTES_MAX
+from gazette_platform.client.write.writers import AppendService, AppendWriter
 from gazette_platform.errors import (
     CallFailed,
     GazetteError,
     IndexHasGreaterOffset,
     JournalNotFound,
     Suspended,
+    TransportError,
     ValidationError,
     WrongAppendOffset,
 )
 from gazette_platform.ops.clock import Clock, SystemClock
 from gazette_platform.ops.closing import AsyncClosing
-from gazette_platform.ops.side_by_side import side_by_side
-from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.ops.tasks import TaskGroup, side_by_side
 from gazette_platform.protocol import (
     AppendSuspend,
     JournalChange,
@@ -49,10 +53,8 @@ from gazette_platform.protocol import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
-    from gazette_platform.client.counts import ClientCounts
+    from gazette_platform.client.transport import ClientCounts
     from gazette_platform.protocol import BrokerSpec
-
-__all__ = ["AsyncClient"]
 
 # An attempt fails only if the head has moved meanwhile.
 _RESET_ATTEMPTS = 5
@@ -103,7 +105,7 @@ class AsyncClient(AsyncClosing):
 
     async def list_snapshot(self, selector: LabelSelector | str = "") -> ListSnapshot:
         """All journals that match, and the header of the answer; see `list`."""
-        return await listing.list_journals(self._transport, _selector(selector))
+        return await journals.list_journals(self._transport, _selector(selector))
 
     async def list(self, selector: LabelSelector | str = "") -> JournalListings:
         """All journals whose labels match, ordered by name.
@@ -120,7 +122,7 @@ class AsyncClient(AsyncClosing):
         self, selector: LabelSelector | str = ""
     ) -> AsyncGenerator[ListSnapshot, None]:
         """The journals that match now, and again after each change of their specs."""
-        async for snapshot in listing.watch_journals(self._transport, _selector(selector)):
+        async for snapshot in journals.watch_journals(self._transport, _selector(selector)):
             yield snapshot
 
     async def watch(
@@ -163,8 +165,8 @@ class AsyncClient(AsyncClosing):
         """
         if batch_size < 0:
             raise ValidationError(f"must not be negative ({batch_size})", path="batch_size")
-        validate_apply_request(listing.apply_request(changes))
-        return await listing.apply_changes(self._transport, changes, batch_size=batch_size)
+        validate_apply_request(journals.apply_request(changes))
+        return await journals.apply_changes(self._transport, changes, batch_size=batch_size)
 
     # ------------------------------------------------------------------ appends
 
@@ -338,7 +340,7 @@ class AsyncClient(AsyncClosing):
 
     async def fragment_page(self, journal: str, **query: Unpack[FragmentQuery]) -> FragmentPage:
         """One page of `fragments`, for callers that bound their work."""
-        return await listing.fragment_page(self._transport, _journal(journal), **query)
+        return await journals.fragment_page(self._transport, _journal(journal), **query)
 
     async def fragment_pages(
         self, journal: str, **query: Unpack[FragmentQuery]
@@ -382,19 +384,19 @@ class AsyncClient(AsyncClosing):
         Cancellation: leaves open whether it was done.
         """
         try:
-            state = await heads.reset_head(self._transport, journal, give_up=give_up)
+            state = await admin.reset_head(self._transport, journal, give_up=give_up)
         except CallFailed as err:
             if err.code != "UNIMPLEMENTED":
                 raise
             return await self._reset_head_by_append(journal)
         if state.awaited and not give_up:
-            raise heads.awaiting(journal, state)
+            raise admin.awaiting(journal, state)
         return state.head
 
     async def check_head(self, journal: str) -> HeadState:
         """What `reset_head` would do. Raises: StatusError, TransportError. Cancellation: safe."""
         try:
-            return await heads.reset_head(self._transport, journal, dry_run=True)
+            return await admin.reset_head(self._transport, journal, dry_run=True)
         except CallFailed as err:
             if err.code != "UNIMPLEMENTED":
                 raise
@@ -438,17 +440,17 @@ class AsyncClient(AsyncClosing):
             store: its URL.
             check_delete_prefix: also probe deletion under this prefix, which may be empty; None: not.
         """
-        return await listing.check_store(
+        return await admin.check_store(
             self._transport, store, check_delete_prefix=check_delete_prefix
         )
 
     async def refused_stores(self, stores: Sequence[str]) -> dict[str, str]:
         """Those of `stores` that no journal can ever be kept in here, with why; see `store_health`."""
-        return await listing.refused_stores(self._transport, stores)
+        return await admin.refused_stores(self._transport, stores)
 
     async def brokers(self) -> tuple[BrokerSpec, ...]:
         """The brokers of the cluster, by zone and suffix; none if they are Gazette's own, which cannot say."""
-        return await listing.list_brokers(self._transport)
+        return await admin.list_brokers(self._transport)
 
     # ------------------------------------------------------------------ flushes and savepoints
 
@@ -476,7 +478,7 @@ class AsyncClient(AsyncClosing):
 
         async def flushed(name: str) -> int | GazetteError:
             try:
-                return await flushes.flush_journal(self._transport, name, timeout_s=timeout_s)
+                return await admin.flush_journal(self._transport, name, timeout_s=timeout_s)
             except GazetteError as err:
                 return err  # once all others are flushed, too
 
@@ -510,26 +512,26 @@ class AsyncClient(AsyncClosing):
         Cancellation: leaves open whether it was stored.
         """
         if offsets is None:
-            journals = (await self.list_snapshot(selector)).journals
-            offsets = await self.write_heads(journals)
-            created = {journal.name: journal.created for journal in journals}
+            listed = (await self.list_snapshot(selector)).journals
+            offsets = await self.write_heads(listed)
+            created = {journal.name: journal.created for journal in listed}
         if not offsets:
             raise ValidationError(f"there is no journal to keep an offset of ({selector})")
-        return await savepoints.put_savepoint(
+        return await journals.put_savepoint(
             self._transport, name, offsets, created or {}, replace=replace
         )
 
     async def get_savepoint(self, name: str) -> Savepoint:
         """A savepoint, with its offsets. Raises: SavepointNotFound. Cancellation: safe."""
-        return await savepoints.get_savepoint(self._transport, name)
+        return await journals.get_savepoint(self._transport, name)
 
     async def list_savepoints(self, prefix: str = "") -> Savepoints:
         """Savepoints whose names begin with `prefix`, by name, without their offsets."""
-        return await savepoints.list_savepoints(self._transport, prefix)
+        return await journals.list_savepoints(self._transport, prefix)
 
     async def delete_savepoint(self, name: str) -> None:
         """Forget a savepoint. Raises: SavepointNotFound."""
-        await savepoints.delete_savepoint(self._transport, name)
+        await journals.delete_savepoint(self._transport, name)
 
 
 def _selector(selector: LabelSelector | str) -> LabelSelector:
@@ -545,3 +547,42 @@ def _journal(name: str) -> str:
     except ValidationError as err:
         raise err.within("Journal") from err
     return name
+
+
+@final
+class JournalWatch:
+    """Follows the journals that match; called, it gives the last snapshot.
+
+    So it is the `partitions` of a mapping. It is behind brokers by the way of one message.
+
+    Args:
+        client: asks brokers. For a process that lives on without them, one that never gives up.
+        selector: of journals.
+    """
+
+    def __init__(self, client: AsyncClient, selector: LabelSelector | str) -> None:
+        self._client = client
+        self._selector = selector
+        self._known: ListSnapshot | None = None
+
+    async def start(self, tasks: TaskGroup) -> None:
+        """Get the first snapshot, and follow in a task of `tasks`, which are closed before the client.
+
+        Raises: ValidationError: the selector does not parse; TransportError.
+        Cancellation: safe.
+        """
+        self._known = await self._client.list_snapshot(self._selector)
+        tasks.keep(self._follow, name=f"journals {self._selector}")
+
+    async def _follow(self) -> None:
+        async with aclosing(self._client.watch_snapshots(self._selector)) as snapshots:
+            async for snapshot in snapshots:
+                self._known = snapshot
+
+    def __call__(self) -> ListSnapshot:
+        """The same object until the journals change. Raises: TransportError: it was not started."""
+        if self._known is None:
+            raise TransportError(
+                f"the journals of {self._selector} are not known yet (await `start` of their watch)"
+            )
+        return self._known

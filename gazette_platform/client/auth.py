@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from gazette_platform.client.config import ClientConfig
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["Authorizer"]
-
 Metadata = tuple[tuple[str, str], ...]
 
 # Seconds. Applying is rare and powerful, so that its tokens are short-lived.

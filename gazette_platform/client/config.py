@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["VARIABLES", "ClientConfig"]
-
 VARIABLES = {
     "address": "BROKER_ADDRESS",
     "zone": "ZONE",
@@ -147,4 +145,7 @@ def _check_address(address: str) -> None:
     try:
         endpoint_grpc_address(address)
     except ValidationError as err:
+        if address.startswith("unix:///"):  # as gRPC's tools write it
+            text = f"{err} (write unix://localhost{address.removeprefix('unix://')})"
+            raise ValidationError(text, path="address") from err
         raise err.within("address") from err

@@ -16,8 +16,6 @@ from gazette_platform.errors import ValidationError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-__all__ = ["LoopThread", "next_or_none"]
-
 T = TypeVar("T")
 _JOIN_TIMEOUT_S = 10.0
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol import Fragment
 
-__all__ = ["READ_AHEAD_BYTES_MAX", "FragmentStream", "ReadAhead"]
-
 READ_AHEAD_BYTES_MAX: Final = 64 << 20
 """Of content that was fetched and not read yet: a process with a reader stays far below 256 MiB."""
 

@@ -13,19 +13,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.protocol import Fragment, Header, JournalSpec, LabelSet, Route
 
-__all__ = [
-    "AppendResult",
-    "AwaitedBroker",
-    "FragmentListing",
-    "FragmentPage",
-    "FragmentQuery",
-    "HeadState",
-    "JournalListing",
-    "ListSnapshot",
-    "Savepoint",
-    "StoreHealth",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class JournalListing:
@@ -167,8 +154,7 @@ class Savepoint:
     journals: int
     """How many offsets there are."""
     created: Mapping[str, int] = field(default_factory=dict)
-    """By journal, `created` of the one that its offset belongs to (`protocol.identity`). Savepoints of former
-    releases do not have them."""
+    """By journal, `created` of the one that its offset belongs to (`protocol.identity`)."""
 
     @property
     def places(self) -> dict[str, int]:

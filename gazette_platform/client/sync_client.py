@@ -3,59 +3,216 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
+    Callable,
     Coroutine,
     Iterator,
-    Mapping,
-    Sequence,
 )
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, final
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, final
 
-from gazette_platform.client.append_batches import BATCH_BYTES_MAX, BUFFER_BYTES_MAX
-from gazette_platform.client.appender import ContentSource, iter_is_fresh
+from typing_extensions import override
+
 from gazette_platform.client.async_client import (
     AsyncClient,
-    FragmentListings,
-    JournalListings,
-    Savepoints,
 )
 from gazette_platform.client.loop_thread import LoopThread, next_or_none
-from gazette_platform.client.sync_reader import SyncReader
-from gazette_platform.client.sync_service import SyncAppendService
-from gazette_platform.client.sync_writer import SyncAppendWriter
+from gazette_platform.client.read.reader import Reader
+from gazette_platform.client.read.records import LINE_BYTES_MAX, JsonReader, LineReader
+from gazette_platform.client.write.append import ContentSource, iter_is_fresh
+from gazette_platform.client.write.sync_writers import SyncAppendService, SyncAppendWriter
+from gazette_platform.errors import ValidationError
 from gazette_platform.ops.closing import Closing
-from gazette_platform.protocol import AppendSuspend, JournalChange, LabelSelector, LabelSet
+from gazette_platform.protocol import AppendSuspend, LabelSelector, LabelSet
 
 if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
     from gazette_platform.client.config import ClientConfig
-    from gazette_platform.client.counts import ClientCounts
+    from gazette_platform.client.read.store_reader import StoreReader
     from gazette_platform.client.results import (
         AppendResult,
-        FragmentPage,
-        FragmentQuery,
-        HeadState,
-        JournalListing,
-        ListSnapshot,
-        Savepoint,
-        StoreHealth,
     )
+    from gazette_platform.client.transport import ClientCounts
+    from gazette_platform.client.write.writers import AppendWriter
     from gazette_platform.ops.clock import Clock
-    from gazette_platform.protocol import BrokerSpec
 
-__all__ = ["Client"]
+
+@final
+class SyncReader(io.RawIOBase):
+    """Content of a journal, as a raw binary file, as pieces, or as batches of records.
+
+    As a file it ends where `Reader` does; wrap it in `io.BufferedReader` for `readline`.
+    Use one of the ways at a time, from one thread; `close` may come from another one, and ends
+    the read that waits.
+    """
+
+    def __init__(self, loop: LoopThread, reader: Reader | StoreReader) -> None:
+        super().__init__()
+        self._loop = loop
+        self._reader = reader
+        self._rest: memoryview | bytes = b""
+
+    @property
+    def reader(self) -> Reader | StoreReader:
+        """The reader that is driven: see it for offset, write head and fragment."""
+        return self._reader
+
+    @property
+    def offset(self) -> int:
+        """Offset in the journal of the next byte that `read` returns."""
+        return self._reader.offset - len(self._rest)
+
+    @property
+    def write_head(self) -> int:
+        """End of the journal as last told by a broker."""
+        return self._reader.write_head
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        target = memoryview(buffer).cast("B")
+        if not self._rest:
+            self._rest = self._next() or b""
+        count = min(len(target), len(self._rest))
+        target[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+    def pieces(self) -> Iterator[memoryview | bytes]:
+        """Content in pieces of any size, as it arrives."""
+        if self._rest:
+            rest, self._rest = self._rest, b""
+            yield rest
+        while (piece := self._next()) is not None:
+            yield piece
+
+    def lines(self, *, line_bytes_max: int = LINE_BYTES_MAX) -> Iterator[list[bytes]]:
+        """Batches of whole lines, without newlines; raises as `LineReader` does."""
+        yield from self._batches(LineReader(self._reader, line_bytes_max=line_bytes_max))
+
+    def json_lines(self, *, line_bytes_max: int = LINE_BYTES_MAX) -> Iterator[list[Any]]:
+        """Batches of JSON values, one a line; raises as `JsonReader` does."""
+        yield from self._batches(JsonReader(self._reader, line_bytes_max=line_bytes_max))
+
+    def _batches(self, source: LineReader | JsonReader) -> Iterator[list[Any]]:
+        while True:
+            batch = self._loop.run(next_or_none(source))
+            if batch is None:
+                return
+            yield batch
+
+    def _next(self) -> memoryview | bytes | None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file.")
+        piece: memoryview | bytes | None = self._loop.run(next_or_none(self._reader))
+        return piece
+
+    def go_to(self, offset: int) -> None:
+        """Go on at another offset of the journal; see `Reader.seek`.
+
+        No `seek`, because wrappers such as `io.BufferedReader` would then go back and forth by it.
+
+        Raises: ValidationError: as `Reader.seek`; or it is a read of a store: begin another one.
+        """
+        reader, rest = self._reader, self._rest
+        if not isinstance(reader, Reader):
+            raise ValidationError("a read of a store goes to no other offset: begin another one")
+        skipped = offset - (reader.offset - len(rest))
+        if rest and 0 <= skipped <= len(rest):
+            self._rest = rest[skipped:]
+            return
+        self._rest = b""
+        self._loop.run(_seek(reader, offset))
+
+    @override
+    def close(self) -> None:
+        """End the read. Does not wait, because collection of garbage closes files too."""
+        if not self.closed:
+            self._loop.post(self._reader.end)
+        super().close()
+
+
+async def _seek(reader: Reader, offset: int) -> None:
+    reader.seek(offset)
+
 
 T = TypeVar("T")
+S = TypeVar("S")
+P = ParamSpec("P")
+
+
+def _blocking(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Client, P], T]:
+    """Make a method of `Client` that runs a coroutine method of `AsyncClient`, and waits."""
+
+    @wraps(method)
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.run(method(self.asynchronous, *args, **kwargs))
+
+    return _named(call)
+
+
+def _iterating(
+    method: Callable[Concatenate[AsyncClient, P], AsyncGenerator[T, None]],
+) -> Callable[Concatenate[Client, P], Iterator[T]]:
+    """Make a method of `Client` that drives an async generator; leaving the iteration closes it."""
+
+    @wraps(method)
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        source = method(self.asynchronous, *args, **kwargs)
+        try:
+            while (item := self.run(next_or_none(source))) is not None:
+                yield item
+        finally:
+            if not self.is_closed:
+                self.run(source.aclose())
+
+    return _named(call)
+
+
+def _making(
+    method: Callable[Concatenate[AsyncClient, P], T], of_threads: Callable[[LoopThread, T], S]
+) -> Callable[Concatenate[Client, P], S]:
+    """Make a method of `Client` that returns a reader or writer of `AsyncClient`, wrapped for threads."""
+
+    @wraps(method)
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> S:
+        async def make() -> T:  # readers and writers belong to the loop that makes them
+            return method(self.asynchronous, *args, **kwargs)
+
+        return of_threads(self._loop, self.run(make()))
+
+    return _named(call)
+
+
+def _named(call: Callable[P, T]) -> Callable[P, T]:
+    call.__qualname__ = f"Client.{call.__name__}"
+    return call
+
+
+def _writer_of_threads(loop: LoopThread, writer: AppendWriter) -> SyncAppendWriter:
+    return SyncAppendWriter(loop, writer, buffer_bytes_max=writer.buffer_bytes_max)
 
 
 @final
 class Client(Closing):
     """What `AsyncClient` does, for threads: any number of them may share one client.
 
-    Owns a thread that runs an event loop; close it, or use it as a context manager. Make it after
-    a fork, not before. An interrupt (Ctrl-C) of a waiting call cancels the call.
+    Its methods are those of `AsyncClient` and have their arguments, results and errors; each waits for
+    its result, so it cannot be cancelled except by an interrupt (Ctrl-C). Readers and writers are for
+    threads too.
+
+    A client owns a thread that runs an event loop; close it, or use it as a context manager. Make it
+    after a fork, not before.
     """
 
     def __init__(self, config: ClientConfig | None = None, *, clock: Clock | None = None) -> None:
@@ -69,8 +226,13 @@ class Client(Closing):
 
     @property
     def counts(self) -> ClientCounts:
-        """What it moved, for metrics."""
+        """Bytes and fragments that the client moved, for metrics."""
         return self._client.counts
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._loop.is_closed
 
     def close(self) -> None:
         """As `AsyncClient.close`; also ends the thread."""
@@ -79,7 +241,7 @@ class Client(Closing):
             self._loop.close()
 
     def run(self, coro: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine of one's own beside the client's calls, on its event loop."""
+        """Run your own coroutine on the client's event loop, beside the client's calls."""
         return self._loop.run(coro)
 
     @property
@@ -87,29 +249,12 @@ class Client(Closing):
         """The client underneath, for coroutines given to `run`."""
         return self._client
 
-    def list_snapshot(self, selector: LabelSelector | str = "") -> ListSnapshot:
-        """As `AsyncClient.list_snapshot`."""
-        return self._loop.run(self._client.list_snapshot(selector))
-
-    def list(self, selector: LabelSelector | str = "") -> JournalListings:
-        """As `AsyncClient.list`."""
-        return self._loop.run(self._client.list(selector))
-
-    def watch_snapshots(self, selector: LabelSelector | str = "") -> Iterator[ListSnapshot]:
-        """As `AsyncClient.watch_snapshots`."""
-        return self._iterate(self._client.watch_snapshots(selector))
-
-    def watch(self, selector: LabelSelector | str = "") -> Iterator[JournalListings]:
-        """As `AsyncClient.watch`."""
-        return self._iterate(self._client.watch(selector))
-
-    def get(self, journal: str) -> JournalListing:
-        """As `AsyncClient.get`."""
-        return self._loop.run(self._client.get(journal))
-
-    def apply(self, changes: Sequence[JournalChange], *, batch_size: int = 0) -> int:
-        """As `AsyncClient.apply`."""
-        return self._loop.run(self._client.apply(changes, batch_size=batch_size))
+    list_snapshot = _blocking(AsyncClient.list_snapshot)
+    list = _blocking(AsyncClient.list)
+    watch_snapshots = _iterating(AsyncClient.watch_snapshots)
+    watch = _iterating(AsyncClient.watch)
+    get = _blocking(AsyncClient.get)
+    apply = _blocking(AsyncClient.apply)
 
     def append(
         self,
@@ -139,74 +284,11 @@ class Client(Closing):
             )
         )
 
-    def append_service(
-        self, *, batch_bytes_max: int = BATCH_BYTES_MAX, buffer_bytes_max: int = BUFFER_BYTES_MAX
-    ) -> SyncAppendService:
-        """As `AsyncClient.append_service`; the service may be shared by threads."""
+    append_service = _making(AsyncClient.append_service, SyncAppendService)
+    append_writer = _making(AsyncClient.append_writer, _writer_of_threads)
 
-        async def make() -> SyncAppendService:
-            service = self._client.append_service(
-                batch_bytes_max=batch_bytes_max, buffer_bytes_max=buffer_bytes_max
-            )
-            return SyncAppendService(self._loop, service)
-
-        return self._loop.run(make())
-
-    def append_writer(
-        self,
-        journal: str,
-        *,
-        check_registers: LabelSelector | None = None,
-        union_registers: LabelSet | None = None,
-        subtract_registers: LabelSet | None = None,
-        batch_bytes_max: int = BATCH_BYTES_MAX,
-        buffer_bytes_max: int = BUFFER_BYTES_MAX,
-    ) -> SyncAppendWriter:
-        """As `AsyncClient.append_writer`; the writer may be shared by threads."""
-
-        async def make() -> SyncAppendWriter:
-            writer = self._client.append_writer(
-                journal,
-                check_registers=check_registers,
-                union_registers=union_registers,
-                subtract_registers=subtract_registers,
-                batch_bytes_max=batch_bytes_max,
-                buffer_bytes_max=buffer_bytes_max,
-            )
-            return SyncAppendWriter(self._loop, writer, buffer_bytes_max=buffer_bytes_max)
-
-        return self._loop.run(make())
-
-    def read(
-        self,
-        journal: str,
-        offset: int = 0,
-        *,
-        block: bool = False,
-        end_offset: int = 0,
-        metadata_only: bool = False,
-        begin_mod_time: int = 0,
-        direct: bool = False,
-        on_jump: Literal["raise", "continue"] = "raise",
-        min_revision: int = 0,
-        from_savepoint: str = "",
-        created: int = 0,
-    ) -> SyncReader:
-        """As `AsyncClient.read`, as a file-like object."""
-        reader = self._client.read(
-            journal,
-            offset,
-            block=block,
-            end_offset=end_offset,
-            metadata_only=metadata_only,
-            begin_mod_time=begin_mod_time,
-            direct=direct,
-            on_jump=on_jump,
-            min_revision=min_revision,
-            from_savepoint=from_savepoint,
-            created=created,
-        )
-        return SyncReader(self._loop, reader)
+    read = _making(AsyncClient.read, SyncReader)
+    tail = _making(AsyncClient.tail, SyncReader)
 
     def read_store(
         self,
@@ -220,7 +302,7 @@ class Client(Closing):
         after: str = "",
     ) -> SyncReader:
         """As the function `read_store`, as a file-like object; asks no broker."""
-        from gazette_platform.client.store_reader import read_store  # noqa: PLC0415  see there
+        from gazette_platform.client.read.store_reader import read_store  # noqa: PLC0415  see there
 
         async def make() -> SyncReader:
             reader = read_store(
@@ -237,105 +319,25 @@ class Client(Closing):
 
         return self._loop.run(make())
 
-    def tail(
-        self,
-        journal: str,
-        offset: int = -1,
-        *,
-        direct: bool = False,
-        on_jump: Literal["raise", "continue"] = "raise",
-    ) -> SyncReader:
-        """As `AsyncClient.tail`, as a file-like object."""
-        return self.read(journal, offset, block=True, direct=direct, on_jump=on_jump)
+    write_head = _blocking(AsyncClient.write_head)
+    write_heads = _blocking(AsyncClient.write_heads)
 
-    def write_head(self, journal: str) -> int:
-        """As `AsyncClient.write_head`."""
-        return self._loop.run(self._client.write_head(journal))
+    fragment_page = _blocking(AsyncClient.fragment_page)
+    fragment_pages = _iterating(AsyncClient.fragment_pages)
+    fragments = _blocking(AsyncClient.fragments)
 
-    def write_heads(self, journals: Sequence[JournalListing]) -> dict[str, int]:
-        """As `AsyncClient.write_heads`."""
-        return self._loop.run(self._client.write_heads(journals))
+    reset_head = _blocking(AsyncClient.reset_head)
+    check_head = _blocking(AsyncClient.check_head)
+    suspend = _blocking(AsyncClient.suspend)
+    store_health = _blocking(AsyncClient.store_health)
+    refused_stores = _blocking(AsyncClient.refused_stores)
+    brokers = _blocking(AsyncClient.brokers)
 
-    def fragment_page(self, journal: str, **query: Unpack[FragmentQuery]) -> FragmentPage:
-        """As `AsyncClient.fragment_page`."""
-        return self._loop.run(self._client.fragment_page(journal, **query))
-
-    def fragment_pages(
-        self, journal: str, **query: Unpack[FragmentQuery]
-    ) -> Iterator[FragmentPage]:
-        """As `AsyncClient.fragment_pages`."""
-        return self._iterate(self._client.fragment_pages(journal, **query))
-
-    def fragments(self, journal: str, **query: Unpack[FragmentQuery]) -> FragmentListings:
-        """As `AsyncClient.fragments`."""
-        return self._loop.run(self._client.fragments(journal, **query))
-
-    def reset_head(self, journal: str, *, give_up: bool = False) -> int:
-        """As `AsyncClient.reset_head`."""
-        return self._loop.run(self._client.reset_head(journal, give_up=give_up))
-
-    def check_head(self, journal: str) -> HeadState:
-        """As `AsyncClient.check_head`."""
-        return self._loop.run(self._client.check_head(journal))
-
-    def suspend(self, journal: str, *, force: bool = False) -> bool:
-        """As `AsyncClient.suspend`."""
-        return self._loop.run(self._client.suspend(journal, force=force))
-
-    def store_health(self, store: str, *, check_delete_prefix: str | None = None) -> StoreHealth:
-        """As `AsyncClient.store_health`."""
-        return self._loop.run(
-            self._client.store_health(store, check_delete_prefix=check_delete_prefix)
-        )
-
-    def refused_stores(self, stores: Sequence[str]) -> dict[str, str]:
-        """As `AsyncClient.refused_stores`."""
-        return self._loop.run(self._client.refused_stores(stores))
-
-    def brokers(self) -> tuple[BrokerSpec, ...]:
-        """As `AsyncClient.brokers`."""
-        return self._loop.run(self._client.brokers())
-
-    def flush(self, selector: LabelSelector | str, *, timeout_s: float = 60.0) -> dict[str, int]:
-        """As `AsyncClient.flush`."""
-        return self._loop.run(self._client.flush(selector, timeout_s=timeout_s))
-
-    def create_savepoint(
-        self,
-        name: str,
-        selector: LabelSelector | str = "",
-        *,
-        offsets: Mapping[str, int] | None = None,
-        created: Mapping[str, int] | None = None,
-        replace: bool = False,
-    ) -> Savepoint:
-        """As `AsyncClient.create_savepoint`."""
-        return self._loop.run(
-            self._client.create_savepoint(
-                name, selector, offsets=offsets, created=created, replace=replace
-            )
-        )
-
-    def get_savepoint(self, name: str) -> Savepoint:
-        """As `AsyncClient.get_savepoint`."""
-        return self._loop.run(self._client.get_savepoint(name))
-
-    def list_savepoints(self, prefix: str = "") -> Savepoints:
-        """As `AsyncClient.list_savepoints`."""
-        return self._loop.run(self._client.list_savepoints(prefix))
-
-    def delete_savepoint(self, name: str) -> None:
-        """As `AsyncClient.delete_savepoint`."""
-        self._loop.run(self._client.delete_savepoint(name))
-
-    def _iterate(self, source: AsyncGenerator[T, None]) -> Iterator[T]:
-        """Drive an async generator; leaving the iteration closes it."""
-        try:
-            while (item := self._loop.run(next_or_none(source))) is not None:
-                yield item
-        finally:
-            if not self._loop.is_closed:
-                self._loop.run(source.aclose())
+    flush = _blocking(AsyncClient.flush)
+    create_savepoint = _blocking(AsyncClient.create_savepoint)
+    get_savepoint = _blocking(AsyncClient.get_savepoint)
+    list_savepoints = _blocking(AsyncClient.list_savepoints)
+    delete_savepoint = _blocking(AsyncClient.delete_savepoint)
 
 
 class _Threaded:

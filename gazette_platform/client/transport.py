@@ -1,22 +1,31 @@
-"""What every call needs: a broker to ask, patience, and errors that say who failed."""
+"""What every call of a client needs: a broker to ask, retries, metrics, and errors that name the peer.
+
+`Transport` chooses the broker of each call and learns routes from responses. `Patience` decides whether
+and when a failed call is retried. `ask` makes a unary call until it is answered or patience ends.
+Routes are hints: a stale one costs one more attempt, because the next call asks the service address.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
-from typing import TYPE_CHECKING, final
+from collections import defaultdict
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+
+from google.protobuf.message import Message
 
 from gazette_platform.client.auth import Authorizer
-from gazette_platform.client.counts import ClientCounts
 from gazette_platform.client.read_ahead import ReadAhead
-from gazette_platform.client.route_cache import RouteCache, pick_endpoint
 from gazette_platform.client.wire import (
     NotYet,
     PeerUnreached,
     Wire,
     WirePool,
     call_error,
+    decoded,
     minds_pings,
 )
 from gazette_platform.errors import (
@@ -26,33 +35,35 @@ from gazette_platform.errors import (
     TransportError,
     ValidationError,
 )
+from gazette_platform.ops.lru import Lru
 from gazette_platform.ops.retry import backoff_s
 from gazette_platform.protocol import Header, strip_meta
+from gazette_platform.serving.interface import Condition, Kind, RpcFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
     from gazette_platform.client.config import ClientConfig
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
+    from gazette_platform.protocol import Fragment, LabelSelector, Route
+    from gazette_platform.protocol.auth import Capability
     from gazette_platform.protocol.pb import protocol_pb2 as pb
-    from gazette_platform.serving.interface import RpcFailed
 
-__all__ = ["Patience", "Transport"]
+
+# ------------------------------------------------------------------ the broker of a call
 
 _log = logging.getLogger(__name__)
 
 _HEADERS_MAX = 1024
-
 # Seconds before each retry, as of Gazette's clients, but that it is asked each second for some ten
 # seconds: so long it takes a broker that was killed to be started again, and to be where it was.
 _RETRIES_S = (0.05, 0.05, 0.1, 0.1, *([1.0] * 12), 5.0)
-
 # A stream that told nothing counts as a success all the same if it lived for so many seconds.
 _STEADY_S = 5.0
-
 # Seconds of trying after which whoever waits is told for what: a broker that is only started again, or
 # hands over, is back before.
 _SILENT_S = 5.0
-
 # Seconds after an apply in which calls ask brokers to know of it, which they mostly do in milliseconds.
 _APPLIED_S = 60.0
 
@@ -236,3 +247,263 @@ class Patience:
             how_long = f"for {limit_s:g} s" if limit_s is not None else "for as long as it takes"
             _log.warning("%s; trying again %s", error, how_long)
         await asyncio.sleep(delay_s)
+
+
+# ------------------------------------------------------------------ calls with one response
+
+M = TypeVar("M", bound=Message)
+T = TypeVar("T")
+
+
+class Repeat(Enum):
+    """When a call that failed is made again."""
+
+    IF_UNANSWERED = auto()
+    """Also if no answer came in time: it changes nothing."""
+    IF_RETRIABLE = auto()
+    """If the error says that it is likely to pass: doing it twice does no harm, but may take long."""
+    IF_UNSENT = auto()
+    """Likewise, but only if no broker can have got it: it may be refused just because it was done."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnaryMethod(Generic[M]):
+    """A method of the services of brokers."""
+
+    path: str
+    """As in ``/protocol.Journal/Apply``."""
+    response: type[M]
+    capability: Capability
+    """What the caller's token has to allow."""
+    repeat: Repeat = Repeat.IF_UNANSWERED
+    needs_primary: bool = False
+    """Whether only the primary of the journal can answer."""
+    validate: Callable[[M], None] | None = None
+    """Raises ValidationError: a response breaks a rule."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnaryCall(Generic[M]):
+    """What is asked of brokers."""
+
+    method: UnaryMethod[M]
+    request: Message
+    what: str
+    """The call, for errors."""
+    journal: str = ""
+    """Its brokers are asked; empty: any broker."""
+    claim: LabelSelector | str = ""
+    """What the token has to be for, although any broker is asked: a journal, or a selector."""
+    timeout_s: float | None = None
+    """Seconds for an attempt; None: as configured."""
+
+
+async def ask(transport: Transport, call: UnaryCall[M], read: Callable[[M], T]) -> T:
+    """Make a call until it is answered, for as long as the client has patience.
+
+    Args:
+        transport: reaches the brokers.
+        call: what to ask.
+        read: what to make of a response; it may raise, and the error decides as the call's own does.
+
+    Raises: TransportError; DataError: the response is malformed; what `read` raises.
+    Cancellation: leaves open whether it was done.
+    """
+    method, patience = call.method, transport.patience()
+    while True:
+        wire = transport.wire(call.journal, primary=method.needs_primary)
+        is_once = method.repeat is Repeat.IF_UNSENT
+        may_be_sent = is_once and await wire.connected()
+        try:
+            response = await _answer(transport, wire, call)
+            may_be_sent = is_once
+            return read(response)
+        except GazetteError as err:
+            if may_be_sent or not may_repeat(err, method.repeat):
+                raise
+            await patience.wait(err)
+
+
+async def ask_once(transport: Transport, call: UnaryCall[M]) -> M:
+    """The response to a call, which is made once. Raises, cancellation: as `ask`."""
+    wire = transport.wire(call.journal, primary=call.method.needs_primary)
+    return await _answer(transport, wire, call)
+
+
+async def _answer(transport: Transport, wire: Wire, call: UnaryCall[M]) -> M:
+    method, request, config = call.method, call.request, transport.config
+    made = wire.channel.call(
+        method.path,
+        Kind.UNARY,
+        transport.auth.metadata(method.capability, call.claim or call.journal) or (),
+        request.SerializeToString(),
+        timeout_s=config.call_timeout_s if call.timeout_s is None else call.timeout_s,
+    )
+    try:
+        with wire:
+            raw = await made.answer()
+    except RpcFailed as err:
+        raise transport.failed(err, wire, call.journal, call.what) from err
+    return decoded(method.response, raw, method.validate, peer=transport.peer)
+
+
+def may_repeat(error: GazetteError, repeat: Repeat = Repeat.IF_UNANSWERED) -> bool:
+    """Whether to make a call again that failed with `error`."""
+    is_unanswered = isinstance(error, CallUnanswered)
+    return error.retriable or (is_unanswered and repeat is Repeat.IF_UNANSWERED)
+
+
+# ------------------------------------------------------------------ routes
+
+
+def _unknown(_: str) -> Condition:
+    return Condition.UNKNOWN
+
+
+def pick_endpoint(
+    route: Route,
+    zone: str,
+    *,
+    primary: bool,
+    condition: Callable[[str], Condition] = _unknown,
+    leaves_zone: bool = False,
+) -> str:
+    """The endpoint to dial for a journal of `route`; "" when the route names none.
+
+    Args:
+        zone: the caller's; replicas there are preferred, then those that did not fail, then those
+            that are connected, then the first.
+        primary: the call needs the primary.
+        condition: of the connection to an endpoint.
+        leaves_zone: whether to prefer a replica of another zone to one that failed. A client had
+            better fail: it asks its service address next, and leaves traffic between zones to
+            brokers that know more.
+
+    Source: the order is that of Gazette's dispatcher, which never leaves the zone.
+    """
+    if not route.endpoints:
+        return ""
+    if primary:
+        return route.endpoints[route.primary] if route.primary >= 0 else ""
+    best = ""
+    best_rank: tuple[bool, ...] | None = None
+    for member, endpoint in zip(route.members, route.endpoints, strict=False):
+        if not endpoint:
+            continue
+        is_elsewhere, found = member.zone != zone, condition(endpoint)
+        has_failed = found is Condition.FAILED
+        order = (has_failed, is_elsewhere) if leaves_zone else (is_elsewhere, has_failed)
+        rank = (*order, found is not Condition.READY)
+        if best_rank is None or rank < best_rank:
+            best, best_rank = endpoint, rank
+    return best
+
+
+@final
+class RouteCache:
+    """Routes of the journals used last.
+
+    An entry lives `ttl_s` from its last update, whether or not it is used. Size 0 remembers
+    nothing, so that every call goes to the service address.
+    """
+
+    def __init__(self, size: int, ttl_s: float, clock: Clock) -> None:
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._entries: Lru[str, tuple[Route, float]] = Lru(size)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, journal: str) -> Route | None:
+        """The route of `journal`, or None when it is unknown or too old."""
+        entry = self._entries.get(journal)
+        if entry is None:
+            return None
+        route, expires_at = entry
+        if self._clock.monotonic() >= expires_at:
+            self._entries.drop(journal)
+            return None
+        return route
+
+    def update(self, journal: str, route: Route | None) -> None:
+        """Remember `route`; None or one without members forgets the journal."""
+        if route is None or not route.members:
+            self._entries.drop(journal)
+        else:
+            self._entries.put(journal, (route, self._clock.monotonic() + self._ttl_s))
+
+    def invalidate(self, journal: str) -> None:
+        """Forget the route of `journal`."""
+        self._entries.drop(journal)
+
+
+# ------------------------------------------------------------------ metrics
+
+_Codec = tuple[str, str]
+
+
+@final
+class ClientCounts:
+    """Bytes and fragments of a client: a collector, which ``prometheus_client.REGISTRY.register`` takes.
+
+    The event loop of the client adds to it; any thread may read it. Fragments are those that the client
+    fetched from stores itself; each is counted as often as it was opened.
+
+    Attributes:
+        appended_bytes: of appends that were acknowledged, by journal.
+        read_bytes: that were given to readers, by journal.
+        opened: fragments, by journal and codec; likewise below.
+        opened_content_bytes: content of these.
+        fetched_bytes: content of these that was given to readers.
+        skipped_bytes: content of these before the offset that was read from.
+    """
+
+    def __init__(self) -> None:
+        self.appended_bytes: defaultdict[str, int] = defaultdict(int)
+        self.read_bytes: defaultdict[str, int] = defaultdict(int)
+        self.opened: defaultdict[_Codec, int] = defaultdict(int)
+        self.opened_content_bytes: defaultdict[_Codec, int] = defaultdict(int)
+        self.fetched_bytes: defaultdict[_Codec, int] = defaultdict(int)
+        self.skipped_bytes: defaultdict[_Codec, int] = defaultdict(int)
+
+    def open_fragment(self, fragment: Fragment, offset: int) -> None:
+        """A fragment is fetched, to be read from an offset on."""
+        key = fragment.journal, fragment.codec.name
+        self.opened[key] += 1
+        self.opened_content_bytes[key] += fragment.content_length
+        self.skipped_bytes[key] += max(0, offset - fragment.begin)
+
+    def read_fragment(self, fragment: Fragment, length: int) -> None:
+        """So many bytes of a fragment were given to a reader."""
+        self.fetched_bytes[fragment.journal, fragment.codec.name] += length
+
+    def collect(self) -> Iterator[Any]:
+        """The metrics, by Gazette's names."""
+        from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415  slow to import
+
+        def counter(name: str, text: str, values: Mapping[Any, int], *labels: str) -> Any:
+            family = CounterMetricFamily(name, text, labels=labels)
+            for key, value in list(values.items()):
+                family.add_metric([key] if isinstance(key, str) else list(key), value)
+            return family
+
+        journal, both = ("journal",), ("journal", "codec")
+        yield counter("gazette_append_bytes", "Bytes appended.", self.appended_bytes, *journal)
+        yield counter("gazette_read_bytes", "Bytes read.", self.read_bytes, *journal)
+        yield counter("gazette_fragment_open", "Fragments opened.", self.opened, *both)
+        yield counter(
+            "gazette_fragment_open_content_length",
+            "Content of the fragments opened, in bytes.",
+            self.opened_content_bytes,
+            *both,
+        )
+        yield counter(
+            "gazette_read_fragment_bytes", "Bytes read of fragments.", self.fetched_bytes, *both
+        )
+        yield counter(
+            "gazette_discard_fragment_bytes",
+            "Bytes of fragments before the offset read from.",
+            self.skipped_bytes,
+            *both,
+        )

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar, final
 
 from gazette_platform.consumer.shard import Progress
 from gazette_platform.consumer.store import ShardStore
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import AppendService, AsyncClient
     from gazette_platform.consumer.cluster import ShardAssignment
-    from gazette_platform.consumer.options import Option
     from gazette_platform.consumer.protocol import Checkpoint, ShardSpec
     from gazette_platform.consumer.publisher import TransactionPublisher
     from gazette_platform.consumer.recoverylog import FsmHints, Recorder
@@ -42,15 +41,6 @@ if TYPE_CHECKING:
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol import JournalSpec
     from gazette_platform.serving.auth import Authenticator
-
-__all__ = [
-    "Application",
-    "DeferToNextTransaction",
-    "MessageBatches",
-    "ServingProcess",
-    "Shard",
-    "Transaction",
-]
 
 StoreT = TypeVar("StoreT", bound=ShardStore)
 MessageT = TypeVar("MessageT")
@@ -302,3 +292,43 @@ def takes_batches(application: Application[Any, Any]) -> bool:
             f"{kind.__name__} consumes nothing: override `consume` or `consume_batch`"
         )
     return False
+
+
+_TAKEN: Final = frozenset({"broker", "consumer", "etcd", "log"})
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of ``serve`` and ``print-config``: a flag, a key of gazette.ini, and a variable.
+
+    Raises: ValidationError: the name has no group, or one that every consumer has.
+    """
+
+    name: str
+    """A group and a key with a dot between them: ``wordcount.N`` is the flag ``--wordcount.N``, the key
+    ``N`` of the section ``[Wordcount]``, and the variable ``WORDCOUNT_N``."""
+    kind: type
+    """str, int, bool or Path; float stands for a duration in seconds, given as ``1m30s``."""
+    default: Any
+    """A value of that kind, or None."""
+    help: str
+    """One sentence."""
+
+    def __post_init__(self) -> None:
+        group, _, key = self.name.partition(".")
+        if not group or not key or group.lower() in _TAKEN:
+            raise ValidationError(
+                f"expected a group of your own, a dot and a key ({self.name!r}; {', '.join(sorted(_TAKEN))} "
+                "are taken)",
+                path="Option.name",
+            )
+        if self.kind not in {str, int, bool, float} and self.kind.__name__ != "Path":
+            raise ValidationError(
+                f"{self.name}: no option has values of {self.kind.__name__}", path="Option.kind"
+            )
+
+    @property
+    def variable(self) -> str:
+        """Name of its environment variable."""
+        return self.name.replace(".", "_").replace("-", "_").upper()

@@ -1,4 +1,4 @@
-"""A client of the shards of a consumer group."""
+"""A client of the shards of a consumer group, and the check of the journals that their specs name."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.client.config import ClientConfig
-from gazette_platform.client.transport import Transport
-from gazette_platform.client.unary import Repeat, UnaryCall, UnaryMethod, ask
+from gazette_platform.client.transport import Repeat, Transport, UnaryCall, UnaryMethod, ask
 from gazette_platform.consumer.protocol import (
     ReplicaStatus,
     ShardSpec,
@@ -20,31 +19,21 @@ from gazette_platform.consumer.protocol import (
     validate_shard_stat_response,
     validate_shard_unassign_request,
 )
-from gazette_platform.consumer.recoverylog import FsmHints
+from gazette_platform.consumer.recoverylog import CONTENT_TYPE, FsmHints
 from gazette_platform.errors import ValidationError, status_error
+from gazette_platform.message import framing_of_labels
 from gazette_platform.ops.clock import Clock, SystemClock
 from gazette_platform.ops.closing import AsyncClosing
 from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.protocol import Header, Label, LabelSelector, LabelSet, Route
+from gazette_platform.protocol import Header, Label, LabelSelector, LabelSet, Route, strip_meta
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import consumer_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from gazette_platform.client import AsyncClient
     from gazette_platform.consumer.protocol import ShardChange
-
-__all__ = [
-    "UNASSIGN_SHARDS_MAX",
-    "ShardClient",
-    "ShardHintsListing",
-    "ShardListing",
-    "ShardProgress",
-    "ShardSnapshot",
-    "check_shard_changes",
-    "shard_apply_request",
-    "shard_list_response",
-]
 
 UNASSIGN_SHARDS_MAX: Final = 100
 """Shards of one call, which is one transaction of etcd."""
@@ -402,3 +391,67 @@ def _check_status(number: int, shard: str = "") -> None:
     status = ShardStatus.from_wire(number)
     if status is not ShardStatus.OK:
         raise status_error(status.name, journal=shard)
+
+
+# ------------------------------------------------------------------ journals that specs name
+
+_LABEL: Final = "content-type"
+# Journals that are asked for in one listing.
+_NAMES_AT_A_TIME: Final = 100
+
+
+async def check_references(client: AsyncClient, specs: Iterable[ShardSpec]) -> None:
+    """Check that sources are journals of messages, and that recovery logs are journals of their type.
+
+    Args:
+        client: of the brokers.
+        specs: which are valid by themselves.
+
+    Raises: ValidationError: names the first shard and journal that are wrong. TransportError.
+    Cancellation: safe.
+    """
+    wanted = list(specs)
+    names = {strip_meta(source.journal) for spec in wanted for source in spec.sources}
+    names |= {spec.recovery_log for spec in wanted if spec.recovery_log}
+    labels = await _labels_of(client, sorted(names))
+    for spec in wanted:
+        path = f"Shard[{spec.id}]"
+        for source in spec.sources:
+            at = f"{path}.Sources[{source.journal}]"
+            _check(labels, strip_meta(source.journal), framing_of_labels, at)
+        if spec.recovery_log:
+            _check(labels, spec.recovery_log, _check_is_log, f"{path}.RecoveryLog")
+
+
+async def _labels_of(client: AsyncClient, names: list[str]) -> dict[str, LabelSet]:
+    """Labels of those journals that are there."""
+    found: dict[str, LabelSet] = {}
+    for begin in range(0, len(names), _NAMES_AT_A_TIME):
+        labels = LabelSet()
+        for name in names[begin : begin + _NAMES_AT_A_TIME]:
+            labels = labels.with_added("name", name)
+        for journal in await client.list(LabelSelector(include=labels)):
+            found[journal.name] = journal.spec.labels
+    return found
+
+
+def _check(
+    labels: Mapping[str, LabelSet], name: str, rule: Callable[[LabelSet], object], path: str
+) -> None:
+    found = labels.get(name)
+    if found is None:
+        raise ValidationError(
+            f"named journal does not exist ({name}; make it by `gazctl journals apply`)", path=path
+        )
+    try:
+        rule(found)
+    except ValidationError as err:
+        raise err.within(path) from err
+
+
+def _check_is_log(labels: LabelSet) -> None:
+    values = labels.values_of(_LABEL)
+    if values != (CONTENT_TYPE,):
+        raise ValidationError(
+            f"expected label {_LABEL} to be {CONTENT_TYPE} (has {', '.join(values) or 'none'})"
+        )

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 from gazette_platform.errors import ApplicationFailed
 from gazette_platform.message import AckIntent, Mapped, MessageClock, Publisher
-from gazette_platform.ops.counted import counted
 from gazette_platform.ops.lru import Lru
+from gazette_platform.ops.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from gazette_platform.client import AppendService, AsyncClient
     from gazette_platform.ops.clock import Clock
-
-__all__ = ["TransactionPublisher"]
 
 M = TypeVar("M")
 
@@ -43,6 +41,7 @@ class TransactionPublisher:
         self._client = client
         self._appends = appends
         self._clock = clock
+        # One clock for all journals: an ACK's clock is then above those of all messages before it.
         self._message_clock = MessageClock()
         # It goes with the time at the begin of each transaction, and not within one.
         self._publisher: Publisher[Any] = Publisher(
@@ -72,6 +71,7 @@ class TransactionPublisher:
 
         Cancellation: safe; the message is accepted or not.
         """
+        # Counted here and not in the coroutine, which never starts if the application forgets to await it.
         self._under_way += 1
         return self._publish(to, message)
 

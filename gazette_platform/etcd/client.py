@@ -1,4 +1,4 @@
-"""The client: reads, transactions, and the doors to leases and watches."""
+"""The client: reads, transactions, and the handles to leases and watches."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from gazette_platform.errors import EtcdError, SetupError, ValidationError
 from gazette_platform.etcd import wire
-from gazette_platform.ops.keepalive import keepalive_options
+from gazette_platform.ops.network import keepalive_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -346,6 +346,14 @@ class Spool:
             raise ValueError(f"digest is at {self._digested_to}, not at {self.end}")
         return self._sha.copy()
 
+    def digest_last(self, chunks: Iterable[bytes | memoryview]) -> None:
+        """Bring the SHA-1 up to `end` by content at hand: all that it does not cover yet."""
+        for chunk in chunks:
+            self._sha.update(chunk)
+        self._digested_to = self.end
+        if self.end - self._proved[0] >= _PROVE_BYTES:
+            self._proved = (self.end, self._sha.digest())
+
     def digest_step(self, to: int) -> None:
         """Bring the SHA-1 up to journal offset `to`, at most `end`. Safe in a thread.
 

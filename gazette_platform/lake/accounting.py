@@ -23,6 +23,7 @@ from gazette_platform.lake.aside import is_aside
 from gazette_platform.lake.content import COUNTED_BYTES_MIN
 from gazette_platform.lake.fit import (
     damage,
+    is_of_spec,
     json_columns,
     misfit,
     unfit_fragment,
@@ -414,7 +415,8 @@ class Accountant:
                 except LakeError as err:
                     self.result.errors.setdefault(planned.journal, err)
                     continue
-                update = _update(planned, counts, before, self._created.get(planned.journal, 0))
+                created = self._created.get(planned.journal, 0)
+                update = _update(self._spec, planned, counts, before, created)
                 settled.append((planned, update.state if update is not None else before, update))
                 if update is not None:
                     changed.append(replace(now, parameters=update.state.within(now.parameters)))
@@ -531,7 +533,11 @@ def _recalled(planned: PlannedPartition, state: PartitionState) -> PartitionStat
 
 
 def _update(
-    planned: PlannedPartition, counts: _Counts, before: PartitionState, created: int
+    spec: TableSpec,
+    planned: PlannedPartition,
+    counts: _Counts,
+    before: PartitionState,
+    created: int,
 ) -> PartitionUpdate | None:
     """`before` with those of `counts` that it does not hold; None if it holds all."""
     state = _recalled(planned, before)
@@ -542,7 +548,11 @@ def _update(
                 state = state.tried(fragment.begin, fragment.end, counted.stamp)
                 continue
             is_uncounted = state.uncounted_at(fragment.begin, fragment.end) is not None
-            if is_uncounted or state.unfit_at(fragment.begin, fragment.end) is not None:
+            noted = state.unfit_at(fragment.begin, fragment.end)
+            if noted is not None and not is_of_spec(spec, noted):
+                # Of fragments that are not noted, only what the former spec says is known.
+                state = replace(state, unfit_more=0)
+            if is_uncounted or noted is not None:
                 state = state.with_unfit(fragment.begin, fragment.end, counted.unfit)
             if is_uncounted:
                 state = state.counted(fragment.begin, fragment.end, counted.rows)

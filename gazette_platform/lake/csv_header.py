@@ -32,12 +32,12 @@ def header_pattern(spec: TableSpec) -> re.Pattern[bytes] | None:
     if not spec.header:
         return None
     separator = re.escape(spec.separator).encode()
+    first, *others = (_cell(column.key, spec.separator) for column in spec.columns)
+    # Groups side by side: the parser of patterns recurses into groups within each other.
+    rest = b"".join(rb"(?:%b%b|(?=\r?\n))" % (separator, cell) for cell in others)
     # A further field, which no column has, hides no header.
-    rest = rb"(?:%b[^\n]*)?" % separator
-    for column in reversed(spec.columns[1:]):
-        rest = rb"(?:%b%b%b)?" % (separator, _cell(column.key, spec.separator), rest)
-    first = _cell(spec.columns[0].key, spec.separator)
-    return re.compile(rb"^(?:%b)?%b%b\r?\n" % (_MARK.encode(), first, rest), re.MULTILINE)
+    more = rb"(?:%b[^\n]*)?" % separator
+    return re.compile(rb"^(?:%b)?%b%b%b\r?\n" % (_MARK.encode(), first, rest, more), re.MULTILINE)
 
 
 def _cell(key: str, separator: str) -> bytes:

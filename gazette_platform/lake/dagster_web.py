@@ -15,7 +15,7 @@ import requests
 from gazette_platform.errors import LakeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 __all__ = ["DagsterWeb", "LastRun", "RedCheck"]
 
@@ -49,7 +49,7 @@ _WHY: Final = """query($run: ID!, $limit: Int!) {
 @final
 @dataclass(frozen=True, slots=True)
 class RedCheck:
-    """A blocking check that failed by its newest answer."""
+    """A check that failed by its newest answer."""
 
     table: str
     check: str
@@ -78,8 +78,12 @@ class DagsterWeb:
     def __init__(self, uri: str) -> None:
         self._uri = uri.rstrip("/")
 
-    def red_checks(self, tables: Iterable[str]) -> list[RedCheck]:
+    def red_checks(self, tables: Iterable[str], others: Collection[str] = ()) -> list[RedCheck]:
         """Return the blocking checks of tables that are red, by their newest answers.
+
+        Args:
+            tables: their names.
+            others: names of checks to return also if they do not block.
 
         Raises: LakeError: Dagster cannot be reached, or answers something else.
         """
@@ -90,7 +94,7 @@ class DagsterWeb:
                 (node, check)
                 for node in nodes
                 for check in node["assetChecksOrError"].get("checks", ())
-                if check["blocking"]
+                if check["blocking"] or check["name"] in others
             )
         }
         if not asked:

@@ -85,6 +85,9 @@ _MAGIC: Final = {
     b"ORC": Kind.ORC,
     b"\x66\x33\x93\x36": Kind.FIXED,
 }
+_WORDS: Final = frozenset({Kind.BZIP2, Kind.PARQUET, Kind.ORC})
+"""Kinds whose magic bytes are letters, with which text may begin: a column `ORCID`, say."""
+_BINARY_BYTES: Final = 4 << 10
 _COMPRESSED: Final = frozenset({Kind.GZIP, Kind.ZSTD, Kind.BZIP2, Kind.XZ, Kind.ZIP})
 _OF_OFFICE: Final = (b"[Content_Types].xml", b"xl/", b"_rels/")
 _UTF8: Final = "utf-8"
@@ -134,6 +137,8 @@ def recognize(head: bytes) -> ContentFormat:
     begin = head.lstrip(b"\r\n")
     for magic, kind in _MAGIC.items():
         if begin.startswith(magic):
+            if kind in _WORDS and not _HAS_CONTROL.search(begin, 0, _BINARY_BYTES):
+                continue
             is_office = kind is Kind.ZIP and any(name in head[:4096] for name in _OF_OFFICE)
             return ContentFormat(Kind.XLSX if is_office else kind)
     encoding = _encoding(head)
@@ -173,6 +178,7 @@ def _encoding(head: bytes) -> str | None:
 
 
 _CONTROLS: Final = bytes(set(range(32)) - set(b"\t\r\n"))
+_HAS_CONTROL: Final = re.compile(b"[%b]" % re.escape(_CONTROLS))
 # Bytes that Windows-1252 has no character for, and controls that no text has.
 _NOT_WINDOWS: Final = frozenset({0x81, 0x8D, 0x8F, 0x90, 0x9D, 0x7F, *_CONTROLS})
 
@@ -358,7 +364,7 @@ _REMEDIES_OF_TEXT: Final = {
 def title(found: ContentFormat) -> str:
     r"""Return what to call the content in a sentence that begins with "is".
 
-    >>> title(recognize(b"PAR1...")), title(recognize("a;1\nb;2".encode("utf-16")))
+    >>> title(recognize(b"PAR1\x15")), title(recognize("a;1\nb;2".encode("utf-16")))
     ('a Parquet file', 'text in UTF-16')
     """
     if found.kind in _TITLES:

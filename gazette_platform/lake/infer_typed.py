@@ -15,7 +15,7 @@ from gazette_platform.lake.spec_rules import is_key
 from gazette_platform.lake.typed.rows.parsing import BlockParser
 from gazette_platform.lake.typed_spec.columns import has_times, text_of, typed_from_raw
 from gazette_platform.lake.typed_spec.typed_columns import SYSTEM_COLUMNS
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

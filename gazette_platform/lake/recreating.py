@@ -6,19 +6,20 @@ broker lists any more, such as those of a deleted journal, would not come back. 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gazette_platform.lake.exact import VIEW_OF
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.spec_rules import EXACT_SUFFIX, LINES_SUFFIX
 from gazette_platform.lake.tables import LAYOUT, TABLE
+from gazette_platform.protocol import is_another
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gazette_platform.hive import HiveTable, MetastoreSession
 
-__all__ = ["drop_entries", "entries_of", "held_states", "stored_entry", "why_missed"]
+__all__ = ["HeldNow", "drop_entries", "entries_of", "held_states", "stored_entry", "why_missed"]
 
 
 def entries_of(session: MetastoreSession, name: str) -> list[HiveTable]:
@@ -49,24 +50,36 @@ def held_states(session: MetastoreSession, table: HiveTable) -> list[PartitionSt
     return [PartitionState.from_parameters(each.parameters) for each in holders]
 
 
-def why_missed(states: Sequence[PartitionState], begins: Mapping[str, int]) -> str:
+class HeldNow(NamedTuple):
+    """What brokers hold of a journal."""
+
+    begin: int
+    """The first offset that they list."""
+    head: int
+    created: int = 0
+    """Which journal it is (`protocol.identity`)."""
+
+
+def why_missed(states: Sequence[PartitionState], held: Mapping[str, HeldNow]) -> str:
     """Return why rows would be missed if a table were made again; empty if none would.
 
     Args:
         states: accounts of its Hive partitions.
-        begins: by journal that exists, the first offset that brokers list.
+        held: by journal that exists, what brokers hold of it.
     """
     for state in states:
         if not state.ranges:
             continue
-        begin = state.ranges[0][0]
-        if state.journal not in begins:
+        now = held.get(state.journal)
+        if now is None:
             return f"its rows of {state.journal} would be gone, because that journal is"
-        if begin < begins[state.journal]:
+        if is_another(state.created, now.created) or state.ranges[-1][1] > now.head:
             return (
-                f"its rows of {state.journal} before offset {begins[state.journal]} would be gone, because brokers list "
-                "none of them"
+                f"its rows of {state.journal} would be gone, because that journal was deleted and made again since (if it "
+                f"holds what it held, `gazctl lake repair --same {state.journal}` says so)"
             )
+        if state.ranges[0][0] < now.begin:
+            return f"its rows of {state.journal} before offset {now.begin} would be gone, because brokers list none of them"
     return ""
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, Literal, Protocol, final
 
-from gazette_platform.client.direct import read_fragment
 from gazette_platform.client.loop_thread import next_or_none
+from gazette_platform.client.read.direct import read_fragment
 from gazette_platform.errors import DataError, Desynchronized, StoreError
 from gazette_platform.message.framing import FRAME_BYTES_MAX
 

@@ -32,6 +32,7 @@ NEVER: Final = "never"
 
 _DEFAULT: Final = "1%"
 _COUNT_MAX: Final = 10**15
+_DIGITS_MAX: Final = 20
 UNFIT_EXAMPLE: Final = (
     "how many unfit records stop rollups: `{block: 1%}` for a share of a Hive partition's records, "
     "`{block: 100}` for a count, or `{block: never}`"
@@ -74,9 +75,10 @@ class Threshold:
         is_share = digits != text
         # Nothing else that Python takes for a number, such as `1e9`, `1_0` or `Infinity`.
         is_number = digits.isascii() and digits.replace(".", "", is_share).isdigit()
-        if is_number and is_share and len(digits) <= 20 and Decimal(digits) <= 100:
+        is_number = is_number and len(digits) <= _DIGITS_MAX
+        if is_number and is_share and Decimal(digits) <= 100:
             return cls(percent=Decimal(digits))
-        if is_number and not is_share and int(digits[:20]) <= _COUNT_MAX:
+        if is_number and not is_share and int(digits) <= _COUNT_MAX:
             return cls(count=int(digits))
         raise ValidationError(f"{text[:40]!r} is not {UNFIT_EXAMPLE}", path="unfit.block")
 

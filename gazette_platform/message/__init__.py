@@ -1,4 +1,9 @@
-"""Records in journals: framings, UUIDs, transactions, and the mapping of records to journals."""
+"""Messages in journals: framings, UUIDs, transactions, and the mapping of messages to journals.
+
+Nouns: message, framing (how a journal delimits messages), UUID (its producer, clock and flags),
+sequencer (which messages are committed), publisher, mapping (which journal a message goes to).
+Guarantee: a committed reader returns each message once, although appends are at least once.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +11,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gazette_platform.client.records import split_lines
+    from gazette_platform.client.read.records import split_lines
     from gazette_platform.message.arrow import ArrowBatch, ArrowReader, SyncArrowReader, read_arrow
-    from gazette_platform.message.avro_files import (
+    from gazette_platform.message.avro import (
         AVRO_CONTENT_TYPE,
         AvroBlock,
         AvroContainers,
+        AvroFraming,
         avro_records,
         check_avro_spec,
         encode_avro_file,
     )
-    from gazette_platform.message.avro_framing import AvroFraming
-    from gazette_platform.message.csv_framing import CsvFraming
-    from gazette_platform.message.envelope import Envelope
+    from gazette_platform.message.content_types import (
+        CsvFraming,
+        JsonFraming,
+        ProtoFraming,
+        framing_of,
+        framing_of_labels,
+        go_json,
+        register_framing,
+    )
     from gazette_platform.message.framing import (
         FIXED_MAGIC,
         FRAME_BYTES_MAX,
@@ -27,10 +39,17 @@ if TYPE_CHECKING:
         frame_fixed,
         split_fixed,
     )
-    from gazette_platform.message.json_framing import JsonFraming, go_json
-    from gazette_platform.message.many import MergedReader, read_journals, read_merged
-    from gazette_platform.message.mapping import (
+    from gazette_platform.message.many import (
+        JournalSpan,
+        MergedReader,
+        read_journals,
+        read_merged,
+        select_spans,
+    )
+    from gazette_platform.message.publisher import (
+        AckIntent,
         Mapped,
+        Publisher,
         fnv1a32,
         modulo,
         modulo_mapping,
@@ -38,26 +57,25 @@ if TYPE_CHECKING:
         rendezvous,
         rendezvous_mapping,
     )
-    from gazette_platform.message.proto_framing import ProtoFraming
-    from gazette_platform.message.publisher import AckIntent, Publisher
-    from gazette_platform.message.readers import (
+    from gazette_platform.message.reading import (
         CommittedReader,
         MessageDecoder,
+        MessageIterator,
         UncommittedReader,
+        read_committed,
+        read_uncommitted,
     )
-    from gazette_platform.message.reading import MessageIterator, read_committed, read_uncommitted
-    from gazette_platform.message.registry import framing_of, framing_of_labels, register_framing
-    from gazette_platform.message.selection import JournalSpan, select_spans
     from gazette_platform.message.sequencer import (
         PRUNE_HORIZON,
         RING_SIZE,
+        Envelope,
         Outcome,
         ProducerState,
         ReplayRange,
         Sequencer,
         SequencerCheckpoint,
+        SequencerCounts,
     )
-    from gazette_platform.message.sequencer_counts import SequencerCounts
     from gazette_platform.message.uuid import (
         CLOCK_TICK,
         NO_UUID,
@@ -142,76 +160,41 @@ __all__ = [
     "uuid_bytes",
 ]
 
+# Module of each name, as in the imports above, which only type checkers see.
 _HOMES = {
-    "gazette_platform.client.records": ("split_lines",),
-    "gazette_platform.message.arrow": (
-        "ArrowBatch",
-        "ArrowReader",
-        "SyncArrowReader",
-        "read_arrow",
+    "gazette_platform.client.read.records": "split_lines",
+    "gazette_platform.message.arrow": "ArrowBatch ArrowReader SyncArrowReader read_arrow",
+    "gazette_platform.message.avro": (
+        "AVRO_CONTENT_TYPE AvroBlock AvroContainers AvroFraming avro_records "
+        "check_avro_spec encode_avro_file"
     ),
-    "gazette_platform.message.avro_files": (
-        "AVRO_CONTENT_TYPE",
-        "AvroBlock",
-        "AvroContainers",
-        "avro_records",
-        "check_avro_spec",
-        "encode_avro_file",
+    "gazette_platform.message.content_types": (
+        "CsvFraming JsonFraming ProtoFraming framing_of framing_of_labels go_json register_framing"
     ),
-    "gazette_platform.message.avro_framing": ("AvroFraming",),
-    "gazette_platform.message.csv_framing": ("CsvFraming",),
-    "gazette_platform.message.envelope": ("Envelope",),
     "gazette_platform.message.framing": (
-        "FIXED_MAGIC",
-        "FRAME_BYTES_MAX",
-        "Decoder",
-        "Framing",
-        "frame_fixed",
-        "split_fixed",
+        "FIXED_MAGIC FRAME_BYTES_MAX Decoder Framing frame_fixed split_fixed"
     ),
-    "gazette_platform.message.json_framing": ("JsonFraming", "go_json"),
-    "gazette_platform.message.many": ("MergedReader", "read_journals", "read_merged"),
-    "gazette_platform.message.mapping": (
-        "Mapped",
-        "fnv1a32",
-        "modulo",
-        "modulo_mapping",
-        "random_mapping",
-        "rendezvous",
-        "rendezvous_mapping",
+    "gazette_platform.message.many": (
+        "JournalSpan MergedReader read_journals read_merged select_spans"
     ),
-    "gazette_platform.message.proto_framing": ("ProtoFraming",),
-    "gazette_platform.message.publisher": ("AckIntent", "Publisher"),
-    "gazette_platform.message.readers": ("CommittedReader", "MessageDecoder", "UncommittedReader"),
-    "gazette_platform.message.reading": ("MessageIterator", "read_committed", "read_uncommitted"),
-    "gazette_platform.message.registry": ("framing_of", "framing_of_labels", "register_framing"),
-    "gazette_platform.message.selection": ("JournalSpan", "select_spans"),
+    "gazette_platform.message.publisher": (
+        "AckIntent Mapped Publisher fnv1a32 modulo modulo_mapping random_mapping "
+        "rendezvous rendezvous_mapping"
+    ),
+    "gazette_platform.message.reading": (
+        "CommittedReader MessageDecoder MessageIterator UncommittedReader read_committed "
+        "read_uncommitted"
+    ),
     "gazette_platform.message.sequencer": (
-        "PRUNE_HORIZON",
-        "RING_SIZE",
-        "Outcome",
-        "ProducerState",
-        "ReplayRange",
-        "Sequencer",
-        "SequencerCheckpoint",
+        "PRUNE_HORIZON RING_SIZE Envelope Outcome ProducerState ReplayRange Sequencer "
+        "SequencerCheckpoint SequencerCounts"
     ),
-    "gazette_platform.message.sequencer_counts": ("SequencerCounts",),
     "gazette_platform.message.uuid": (
-        "CLOCK_TICK",
-        "NO_UUID",
-        "Flags",
-        "MessageClock",
-        "UuidParts",
-        "build_uuid",
-        "clock_of",
-        "new_producer_id",
-        "parse_uuid",
-        "parse_uuids",
-        "unix_ns_of",
-        "uuid_bytes",
+        "CLOCK_TICK NO_UUID Flags MessageClock UuidParts build_uuid clock_of "
+        "new_producer_id parse_uuid parse_uuids unix_ns_of uuid_bytes"
     ),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 if not TYPE_CHECKING:  # to which any name would be there
 

@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 import orjson
 
 from gazette_platform.errors import DataError, ValidationError
-from gazette_platform.message.readers import MessageDecoder
-from gazette_platform.message.registry import framing_of_labels
+from gazette_platform.message.content_types import framing_of_labels
+from gazette_platform.message.reading import MessageDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyarrow as pa  # type: ignore[import-untyped]
 
-    from gazette_platform.message.selection import JournalSpan
-
-__all__ = ["DEPTH_MAX", "ArrowParser", "arrow_parser", "check_depth", "cut_csv", "depth_of"]
+    from gazette_platform.message.many import JournalSpan
 
 # Of values of JSON within each other. Arrow's work grows with the square: 10,000 take it minutes.
 DEPTH_MAX = 1000

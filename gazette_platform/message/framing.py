@@ -16,19 +16,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.message.uuid import UuidParts
 
-__all__ = [
-    "FIXED_HEADER",
-    "FIXED_MAGIC",
-    "FRAME_BYTES_MAX",
-    "Decoder",
-    "Framing",
-    "LineSplitter",
-    "Unframing",
-    "frame_fixed",
-    "split_fixed",
-    "unexpected_eof",
-]
-
 M = TypeVar("M")
 M_co = TypeVar("M_co", covariant=True)
 

@@ -37,7 +37,7 @@ Source: outcomes and their order are those of Gazette's sequencer.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, final
@@ -46,20 +46,60 @@ from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.message.uuid import Flags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from gazette_platform.message.envelope import Envelope
-    from gazette_platform.message.sequencer_counts import SequencerCounts
+    from gazette_platform.message.uuid import UuidParts
 
-__all__ = [
-    "PRUNE_HORIZON",
-    "RING_SIZE",
-    "Outcome",
-    "ProducerState",
-    "ReplayRange",
-    "Sequencer",
-    "SequencerCheckpoint",
-]
+M = TypeVar("M")
+
+
+class Envelope(NamedTuple, Generic[M]):
+    """A message as it was read."""
+
+    journal: str
+    """As it was asked for: `a/journal;one` and `a/journal;two` are different sources."""
+    begin: int
+    """Offset of the first byte of its frame."""
+    end: int
+    """Offset behind the last one."""
+    uuid: UuidParts
+    message: M
+
+
+_NAMES = {int(flag): flag.name for flag in Flags}
+
+
+@final
+class SequencerCounts:
+    """Counts of messages: a collector, which ``prometheus_client.REGISTRY.register`` takes.
+
+    Several sequencers of one thread may share it; it is read by any thread.
+
+    Attributes:
+        queued: messages that were sequenced, by journal, flags and `Outcome`.
+        replayed: messages that were read again, since the ring had dropped them, by journal.
+    """
+
+    def __init__(self) -> None:
+        self.queued: defaultdict[tuple[str, int, str], int] = defaultdict(int)
+        self.replayed: defaultdict[str, int] = defaultdict(int)
+
+    def collect(self) -> Iterator[Any]:
+        """The metrics. Their names lack the end that the library gives to counters, so they are untyped."""
+        from prometheus_client import Metric  # noqa: PLC0415  slow to import
+
+        queued = Metric("gazette_sequencer_queued", "Messages that were sequenced.", "unknown")
+        for (journal, flags, outcome), count in list(self.queued.items()):
+            labels = {"journal": journal, "flag": _NAMES.get(flags, str(flags))}
+            queued.add_sample(queued.name, {**labels, "outcome": str(outcome)}, count)
+        yield queued
+        replayed = Metric(
+            "gazette_sequencer_replay", "Messages that were read a second time.", "unknown"
+        )
+        for journal, count in list(self.replayed.items()):
+            replayed.add_sample(replayed.name, {"journal": journal}, count)
+        yield replayed
+
 
 RING_SIZE = 8192
 """Messages of open spans that are kept, of all producers together."""
@@ -72,7 +112,6 @@ on by that much since it was heard of, or since a checkpoint was gone on from. S
 loses nothing.
 """
 
-M = TypeVar("M")
 # Plain numbers, for every message is compared with them.
 _OUTSIDE, _CONTINUE, _ACK = map(int, Flags)
 _Key = tuple[str, bytes]
@@ -223,12 +262,14 @@ class Sequencer(Generic[M]):
             )
         producer, clock, flags = envelope.uuid
         if clock == 0:
+            # No UUID: nothing to deduplicate by, and no state that a checkpoint would have to keep.
             self._deliver(envelope, None)
             self.dequeued = envelope
             return Outcome.OUTSIDE_COMMIT
         key = (envelope.journal, producer)
         state = self._states.get(key)
         if state is None:
+            # One tick less, so that this message is not taken for one that was committed before.
             state = self._states[key] = _State(clock - 1)
             if flags != _ACK and clock < self._newest.get(envelope.journal, 0) - PRUNE_HORIZON:
                 self._warn_late(envelope)
@@ -244,6 +285,8 @@ class Sequencer(Generic[M]):
                 )
             outcome = self._outside(envelope, key, state)
         if self._last is None:
+            # A message that commits something moves the offset when its commit is used up, in `step`:
+            # a checkpoint in between must read it again.
             self._offsets[envelope.journal] = envelope.end
         return outcome
 
@@ -260,10 +303,13 @@ class Sequencer(Generic[M]):
             self._last = self._state = None
             self._offsets[used.journal] = used.end
             if state is not None:
+                # Also `max_clock`: what the span has above the ACK's clock was taken back by its
+                # producer, which may publish under these clocks again.
                 state.min_clock = state.max_clock = used.uuid.clock
                 self._empty(state)
             return
         assert state is not None  # only a commit of a tracked producer has several messages
+        # The rest of the span begins behind this message: a checkpoint now delivers only the rest.
         state.min_clock = used.uuid.clock
         state.begin = used.end
         if self.replay is None:
@@ -289,6 +335,7 @@ class Sequencer(Generic[M]):
         if self._counts is not None:
             self._counts.replayed[envelope.journal] += 1
         uuid = envelope.uuid
+        # A range of a journal holds messages of all its producers, and their earlier commits.
         if uuid.producer != last.uuid.producer or uuid.flags != _CONTINUE:
             return False
         return self._is_dequeued(envelope)
@@ -345,6 +392,7 @@ class Sequencer(Generic[M]):
         if clock <= state.min_clock:
             return Outcome.CONTINUE_ALREADY_ACKED
         if clock <= state.max_clock:
+            # The producer's append was retried, and both attempts are in the journal.
             return Outcome.CONTINUE_RING_CLOCK_LARGER
         state.max_clock = clock
         outcome = Outcome.CONTINUE_EXTEND_SPAN
@@ -368,6 +416,8 @@ class Sequencer(Generic[M]):
                     f"{_where(envelope)}: its producer takes back messages up to clock "
                     f"{state.min_clock}, which were delivered: they may come twice"
                 )
+            # The producer restarted from an older checkpoint and will publish these clocks again. If we
+            # kept `min_clock`, its new messages would count as duplicates and be lost.
             state.min_clock = state.max_clock = clock
             self._drop_span(key, state)
             return Outcome.ACK_ROLLBACK
@@ -380,6 +430,8 @@ class Sequencer(Generic[M]):
         self._take_slot(None)
         self._looked_at = state.min_clock
         held_begin = state.held[0].begin if state.held else envelope.begin
+        # The ring drops the oldest messages first, so what is left of a span is its end. Only what lies
+        # before that is read again.
         if state.begin >= held_begin:
             self._dequeue_held()
             return Outcome.ACK_COMMIT_RING
@@ -411,10 +463,10 @@ class Sequencer(Generic[M]):
         assert state is not None
         assert last is not None
         if clock <= self._looked_at:
-            return False
+            return False  # a retried append: a replay meets both copies
         self._looked_at = clock
         if clock > last.uuid.clock:
-            return False
+            return False  # the ACK takes back whatever is newer than itself
         state.begin = envelope.begin
         self.dequeued = envelope
         return True
@@ -479,6 +531,7 @@ class Sequencer(Generic[M]):
                 if state.heard != state.max_clock or has_jumped:
                     state.heard, state.heard_at = state.max_clock, top
                 is_behind = state.heard_at < top - horizon
+            # Never the producer whose commit is being delivered: `step` still moves its clocks.
             if is_behind and state is not self._state:
                 self._empty(state)
                 del self._states[key]

@@ -13,40 +13,29 @@ A UUID of version 1 (RFC 4122) with other uses for its parts, in big-endian fiel
 A clock is a number of 64 bits: 100 ns since 1582-10-15 in its upper 60, a sequence in its lower 4.
 UUIDs of one producer are in the order of their clocks. The UUID of zeros says that a message takes
 no part in any of this.
+
+Functions of columns parse and build UUIDs of whole Arrow columns, without a step of Python for each.
+They need `pyarrow`, of the extra ``arrow``.
 """
 
 from __future__ import annotations
 
 import secrets
 import struct
+import sys
 import threading
+from array import array
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 from uuid import UUID
 
 from gazette_platform.errors import DataError, ValidationError
+from gazette_platform.ops.extras import required
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "CLOCK_TICK",
-    "FLAGS_MAX",
-    "NO_UUID",
-    "PRODUCER_BYTES",
-    "UUID_BYTES",
-    "Flags",
-    "MessageClock",
-    "UuidParts",
-    "build_uuid",
-    "clock_of",
-    "new_producer_id",
-    "parse_uuid",
-    "parse_uuids",
-    "unix_ns_of",
-    "uuid_bytes",
-    "uuid_text",
-]
+    import pyarrow as pa  # type: ignore[import-untyped]
 
 UUID_BYTES = 16
 PRODUCER_BYTES = 6
@@ -213,7 +202,7 @@ def parse_uuid(value: UUID | bytes | str) -> UuidParts:
 def parse_uuids(content: bytes) -> list[UuidParts]:
     """The parts of UUIDs of 16 bytes each that follow one another.
 
-    See `gazette_platform.message.uuid_columns` for the same in Arrow.
+    See `gazette_platform.message.uuid` for the same in Arrow.
 
     Raises: DataError: the last one is not whole.
     """
@@ -260,3 +249,123 @@ def _raw_of(text: str) -> bytes:
     if len(digits) != 2 * UUID_BYTES or len(raw) != UUID_BYTES:
         raise DataError(f"{text[:80]!r} is not a UUID (it has {UUID_BYTES} bytes)")
     return raw
+
+
+# ------------------------------------------------------------------ columns of UUIDs
+
+
+def parse_uuid_column(column: pa.Array | pa.ChunkedArray) -> pa.StructArray:
+    """The parts of each UUID of `column`: text, 16 bytes, or Arrow's type of UUIDs.
+
+    Where there is none, the parts are those of `NO_UUID`.
+
+    Returns: as many rows of `producer` (6 bytes), `clock` (uint64) and `flags` (uint16).
+    Raises: DataError: something is not a UUID. SetupError: there is no pyarrow.
+    """
+    pa = required("pyarrow", extra="arrow", by="columns of UUIDs")
+    pc = required("pyarrow.compute", extra="arrow", by="columns of UUIDs")
+    raw = _raw_of_column(column, pa, pc)
+    count = len(raw) // UUID_BYTES
+    words = array("Q", raw)
+    if sys.byteorder == "little":
+        words.byteswap()
+    high, low = (_numbers(words[at::2], pa) for at in (0, 1))
+
+    def bits(number: Any, right: int, mask: int, left: int) -> Any:
+        shifted = pc.bit_wise_and(pc.shift_right(number, _word(right, pa)), _word(mask, pa))
+        return pc.shift_left(shifted, _word(left, pa))
+
+    clock = bits(high, 32, 0xFFFFFFFF, 4)
+    for part in (bits(high, 16, 0xFFFF, 36), bits(high, 0, 0xFFF, 52), bits(low, 58, 0xF, 0)):
+        clock = pc.bit_wise_or(clock, part)
+    producers = bytearray(count * PRODUCER_BYTES)
+    for at in range(PRODUCER_BYTES):
+        producers[at::PRODUCER_BYTES] = raw[UUID_BYTES - PRODUCER_BYTES + at :: UUID_BYTES]
+    producer = pa.Array.from_buffers(
+        pa.binary(PRODUCER_BYTES), count, [None, pa.py_buffer(producers)]
+    )
+    flags = bits(low, 48, FLAGS_MAX, 0).cast(pa.uint16())
+    return pa.StructArray.from_arrays([producer, clock, flags], ["producer", "clock", "flags"])
+
+
+def uuid_column(parts: pa.StructArray) -> pa.Array:
+    """The UUIDs that have these parts, of Arrow's type; null where they are those of `NO_UUID`.
+
+    Version and variant, which no part tells, are those that message UUIDs have.
+
+    Args:
+        parts: as `parse_uuid_column` makes them.
+
+    Raises: SetupError: there is no pyarrow.
+    """
+    pa = required("pyarrow", extra="arrow", by="columns of UUIDs")
+    pc = required("pyarrow.compute", extra="arrow", by="columns of UUIDs")
+    count = len(parts)
+    producer, clock, flags = (parts.field(name) for name in ("producer", "clock", "flags"))
+
+    def bits(right: int, mask: int, left: int) -> Any:
+        shifted = pc.bit_wise_and(pc.shift_right(clock, _word(right, pa)), _word(mask, pa))
+        return pc.shift_left(shifted, _word(left, pa))
+
+    high = _word(0x1000, pa)
+    for part in (bits(4, 0xFFFFFFFF, 32), bits(36, 0xFFFF, 16), bits(52, 0xFFF, 0)):
+        high = pc.bit_wise_or(high, part)
+    last = pc.bit_wise_or(
+        bits(0, 0xF, 10), pc.bit_wise_or(flags.cast(pa.uint64()), _word(1 << 15, pa))
+    )
+    raw = bytearray(count * UUID_BYTES)
+    heads = _big_endian(high), _big_endian(last)
+    producers = bytes(producer.buffers()[1])[producer.offset * PRODUCER_BYTES :]
+    producers = producers[: count * PRODUCER_BYTES]
+    for at in range(8):
+        raw[at::UUID_BYTES] = heads[0][at::8]
+    for at in range(2):
+        raw[8 + at :: UUID_BYTES] = heads[1][6 + at :: 8]
+    for at in range(PRODUCER_BYTES):
+        raw[UUID_BYTES - PRODUCER_BYTES + at :: UUID_BYTES] = producers[at::PRODUCER_BYTES]
+    found = pa.Array.from_buffers(pa.binary(UUID_BYTES), count, [None, pa.py_buffer(raw)])
+    is_none = pc.and_(pc.equal(clock, _word(0, pa)), pc.equal(flags, pa.scalar(0, pa.uint16())))
+    if pc.any(is_none).as_py():
+        nobody = pa.scalar(bytes(PRODUCER_BYTES), pa.binary(PRODUCER_BYTES))
+        is_none = pc.and_(is_none, pc.equal(producer, nobody))
+        found = pc.if_else(is_none, pa.scalar(None, pa.binary(UUID_BYTES)), found)
+    return pa.ExtensionArray.from_storage(pa.uuid(), found)
+
+
+def _big_endian(numbers: Any) -> bytes:
+    begin = numbers.offset * 8
+    words = array("Q", bytes(numbers.buffers()[1][begin : begin + len(numbers) * 8]))
+    if sys.byteorder == "little":
+        words.byteswap()
+    return words.tobytes()
+
+
+def _raw_of_column(column: Any, pa: Any, pc: Any) -> bytes:
+    """The 16 bytes of each UUID, one behind the other, zeros where there is none."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        zero = "00000000-0000-0000-0000-000000000000"
+        return uuid_bytes(pc.fill_null(column, zero).to_pylist())
+    try:
+        filled = pc.fill_null(column.cast(pa.binary()), bytes(UUID_BYTES))
+        filled = filled.cast(pa.binary(UUID_BYTES))
+    except pa.ArrowInvalid as err:
+        raise DataError(f"a column of {kind} holds no UUIDs of {UUID_BYTES} bytes: {err}") from err
+    except pa.ArrowNotImplementedError as err:
+        raise DataError(
+            f"a column of {kind} holds no UUIDs (text or {UUID_BYTES} bytes do)"
+        ) from err
+    begin = filled.offset * UUID_BYTES
+    return bytes(filled.buffers()[1][begin : begin + len(filled) * UUID_BYTES])
+
+
+def _numbers(words: array[int], pa: Any) -> Any:
+    return pa.Array.from_buffers(pa.uint64(), len(words), [None, pa.py_buffer(words)])
+
+
+def _word(number: int, pa: Any) -> Any:
+    return pa.scalar(number, pa.uint64())

@@ -6,8 +6,6 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Protocol, final
 
-__all__ = ["Clock", "ManualClock", "SystemClock"]
-
 
 class Clock(Protocol):
     """Tells wall-clock instants and monotonic seconds."""

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Protocol, Self
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Aclosing", "AsyncClosing", "Closing"]
-
 
 class _HasClose(Protocol):
     def close(self) -> None: ...

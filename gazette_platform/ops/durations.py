@@ -10,15 +10,6 @@ from gazette_platform.errors import ValidationError
 if TYPE_CHECKING:
     from google.protobuf.duration_pb2 import Duration
 
-__all__ = [
-    "HOUR_NS",
-    "MINUTE_NS",
-    "SECOND_NS",
-    "duration_from_pb",
-    "duration_into_pb",
-    "format_duration",
-    "parse_duration",
-]
 
 SECOND_NS: Final = 1_000_000_000
 MINUTE_NS: Final = 60 * SECOND_NS

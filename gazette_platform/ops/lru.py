@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Generic, TypeVar, final
 
-__all__ = ["Lru"]
-
 K = TypeVar("K")
 V = TypeVar("V")
 

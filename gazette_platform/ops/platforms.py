@@ -27,27 +27,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.process_id import ProcessId
+from gazette_platform.ops.process import ProcessId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-__all__ = [
-    "DEFAULT_BROKER",
-    "Chosen",
-    "adopted",
-    "advice",
-    "broker_of",
-    "choose",
-    "complete",
-    "default_root",
-    "find",
-    "publish",
-    "remember",
-    "say_once",
-    "short",
-    "withdraw",
-]
 
 DEFAULT_BROKER: Final = "http://localhost:8080"
 

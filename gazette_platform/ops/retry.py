@@ -10,7 +10,6 @@ from gazette_platform.errors import GazetteError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-__all__ = ["RESTART_STEPS_S", "Restarts", "backoff_s", "insist"]
 
 T = TypeVar("T")
 

@@ -1,20 +1,28 @@
-"""Owned tasks: every background task belongs to a group that outlives and ends it."""
+"""Concurrency within one event loop: owned tasks, bounded fan-out, threads, fair turns.
+
+Every task belongs to a `TaskGroup`, so a failure surfaces and a shutdown ends it. `side_by_side` asks
+one question of many subjects, a few at a time. `run_in` moves a blocking call to a pool of threads and
+outlasts cancellation, because a thread cannot be stopped half-way through a file. `Turns` keeps long
+computations from holding up calls that take microseconds.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, final
+from weakref import WeakKeyDictionary
 
 from gazette_platform.errors import GazetteError
 from gazette_platform.ops.retry import backoff_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from concurrent.futures import Executor
 
     from gazette_platform.ops.faults import Faults
-
-__all__ = ["TaskGroup"]
 
 _T = TypeVar("_T")
 
@@ -148,3 +156,183 @@ class TaskGroup:
             _, pending = await asyncio.wait(tasks, timeout=timeout_s)
             for task in pending:
                 _log.warning("task %s did not end within %s s", task.get_name(), timeout_s)
+
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+async def side_by_side(
+    ask: Callable[[S], Awaitable[T]], subjects: Iterable[S], *, at_a_time: int
+) -> list[T]:
+    """What `ask` gives for each of `subjects`, in their order.
+
+    Args:
+        ask: called once for each; what it raises ends all.
+        subjects: of which `at_a_time` are asked at a time.
+
+    Raises: what the first that failed raises. Cancellation: cancels all that are asked.
+    """
+    slots = asyncio.Semaphore(at_a_time)
+
+    async def one(subject: S) -> T:
+        async with slots:
+            return await ask(subject)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(one(subject)) for subject in subjects]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in asked]
+
+
+_P = ParamSpec("_P")
+
+
+async def run_in(
+    executor: Executor, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+) -> _T:
+    """What `call` returns, made in a thread of `executor`.
+
+    Raises: what `call` raises.
+    Cancellation: takes effect only once the call has ended, so that no thread still works on files
+        which its caller has given up.
+    """
+    loop = asyncio.get_running_loop()
+    running = loop.run_in_executor(executor, lambda: call(*args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while not running.done():
+            with contextlib.suppress(asyncio.CancelledError):  # cancelled again: we go on waiting
+                await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # looked at: asyncio would log it as one that nobody handles
+        raise
+
+
+@final
+class Interrupted(GazetteError):
+    """What was waited for does not matter any more."""
+
+
+@final
+class Interrupt:
+    """Ends one task's waits once `fire` was called; it is never taken back.
+
+    A wait is what is awaited in a ``with`` statement of it.
+    """
+
+    __slots__ = ("_waiting", "is_fired")
+
+    def __init__(self) -> None:
+        self.is_fired = False
+        self._waiting: asyncio.Task[object] | None = None
+
+    def fire(self) -> None:
+        """End the wait under way, and all later ones. Idempotent."""
+        if not self.is_fired:
+            self.is_fired = True
+            if self._waiting is not None:
+                self._waiting.cancel()
+
+    def __enter__(self) -> None:
+        """Begin a wait. Raises: Interrupted: `fire` was called."""
+        if self.is_fired:
+            raise Interrupted("interrupted")
+        self._waiting = asyncio.current_task()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        """End it. Raises: Interrupted: `fire` was called meanwhile."""
+        waiting, self._waiting = self._waiting, None
+        # Unless the task was cancelled by its owner at the same time.
+        is_ours = self.is_fired and kind is asyncio.CancelledError
+        if is_ours and waiting is not None and waiting.uncancel() == 0:
+            raise Interrupted("interrupted") from None
+
+    async def wait(self, work: Coroutine[object, object, T]) -> T:
+        """Await `work`.
+
+        Raises: Interrupted: `fire` was called; `work` was cancelled, or not begun.
+        Cancellation: cancels `work`.
+        """
+        if self.is_fired:
+            work.close()
+        with self:
+            return await work
+
+
+def is_cancelled() -> bool:
+    """Whether a `CancelledError` is the caller's own: somebody cancelled its task.
+
+    Else what it awaits was cancelled, such as a call whose channel was closed: an error, like others.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+# Short compared with the time of an append, long compared with the cost of a switch.
+_TURN_S: Final = 0.01
+
+# Seconds that a computation may take before it has to wait for its first turn; nearly all have ended by
+# then. Short, because one round of the loop may run those of many callers.
+_FIRST_S: Final = 0.001
+
+
+@final
+class Turns:
+    """Lets others go on in between: `take` it in each round of a loop.
+
+    In each round of the event loop one computation has its turn, however many there are: a thousand
+    of them are slow, and hold up nobody else.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._until = self._loop.time() + _FIRST_S
+
+    async def take(self) -> None:
+        """Return at once, or when our next turn comes if this one is over. Cancellation: safe."""
+        if self._loop.time() >= self._until:
+            queue = _queues.get(self._loop)
+            if queue is None:
+                queue = _queues[self._loop] = _Queue()
+            await queue.turn()
+            self._until = self._loop.time() + _TURN_S
+
+
+@final
+class _Queue:
+    """Computations of one event loop that wait for their turn, first come, first served.
+
+    It has no reference to the loop: that would keep its own entry in `_queues` alive for ever.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_scheduled = False
+
+    async def turn(self) -> None:
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(waiter)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            loop.call_soon(self._next)
+        await waiter
+
+    def _next(self) -> None:
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                break
+        self._is_scheduled = bool(self._waiting)
+        if self._is_scheduled:
+            asyncio.get_running_loop().call_soon(self._next)
+
+
+_queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = WeakKeyDictionary()

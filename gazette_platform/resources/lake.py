@@ -28,8 +28,8 @@ from gazette_platform.lake.registration import Metastore
 from gazette_platform.lake.rollups import RollupFolder, read_rollup_folder
 
 if TYPE_CHECKING:
-    from gazette_platform.lake.rollups.iceberg import IcebergTables
-    from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog
+    from gazette_platform.lake.iceberg.catalog import TypedCatalog
+    from gazette_platform.lake.iceberg.metastore import IcebergTables
 
 __all__ = ["LakeResource", "MetastoreResource", "catalog_digest"]
 
@@ -92,10 +92,10 @@ class LakeResource(ConfigurableResource["LakeResource"]):
 
         Raises: SetupError: it is not known where they are. ValidationError: nor how to reach them.
         """
-        from gazette_platform.lake.rollups.iceberg import (  # noqa: PLC0415  slow to import
+        from gazette_platform.lake.iceberg.catalog import io_properties_of  # noqa: PLC0415
+        from gazette_platform.lake.iceberg.metastore import (  # noqa: PLC0415  slow to import
             IcebergTables,
         )
-        from gazette_platform.lake.typed.catalog.catalogs import io_properties_of  # noqa: PLC0415
 
         settings = self._places()
         properties = io_properties_of(settings, os.environ)
@@ -104,9 +104,9 @@ class LakeResource(ConfigurableResource["LakeResource"]):
     def typed_catalog(self, metastore: Metastore) -> "TypedCatalog":
         """Where typed tables are. Who asks is taken from the environment.
 
-        Raises: see `gazette_platform.lake.typed.catalog.catalogs.typed_catalog`.
+        Raises: see `gazette_platform.lake.iceberg.catalog.typed_catalog`.
         """
-        from gazette_platform.lake.typed.catalog.catalogs import (  # noqa: PLC0415  slow to import
+        from gazette_platform.lake.iceberg.catalog import (  # noqa: PLC0415  slow to import
             typed_catalog,
         )
 

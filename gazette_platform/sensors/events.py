@@ -20,7 +20,7 @@ from gazette_platform.lake import PartitionColumn, partition_key
 from gazette_platform.lake.catalogs import HIVE
 from gazette_platform.lake.layout import partition_values
 from gazette_platform.lake.links import partition_query
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 from gazette_platform.sensors.versions import DATA_VERSION, data_version
 
 if TYPE_CHECKING:

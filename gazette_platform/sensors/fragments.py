@@ -67,6 +67,9 @@ _RESTS = (
 # Seconds after which a tick begins nothing more. Dagster gives up on one, with all its events, after
 # 60 s unless it is told otherwise; what was begun by then has the rest.
 _TICK_S = 25.0
+# Of these, at the end: nothing more is registered then, so that the audit of what was has time. Without it, rollups
+# might run before the check that stops them is red.
+_AUDIT_S = 5.0
 # For answers of the metastore to what was asked by then.
 _ANSWERS_S = 4.0
 
@@ -180,6 +183,7 @@ def _tick(
                 retention=Retention(lake.shrinker(source), shared),
                 told=InstanceTold(context.instance),
                 is_over=lambda: clock.monotonic() >= ends_at,
+                is_late=lambda: clock.monotonic() >= ends_at - _AUDIT_S,
                 now_s=clock.unix_s,
                 table_page=lake.table_page,
             ),
@@ -212,10 +216,16 @@ class TickPorts:
     told: Told
     is_over: Callable[[], bool] = _never
     """Whether the tick's time is up."""
+    is_late: Callable[[], bool] = _never
+    """Whether the rest of the tick's time is for audits."""
     now_s: Callable[[], float] = SystemClock().unix_s
     """Unix seconds."""
     table_page: Callable[[str], Mapping[str, MetadataValue]] = _no_page
     """Metadata with a link to the page of ``catalog.schema.table``, if there is one."""
+
+    def is_full(self) -> bool:
+        """Whether the tick registers nothing more."""
+        return self.is_late() or self.is_over()
 
 
 def run_tick(
@@ -253,7 +263,7 @@ def run_tick(
         name: Telling(telling, outcome, spec, state.tables[name]) for name, spec in specs.items()
     }
     for name in in_turn(names, cursor.turn):
-        if ports.is_over() or len(outcome.events) >= _EVENTS_MAX:
+        if ports.is_full() or len(outcome.events) >= _EVENTS_MAX:
             turn = name
             break
         ran = _run_table(
@@ -355,7 +365,7 @@ def _run_table(
         sweep = again.sweep if again is not None and not again.looked else None
         known = state.audits.get(name, AuditState())
         report = ports.registrar.tick(
-            spec, state.tables.get(name, {}), sweep=sweep, again=known.again, is_over=ports.is_over
+            spec, state.tables.get(name, {}), sweep=sweep, again=known.again, is_over=ports.is_full
         )
         journals = len(report.journals)
         looked = KnownSlice()

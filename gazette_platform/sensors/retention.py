@@ -24,7 +24,7 @@ from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.lake import JournalCursor
 from gazette_platform.lake.retention import Break
 from gazette_platform.lake.times import time_of
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 from gazette_platform.sensors.versions import data_version
 
 if TYPE_CHECKING:

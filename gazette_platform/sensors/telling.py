@@ -24,7 +24,7 @@ from gazette_platform.assets.partition_keys import (
 from gazette_platform.assets.raw import journals_partitions, table_key, table_partitions
 from gazette_platform.lake import PartitionAccount
 from gazette_platform.lake.times import TimeAccount, TimeReader, fold, time_of
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 from gazette_platform.sensors.events import (
     journal_materialization,
     journal_name,

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import EtcdTls
 from gazette_platform.keyspace import validate_prefix
-from gazette_platform.ops.host_guard import host_name
+from gazette_platform.ops.network import host_name
 from gazette_platform.protocol import endpoint_grpc_address, validate_token
 from gazette_platform.protocol.auth import KeyRing
 from gazette_platform.serving.tls import TlsFiles

@@ -15,8 +15,8 @@ from grpc._cython import cygrpc  # type: ignore[import-untyped]
 from typing_extensions import override
 
 from gazette_platform.errors import SetupError, TransportError
-from gazette_platform.ops.keepalive import keepalive_options
-from gazette_platform.serving.grpc_calls import GO_CODES, GRPC_CODES, caller_left
+from gazette_platform.ops.network import keepalive_options
+from gazette_platform.serving.grpc_channel import GO_CODES, GRPC_CODES, caller_left
 from gazette_platform.serving.interface import (
     ASK_AGAIN,
     READ_AHEAD_BYTES,
@@ -26,7 +26,7 @@ from gazette_platform.serving.interface import (
     NotTaken,
     RpcFailed,
 )
-from gazette_platform.serving.listening import why_not
+from gazette_platform.serving.sockets import why_not
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping

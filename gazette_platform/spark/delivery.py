@@ -27,7 +27,7 @@ from gazette_platform.errors import (
     WriterFenced,
 )
 from gazette_platform.message.uuid import MessageClock
-from gazette_platform.ops.side_by_side import side_by_side
+from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.spark.frames import stamped
 from gazette_platform.spark.marks import Mark, advance, mark_of, reached
 from gazette_platform.spark.staging import (

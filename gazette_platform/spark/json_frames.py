@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.message.arrow_committed import Framed
+from gazette_platform.message.arrow import Framed
 from gazette_platform.message.framing import LineSplitter
-from gazette_platform.message.json_uuids import JsonUuids
+from gazette_platform.message.json_lines import JsonUuids
 from gazette_platform.message.uuid import NO_UUID, UuidParts, parse_uuid
 from gazette_platform.spark.records import JSON
 

@@ -6,9 +6,9 @@ import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gazette_platform.errors import OffsetJump, ValidationError
+from gazette_platform.message.content_types import framing_of_labels
 from gazette_platform.message.framing import FIXED_HEADER, FIXED_MAGIC
-from gazette_platform.message.registry import framing_of_labels
-from gazette_platform.ops.side_by_side import side_by_side
+from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import require_same
 from gazette_platform.spark.records import FIXED, TEXTS
 from gazette_platform.spark.splits import Bounds, Range, Span, pack, plan_range

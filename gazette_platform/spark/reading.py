@@ -11,10 +11,10 @@ from gazette_platform.client import Client
 from gazette_platform.client.loop_thread import next_or_none
 from gazette_platform.errors import DataError, Desynchronized
 from gazette_platform.lake.segment_content import BLOCK_BYTES, LineBlocks, pieces_of
-from gazette_platform.message.arrow_committed import Framed, Frames
+from gazette_platform.message.arrow import Framed, Frames
+from gazette_platform.message.content_types import framing_of
 from gazette_platform.message.framing import FRAME_BYTES_MAX
 from gazette_platform.message.reading import read_committed
-from gazette_platform.message.registry import framing_of
 from gazette_platform.message.sequencer import SequencerCheckpoint
 from gazette_platform.message.uuid import NO_UUID, Flags, UuidParts, build_uuid
 from gazette_platform.spark.json_frames import JsonFrames

@@ -8,9 +8,13 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from gazette_platform.lake.typed.planning.state import pruned
-from gazette_platform.message.envelope import Envelope
 from gazette_platform.message.reading import MessageIterator, read_uncommitted
-from gazette_platform.message.sequencer import ProducerState, Sequencer, SequencerCheckpoint
+from gazette_platform.message.sequencer import (
+    Envelope,
+    ProducerState,
+    Sequencer,
+    SequencerCheckpoint,
+)
 from gazette_platform.message.uuid import Flags, UuidParts
 from gazette_platform.spark.json_frames import JsonFrames
 from gazette_platform.spark.reading import frames_of, line_blocks

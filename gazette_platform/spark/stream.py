@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from gazette_platform.client import Client
 from gazette_platform.errors import ValidationError
-from gazette_platform.ops.side_by_side import side_by_side
+from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.spark.batch import SpanPartition
 from gazette_platform.spark.offsets import (
     INITIAL,

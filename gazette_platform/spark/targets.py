@@ -10,8 +10,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from gazette_platform.errors import DataError, ValidationError
-from gazette_platform.message.mapping import fnv1a32, modulo, rendezvous
-from gazette_platform.message.registry import framing_of_labels
+from gazette_platform.message.content_types import framing_of_labels
+from gazette_platform.message.publisher import fnv1a32, modulo, rendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,9 +7,9 @@ import uuid
 from typing import TYPE_CHECKING
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
+from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.typed.planning.last_rows import view_of
-from gazette_platform.lake.typed.runs import wire
+from gazette_platform.lake.typed.runs import jobs
 from gazette_platform.lake.typed.runs.tail import pin_tail, settle_tail
 from gazette_platform.lake.typed.schema.iceberg_types import spec_type
 from gazette_platform.lake.typed_spec.columns import spark_ddl
@@ -37,7 +37,7 @@ def typed_frame(
     """A view of the typed table that a raw table's spec has. See `gazette_platform.spark.typed_view`."""
     assert raw.typed is not None  # it was looked for
     catalog = typed_catalog(settings)
-    pinned = pin_tail(catalog.door(raw.typed.name), raw.typed, raw, client)
+    pinned = pin_tail(catalog.handle(raw.typed.name), raw.typed, raw, client)
     for hole in pinned.holes:
         _log.warning(
             "%s: the view does not have all of %s: %s (`gazctl lake check %s` says more)",
@@ -98,9 +98,9 @@ def _tail(spark: SparkSession, pinned: PinnedTail) -> DataFrame:
     workers = SparkWorkers(spark)
     found = settle_tail(pinned, lambda orders: workers.carry_out(pinned.job, orders))
     name = f"gazette_typed_tail_{uuid.uuid4().hex}"
-    orders = [wire.dump_order(order) for order in found.orders]
+    orders = [jobs.dump_order(order) for order in found.orders]
     ddl = _ddl(pinned.schema)
-    spark.dataSource.register(tail_source_of(name, ddl, wire.dump_job(pinned.job), orders))
+    spark.dataSource.register(tail_source_of(name, ddl, jobs.dump_job(pinned.job), orders))
     return spark.read.format(name).load()
 
 

@@ -124,12 +124,12 @@ class OrdersReader(OrderTasks):
 
     def _carried_out(self, order: bytes) -> tuple[bool, bytes]:
         """What came of it, or an error of ours, which Spark would try again, and bury in traces of Java's."""
-        from gazette_platform.lake.typed.runs import wire  # noqa: PLC0415  see the module
+        from gazette_platform.lake.typed.runs import jobs  # noqa: PLC0415  see the module
         from gazette_platform.lake.typed.runs.working import attempt  # noqa: PLC0415  likewise
 
         try:
-            return False, wire.dump_done(
-                attempt(wire.parse_job(self._job), wire.parse_order(order))
+            return False, jobs.dump_done(
+                attempt(jobs.parse_job(self._job), jobs.parse_order(order))
             )
         except GazetteError as err:
-            return True, wire.dump_error(err)
+            return True, jobs.dump_error(err)

@@ -88,10 +88,10 @@ class TailReader(OrderTasks):
         if not isinstance(partition, OrderPartition):
             return  # Spark's own, where there is no order
         # Only workers, who have to, import what reads.
-        from gazette_platform.lake.typed.runs import wire  # noqa: PLC0415
+        from gazette_platform.lake.typed.runs import jobs  # noqa: PLC0415
         from gazette_platform.lake.typed.runs.tail import rows_of_order  # noqa: PLC0415
 
-        for batch in rows_of_order(wire.parse_job(self._job), wire.parse_order(partition.order)):
+        for batch in rows_of_order(jobs.parse_job(self._job), jobs.parse_order(partition.order)):
             columns = [as_spark_has_it(column) for column in batch.columns]
             yield pa.RecordBatch.from_arrays(columns, batch.schema.names)
 

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import GazetteError, LakeError
-from gazette_platform.lake.typed.runs import wire
+from gazette_platform.lake.typed.runs import jobs
 from gazette_platform.lake.typed.runs.working import discard
 from gazette_platform.spark.interrupting import SPARKS, interruptible
 from gazette_platform.spark.typed_merge import SparkMerger
@@ -55,15 +55,15 @@ class SparkWorkers:
 
         Raises: LakeError, also: Spark cannot be reached, or its workers end, or lack this package.
         """
-        sent = wire.dump_job(job)
+        sent = jobs.dump_job(job)
         done: list[Done] = []
         errors: list[GazetteError] = []
-        for group in _groups([wire.dump_order(order) for order in orders]):
+        for group in _groups([jobs.dump_order(order) for order in orders]):
             for is_error, content in self._answers(job, sent, group):
                 if is_error:
-                    errors.append(wire.parse_error(content))
+                    errors.append(jobs.parse_error(content))
                 else:
-                    done.append(wire.parse_done(content))
+                    done.append(jobs.parse_done(content))
             if errors:
                 # What others have written would be left to maintenance.
                 for one in done:

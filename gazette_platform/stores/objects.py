@@ -22,7 +22,7 @@ from gazette_platform.errors import (
     StoreError,
     StoreUnavailable,
 )
-from gazette_platform.ops.threads import run_in
+from gazette_platform.ops.tasks import run_in
 from gazette_platform.stores.interface import PIECE_BYTES
 from gazette_platform.stores.listing_calls import answer_to, listing_session
 from gazette_platform.stores.listings import next_token, seen_below

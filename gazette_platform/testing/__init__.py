@@ -1,12 +1,10 @@
 """What tests of this package, and of programs built on it, start and check against.
 
-Servers are subprocesses on loopback ports, with a temporary folder each, stopped by process id:
-`etcd`, `broker`, `cluster` (brokers in zones), and `local_broker` for brokers in the test's own
-event loop; `plugin` offers all of them as pytest fixtures. `fault_proxy` breaks the network between
-them. `recording` notes what clients do as a `history`, which `checker` judges; `chaos` puts all of
-that together. `stores` has the tests that every fragment store must pass,
-`shard_store_conformance` those of every store of a shard, and `fake_broker` is a broker that fails on
-demand.
+Servers are subprocesses on loopback ports, each with a temporary folder, and are stopped by process id: `etcd`,
+`servers` (one broker, one consumer), `cluster` (brokers in zones). `local` has brokers and consumers in the test's own
+event loop. `plugin` offers all of them as pytest fixtures, and `fault_proxy` breaks the network between them. Every
+fragment store must pass the tests of `store_conformance`, every store of a shard those of `shard_store_conformance`.
+`waiting` has the waits.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Self, final
 from urllib.parse import urlsplit
 
 from gazette_platform.errors import SetupError
-from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.fault_proxy import FaultProxies, FaultProxy
+from gazette_platform.testing.servers import BrokerServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -15,10 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, final
 
-from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.errors import SetupError
-from gazette_platform.testing.starvation import TooLate, core_wait
-from gazette_platform.testing.waiting import patient
+from gazette_platform.platform.component import choose_ports
+from gazette_platform.testing.waiting import TooLate, core_wait, patient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -15,12 +15,11 @@ import pytest_asyncio
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.etcd import EtcdClient
-from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.cluster import BrokerCluster
 from gazette_platform.testing.etcd import EtcdServer, find_etcd
 from gazette_platform.testing.fault_proxy import FaultProxies
-from gazette_platform.testing.local_broker import LocalBrokers
-from gazette_platform.testing.local_consumer import LocalConsumers
+from gazette_platform.testing.local import LocalBrokers, LocalConsumers
+from gazette_platform.testing.servers import BrokerServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gazette_platform.consumer.store import ShardStore
-    from gazette_platform.testing.broker import BrokerServer
+    from gazette_platform.testing.servers import BrokerServer
 
 __all__ = ["Owner", "Owners", "ShardStoreConformance", "StoreKind", "checkpoint_of"]
 

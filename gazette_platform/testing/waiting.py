@@ -8,10 +8,12 @@ right: a test whose condition holds early ends early, at any patience.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import math
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gazette_platform.errors import SetupError
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "VARIABLE",
+    "TooLate",
     "block_for",
+    "core_wait",
     "eventually",
     "pass_time",
     "patient",
@@ -33,6 +37,19 @@ __all__ = [
 VARIABLE: Final = "GAZETTE_TEST_PATIENCE"
 _DEADLINE_S: Final = 20.0
 _POLL_S: Final = 0.01
+
+
+class TooLate(SetupError):
+    """Something did not happen within its limit of time.
+
+    Args:
+        text: the message.
+        waited: share of that time in which the process was ready to run and had no core, from 0 to 1.
+    """
+
+    def __init__(self, text: str, *, waited: float = 0.0) -> None:
+        super().__init__(text)
+        self.waited = waited
 
 
 def patient(seconds: float) -> float:
@@ -166,3 +183,14 @@ def block_for(seconds: float) -> None:
     Also for code that wrongly holds an event loop, and for a process that hangs.
     """
     time.sleep(seconds)
+
+
+def core_wait(pid: int) -> tuple[float, float]:
+    """Return the seconds that the first thread of a process has run, and has waited for a core.
+
+    Both are 0 where the system does not count them, and for a process that has ended.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+        return int(ran) / 1e9, int(waited) / 1e9
+    return 0.0, 0.0

@@ -9,7 +9,7 @@ from grpc import StatusCode, aio
 
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.testing.local_broker import append
+from gazette_platform.testing.local import append
 from gazette_platform.testing.waiting import eventually, pass_time
 
 JOURNAL = "a/journal"

@@ -13,10 +13,9 @@ import rest_catalog_main
 from object_servers import _listens
 from postgres_server import end, spawn, wait_until_ready
 
-from gazette_platform.embedded import tools
-from gazette_platform.embedded.maven import MavenArtifact, fetch_maven
-from gazette_platform.embedded.ports import HOST, choose_ports
-from gazette_platform.embedded.progress import show_step
+from gazette_platform.platform import tools
+from gazette_platform.platform.component import HOST, choose_ports
+from gazette_platform.platform.download import MavenArtifact, fetch_maven, show_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,12 +15,10 @@ from xml.sax.saxutils import escape
 
 from lake_servers import running
 
-from gazette_platform.embedded import tools
-from gazette_platform.embedded.component import Component, answers_http
-from gazette_platform.embedded.layout import pyspark_jars
-from gazette_platform.embedded.maven import MavenArtifact, fetch_maven
-from gazette_platform.embedded.ports import HOST, choose_ports
-from gazette_platform.embedded.progress import show_step
+from gazette_platform.platform import tools
+from gazette_platform.platform.component import HOST, Component, answers_http, choose_ports
+from gazette_platform.platform.download import MavenArtifact, fetch_maven, show_step
+from gazette_platform.platform.layout import pyspark_jars
 from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import pytest
 from grpc_core_bench import GrpcBench
 from h2_server_bench import Bench
 
-from gazette_platform.embedded import tools
+from gazette_platform.platform import tools
 from gazette_platform.serving.tls import TlsMaterial
 from gazette_platform.testing.certificates import CertificateAuthority
 from gazette_platform.testing.waiting import patient, turns

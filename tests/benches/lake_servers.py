@@ -14,23 +14,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from gazette_platform import lake
-from gazette_platform.embedded import tools
-from gazette_platform.embedded.metastore import metastore_component
-from gazette_platform.embedded.ports import choose_ports
-from gazette_platform.embedded.trino import trino_components
 from gazette_platform.errors import SetupError
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.s3 import S3Access
 from gazette_platform.lake.spark import keeping_interrupt, open_session, start_session
-from gazette_platform.testing.starvation import TooLate
-from gazette_platform.testing.waiting import patient
+from gazette_platform.platform import tools
+from gazette_platform.platform.component import choose_ports
+from gazette_platform.platform.servers import metastore_component
+from gazette_platform.platform.trino import trino_components
+from gazette_platform.testing.waiting import TooLate, patient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
-    from gazette_platform.embedded.component import Component
+    from gazette_platform.platform.component import Component
 
 __all__ = [
     "configured_spark_session",

@@ -24,7 +24,6 @@ from thrift.server.TServer import TThreadedServer
 from thrift.transport.TSocket import TServerSocket
 from thrift.transport.TTransport import TBufferedTransportFactory
 
-from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.errors import ValidationError
 from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.hive import MetastoreClient
@@ -34,6 +33,7 @@ from gazette_platform.lake.storage import HIDDEN
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.ops.extras import required
+from gazette_platform.platform.component import choose_ports
 from gazette_platform.protocol import Fragment, parse_fragment_path
 from tests.benches.lake_bench import MemoryMetastore
 from tests.lake_crash import registrar

@@ -14,12 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gazette_platform.embedded import tools
-from gazette_platform.embedded.endpoints import Endpoints
-from gazette_platform.embedded.layout import PlatformDir
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.spark import start_session
 from gazette_platform.lake.trino import TrinoSession
+from gazette_platform.platform import tools
+from gazette_platform.platform.layout import Endpoints, PlatformDir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 from postgres_server import end, log_tail, other_user, spawn, wait_until_ready
 
-from gazette_platform.embedded.ports import HOST, choose_ports
 from gazette_platform.errors import SetupError
+from gazette_platform.platform.component import HOST, choose_ports
 from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:

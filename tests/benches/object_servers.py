@@ -16,11 +16,10 @@ from urllib.parse import quote
 
 import pytest
 
-from gazette_platform.embedded import tools
-from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.errors import SetupError
-from gazette_platform.testing.starvation import TooLate
-from gazette_platform.testing.waiting import patient
+from gazette_platform.platform import tools
+from gazette_platform.platform.component import choose_ports
+from gazette_platform.testing.waiting import TooLate, patient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,10 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, final
 
-from gazette_platform.embedded.ports import HOST, choose_ports
 from gazette_platform.errors import SetupError
-from gazette_platform.testing.starvation import TooLate
-from gazette_platform.testing.waiting import patient
+from gazette_platform.platform.component import HOST, choose_ports
+from gazette_platform.testing.waiting import TooLate, patient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

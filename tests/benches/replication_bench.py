@@ -17,7 +17,7 @@ from gazette_platform.broker.replicate.replicator import Replicator
 from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
 from gazette_platform.fragment.index import Index
 from gazette_platform.ops.clock import ManualClock
-from gazette_platform.ops.interrupt import Interrupt
+from gazette_platform.ops.tasks import Interrupt
 from gazette_platform.protocol import (
     CompressionCodec,
     EtcdHeader,

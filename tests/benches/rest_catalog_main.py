@@ -9,9 +9,9 @@ import signal
 import sys
 import threading
 
-from gazette_platform.embedded import tools
-from gazette_platform.embedded.jvm import Jvm
-from gazette_platform.embedded.layout import pyspark_jars
+from gazette_platform.platform import tools
+from gazette_platform.platform.jvm import Jvm
+from gazette_platform.platform.layout import pyspark_jars
 
 HOST = "127.0.0.1"
 

@@ -12,7 +12,7 @@ from gazette_platform.yaml_specs import parse_journal_tree
 
 if TYPE_CHECKING:
     from gazette_platform import Client
-    from gazette_platform.embedded.layout import PlatformDir
+    from gazette_platform.platform.layout import PlatformDir
 
 __all__ = ["Sales", "json_lines"]
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from gazette_platform.errors import GazetteError, SetupError
-from gazette_platform.testing.harness import Harness, Outcome
+from tests.harness import Harness, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

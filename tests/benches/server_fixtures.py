@@ -21,8 +21,8 @@ from typed_places import places_of
 
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake.trino import TrinoSession
-from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.local_broker import LocalBrokers
+from gazette_platform.testing.local import LocalBrokers
+from gazette_platform.testing.servers import BrokerServer
 
 __all__ = [
     "cluster",

@@ -44,7 +44,7 @@ from gazette_platform.serving.call_metrics import CallMetrics, Tallies
 from gazette_platform.serving.config import Wire
 from gazette_platform.serving.grpc_server import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
-from gazette_platform.testing.chosen_wire import wire_settings
+from gazette_platform.testing.servers import wire_settings
 
 IDLE, STANDBY, PRIMARY = (ReplicaStatus(ReplicaCode[c]) for c in ("IDLE", "STANDBY", "PRIMARY"))
 FAILED = ReplicaStatus(ReplicaCode.FAILED, ("some error",))

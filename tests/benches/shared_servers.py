@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.etcd import EtcdServer
+from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:

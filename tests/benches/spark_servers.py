@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from lake_servers import running
 
-from gazette_platform.embedded import tools
-from gazette_platform.embedded.component import Component
-from gazette_platform.embedded.layout import pyspark_jars
-from gazette_platform.embedded.ports import choose_ports
+from gazette_platform.platform import tools
+from gazette_platform.platform.component import Component, choose_ports
+from gazette_platform.platform.layout import pyspark_jars
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

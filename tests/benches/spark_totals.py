@@ -10,7 +10,7 @@ import sys
 
 from lake_servers import plain_spark_session
 
-from gazette_platform.embedded import tools
+from gazette_platform.platform import tools
 from gazette_platform.spark import register
 
 __all__: list[str] = []

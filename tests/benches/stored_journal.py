@@ -6,7 +6,7 @@ import os
 
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import append, read_all
+from gazette_platform.testing.local import append, read_all
 from gazette_platform.testing.waiting import eventually
 
 JOURNAL = "a/journal"

@@ -1,6 +1,6 @@
 """A shard that adds up orders by customer: its specs, and those of its journals."""
 
-from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes
+from gazette_platform.consumer.protocol import parse_shard_changes
 
 __all__ = ["totals_journals", "totals_shards"]
 

@@ -31,7 +31,7 @@ from gazette_platform.protocol import (
     JournalSpec,
     parse_fragment_path,
 )
-from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.testing.waiting import pass_time, patient
 
 if TYPE_CHECKING:

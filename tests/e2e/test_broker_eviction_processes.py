@@ -13,7 +13,7 @@ from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import GazetteError
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalChange, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
-from gazette_platform.testing.local_broker import AppendCall
+from gazette_platform.testing.local import AppendCall
 from gazette_platform.testing.waiting import eventually, patient, stays
 
 pytestmark = [pytest.mark.e2e, pytest.mark.etcd]

@@ -16,13 +16,13 @@ import pytest
 from browser import Browser, find_chromium
 
 from gazette_platform import Client, ClientConfig
-from gazette_platform.embedded import tools
-from gazette_platform.embedded.dagster_code_main import children_of
-from gazette_platform.embedded.flights import journal_of, load_flights
 from gazette_platform.errors import SetupError
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.platform import tools
+from gazette_platform.platform.flights import journal_of, load_flights
+from gazette_platform.platform.programs.dagster_code import children_of
 from gazette_platform.sensors.catalog import reload_location
-from gazette_platform.testing.waiting import eventually
+from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1080)]
 
@@ -48,7 +48,7 @@ def run_gazette(*args: str, timeout_s: float) -> subprocess.CompletedProcess[str
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=timeout_s,
+        timeout=patient(timeout_s),
         check=False,
     )
 
@@ -131,7 +131,7 @@ def pictures(demo):
             flush = ["gazctl", "lake", "flush", "flights.flights"]
             environment = {**os.environ, "GAZETTE_ENDPOINTS": str(endpoints)}
             command = [sys.executable, "-m", "gazette_platform.cli.gazctl", *flush[1:]]
-            subprocess.run(command, env=environment, check=True, timeout=120)
+            subprocess.run(command, env=environment, check=True, timeout=patient(120))
     return Path(folder)
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 import pytest
 from readme_text import missing_lines
 
-from gazette_platform.testing.waiting import wait_until
+from gazette_platform.testing.waiting import patient, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK_TIMEOUT_S = 720
@@ -99,7 +99,7 @@ class Page:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 check=False,
-                timeout=BLOCK_TIMEOUT_S,
+                timeout=patient(BLOCK_TIMEOUT_S),
             )
         return done.returncode, log.read_text(errors="replace")
 
@@ -143,7 +143,7 @@ class Page:
                 env=self.env,
                 capture_output=True,
                 check=False,
-                timeout=120,
+                timeout=patient(120),
             )
 
 

@@ -18,10 +18,10 @@ from object_servers import need_go, s3_server
 
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.fault_proxy import FaultProxy
-from gazette_platform.testing.harness import Harness
+from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.testing.waiting import eventually, pass_time, patient
+from tests.harness import Harness
 
 pytestmark = [pytest.mark.e2e, pytest.mark.s3, pytest.mark.etcd]
 

@@ -20,7 +20,7 @@ import pytest
 from readme_text import ROOT, missing_lines, section
 from uv import find_uv_bin
 
-from gazette_platform.embedded import tools
+from gazette_platform.platform import tools
 from gazette_platform.testing.waiting import patient
 
 if TYPE_CHECKING:

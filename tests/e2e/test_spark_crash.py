@@ -26,7 +26,7 @@ from gazette_platform import (
     new_producer_id,
 )
 from gazette_platform.message import MessageIterator, read_committed
-from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.testing.waiting import block_for, wait_until
 
 pytestmark = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gazette_platform.testing.chaos import (
+from tests.chaos import (
     ALL_KINDS,
     ChaosConfig,
     FaultKind,

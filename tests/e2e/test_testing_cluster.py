@@ -9,11 +9,10 @@ from gazette_platform.errors import TransportError
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalChange, JournalSpec
-from gazette_platform.testing.checker import check_history
-from gazette_platform.testing.history import Recorder, load_history
-from gazette_platform.testing.payloads import Payload
-from gazette_platform.testing.recording import RecordingClient
 from gazette_platform.testing.waiting import eventually
+from tests.checker import check_history
+from tests.checker.history import Payload, Recorder, load_history
+from tests.checker.recording import RecordingClient
 
 pytestmark = [pytest.mark.e2e, pytest.mark.etcd]
 

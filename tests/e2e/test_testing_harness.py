@@ -18,7 +18,7 @@ RUN = """
 import asyncio, subprocess, sys
 from pathlib import Path
 from gazette_platform.testing.etcd import EtcdServer
-from gazette_platform.testing.harness import Harness
+from tests.harness import Harness
 
 harness = Harness("trial", "seed=7", planned_s=float(sys.argv[2]), grace_s=1.0)
 orphan = "import subprocess, sys; print(subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL).pid)"

@@ -18,7 +18,7 @@ import pytest
 
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import GazetteError
-from gazette_platform.ops.process_id import ProcessId
+from gazette_platform.ops.process import ProcessId
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.waiting import eventually, pass_time, patient
 

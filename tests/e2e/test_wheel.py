@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from uv import find_uv_bin
 
-from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.etcd import EtcdServer
+from gazette_platform.testing.servers import BrokerServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.etcd, pytest.mark.timeout(600)]
 

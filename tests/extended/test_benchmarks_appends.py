@@ -13,7 +13,7 @@ from benchmarks.appends import measure_appends
 from benchmarks.bench import FULL, Bench, create, journal_spec, serving
 from benchmarks.content import Payloads
 from benchmarks.matrix import matrix_cases, measure_matrix, service_figure
-from gazette_platform.client.append_service import AppendService
+from gazette_platform.client.write.writers import AppendService
 from gazette_platform.errors import DataError
 from gazette_platform.ops.clock import SystemClock
 

@@ -22,7 +22,7 @@ from gazette_platform.protocol import (
     SuspendSpec,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import append, read, read_all
+from gazette_platform.testing.local import append, read, read_all
 from gazette_platform.testing.waiting import eventually, patient, stays
 
 pytestmark = pytest.mark.etcd

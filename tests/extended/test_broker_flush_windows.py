@@ -12,7 +12,7 @@ from gazette_platform.protocol import (
     FragmentSpec,
     JournalSpec,
 )
-from gazette_platform.testing.local_broker import append
+from gazette_platform.testing.local import append
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd

@@ -17,7 +17,7 @@ from gazette_platform.etcd import EtcdClient
 from gazette_platform.fragment import head_records, spool_home
 from gazette_platform.fragment.head_records import SLOT_BYTES
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.testing.local_broker import LocalBrokers
+from gazette_platform.testing.local import LocalBrokers
 from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd

@@ -33,7 +33,7 @@ from gazette_platform.serving import grpc_server
 from gazette_platform.serving.config import Wire
 from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.testing.fault_proxy import Direction, FaultProxies, FaultProxy
-from gazette_platform.testing.local_broker import LocalBrokers, append
+from gazette_platform.testing.local import LocalBrokers, append
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd

@@ -20,8 +20,8 @@ from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpe
 from gazette_platform.serving.grpc_server import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
 from gazette_platform.serving.process.watchdog import Watchdog
-from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.local_broker import LocalBrokers, append
+from gazette_platform.testing.local import LocalBrokers, append
+from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.testing.waiting import eventually, patient, wait_until
 
 pytestmark = pytest.mark.etcd

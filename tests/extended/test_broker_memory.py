@@ -19,8 +19,8 @@ from grpc import aio
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
-from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.local_broker import append, read_all
+from gazette_platform.testing.local import append, read_all
+from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd

@@ -13,7 +13,7 @@ from gazette_platform.protocol import (
     JournalSpec,
     SuspendLevel,
 )
-from gazette_platform.testing.local_broker import append
+from gazette_platform.testing.local import append
 
 pytestmark = pytest.mark.etcd
 JOURNAL = "a/journal"

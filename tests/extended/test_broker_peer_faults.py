@@ -19,7 +19,7 @@ from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpe
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.testing.fault_proxy import FaultProxies, FaultProxy
-from gazette_platform.testing.local_broker import AppendCall, LocalBrokers, append, read_all
+from gazette_platform.testing.local import AppendCall, LocalBrokers, append, read_all
 from gazette_platform.testing.waiting import eventually, pass_time, patient, turns
 
 pytestmark = pytest.mark.etcd

@@ -8,11 +8,11 @@ import socket
 import pytest
 
 from gazette_platform.broker.crash.former import await_former
-from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.keyspace import encode_broker_spec, member_key
+from gazette_platform.platform.component import choose_ports
 from gazette_platform.protocol import BrokerSpec, ProcessId
-from gazette_platform.testing.local_broker import LocalBrokers
+from gazette_platform.testing.local import LocalBrokers
 from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd

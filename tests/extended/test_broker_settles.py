@@ -6,7 +6,7 @@ import pytest
 
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, Status
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import LocalBrokers
+from gazette_platform.testing.local import LocalBrokers
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd

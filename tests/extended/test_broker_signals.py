@@ -13,7 +13,7 @@ import pytest
 from gazette_platform.client import Change, Client, ClientConfig
 from gazette_platform.errors import GazetteError
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.testing.waiting import wait_until
 
 pytestmark = pytest.mark.etcd

@@ -18,7 +18,7 @@ from gazette_platform.protocol import (
     LabelSelector,
     LabelSet,
 )
-from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.testing.waiting import eventually, pass_time
 
 pytestmark = pytest.mark.etcd

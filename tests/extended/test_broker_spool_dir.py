@@ -11,9 +11,9 @@ from journal_calls import JOURNAL, client_of, read_all, spec
 
 from gazette_platform.client import Change
 from gazette_platform.errors import GazetteError, SetupError
-from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.small_disk import SmallDisk
+from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.testing.waiting import patient
+from tests.chaos.disks import SmallDisk
 
 pytestmark = pytest.mark.etcd
 

@@ -15,7 +15,7 @@ from gazette_platform.broker.spool.digester import Digester
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import EtcdError
 from gazette_platform.etcd import EtcdClient
-from gazette_platform.testing.local_broker import LocalBrokers, append
+from gazette_platform.testing.local import LocalBrokers, append
 from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd

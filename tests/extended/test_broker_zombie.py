@@ -9,11 +9,11 @@ import pytest
 from grpc import aio
 
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.embedded.component import answer_of
+from gazette_platform.platform.component import answer_of
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalChange, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 from gazette_platform.testing.cluster import BrokerCluster
-from gazette_platform.testing.local_broker import AppendCall
+from gazette_platform.testing.local import AppendCall
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd]

@@ -9,8 +9,8 @@ import pytest
 from gazette_platform.cli.gazctl import main
 from gazette_platform.protocol import LabelSelector
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
-from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.certificates import CertificateAuthority
+from gazette_platform.testing.servers import BrokerServer
 
 pytestmark = pytest.mark.etcd
 

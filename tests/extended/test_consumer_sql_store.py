@@ -21,7 +21,7 @@ from gazette_platform.consumer.store import (
     sql,
     sql_engine,
 )
-from gazette_platform.consumer.store.sql_database import CHECKPOINTS
+from gazette_platform.consumer.store.sql import CHECKPOINTS
 from gazette_platform.errors import (
     ApplicationFailed,
     DataError,

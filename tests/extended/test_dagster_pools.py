@@ -14,7 +14,7 @@ import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 
 from gazette_platform.assets.checks import CHECKS_POOL
-from gazette_platform.embedded.dagster import CODE_SERVER, dagster_components
+from gazette_platform.platform.dagster import CODE_SERVER, dagster_components
 from gazette_platform.testing.waiting import wait_until
 
 ROLLUP_POOL = "iceberg.sums.by_country"

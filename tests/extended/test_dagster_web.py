@@ -9,9 +9,8 @@ import sys
 import pytest
 from dagster import DagsterInstance, materialize
 
-from gazette_platform.embedded.component import answers_http
-from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.lake.dagster_web import DagsterWeb
+from gazette_platform.platform.component import answers_http, choose_ports
 from gazette_platform.testing.waiting import patient, wait_until
 
 pytestmark = pytest.mark.timeout(patient(180))
@@ -82,6 +81,8 @@ def test_red_blocking_checks_and_failed_runs_are_found(web):
     assert (red.table, red.check, red.text) == (
         "shop.orders", "fits_spec", "2 of 4 records do not fit"
     )  # fmt: skip
+    both = web.red_checks(["shop.orders"], {"keeps_up"})
+    assert {each.check for each in both} == {"fits_spec", "keeps_up"}
     runs = web.last_runs(["rollups.good", "rollups.broken", "rollups.new"])
     assert {name: run.has_failed for name, run in runs.items()} == {
         "rollups.good": False, "rollups.broken": True

@@ -17,8 +17,7 @@ from google.protobuf import text_format
 
 from examples.bike_share.application import BikeShare
 from examples.bike_share.data import HEADER, make
-from gazette_platform.consumer.protocol import ReplicaCode
-from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes
+from gazette_platform.consumer.protocol import ReplicaCode, parse_shard_changes
 from gazette_platform.consumer.store import sql_engine
 from gazette_platform.errors import ApplicationFailed
 from gazette_platform.message import Flags, modulo, read_committed

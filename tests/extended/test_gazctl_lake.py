@@ -10,7 +10,7 @@ import yaml
 from gazctl_runner import gazctl_runner
 
 from gazette_platform.lake import parse_table_spec
-from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.servers import BrokerServer
 
 pytestmark = pytest.mark.etcd
 

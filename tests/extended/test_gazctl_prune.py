@@ -6,16 +6,16 @@ import types
 
 import pytest
 
-from gazette_platform.cli import pruning
 from gazette_platform.cli.gazctl import main
+from gazette_platform.cli.gazctl.journals import prune as pruning
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import OffsetJump
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.stores.fs import FileStore
-from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.local_broker import store_fragment
+from gazette_platform.testing.local import store_fragment
+from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = pytest.mark.etcd

@@ -8,8 +8,8 @@ import sys
 import pytest
 from gazctl_runner import gazctl_runner
 
-from gazette_platform.embedded import tools
-from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.platform import tools
+from gazette_platform.testing.servers import BrokerServer
 
 pytestmark = [
     pytest.mark.etcd,

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 from h2_server_bench import Bench
 from object_servers import need_go
 
-from gazette_platform.embedded import tools
+from gazette_platform.platform import tools
 from gazette_platform.testing.waiting import patient
 
 DEPARTURES = {

@@ -7,11 +7,11 @@ import subprocess
 
 import pytest
 
-from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.errors import EtcdError
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.keyspace import KeySpace
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.platform.component import choose_ports
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = pytest.mark.etcd

@@ -25,7 +25,7 @@ from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, Fragment, FragmentSpec, JournalSpec
-from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.servers import BrokerServer
 
 pytestmark = pytest.mark.etcd
 

@@ -14,23 +14,22 @@ from lake_bench import FragmentFiles
 from lake_servers import running
 
 from gazette_platform.assets import rollup_asset
-from gazette_platform.embedded import tools
-from gazette_platform.embedded.component import Component
-from gazette_platform.embedded.ports import choose_ports
-from gazette_platform.embedded.trino import write_configuration
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import Registrar, StoreRoots, ensure_views, parse_table_spec
 from gazette_platform.lake.catalogs import TrinoCatalogs
 from gazette_platform.lake.doctor import look_at_trino
+from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.rollups import load_rollup_specs
 from gazette_platform.lake.rollups.engines import TrinoEngine
-from gazette_platform.lake.rollups.iceberg import IcebergTables
 from gazette_platform.lake.rollups.maintenance import maintain
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
 from gazette_platform.lake.sql import sql_folder
 from gazette_platform.lake.trino import TrinoLogin, TrinoSession
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.platform import tools
+from gazette_platform.platform.component import Component, choose_ports
+from gazette_platform.platform.trino import write_configuration
 from gazette_platform.resources import LakeResource, MetastoreResource, TrinoResource
 from gazette_platform.testing.certificates import CertificateAuthority
 

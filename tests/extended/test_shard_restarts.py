@@ -11,7 +11,7 @@ from shard_bench import LOG, SHARD, Bench, Numbered, make_journals, spec_of
 from gazette_platform.consumer.protocol import ReplicaCode
 from gazette_platform.consumer.recoverylog import FsmHints, Player
 from gazette_platform.errors import ApplicationFailed, GazetteError
-from gazette_platform.testing.local_consumer import LocalConsumers
+from gazette_platform.testing.local import LocalConsumers
 from gazette_platform.testing.waiting import eventually, pass_time
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]

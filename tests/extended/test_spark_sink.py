@@ -12,7 +12,7 @@ from spark_journals import create
 
 from gazette_platform import Client, ClientConfig
 from gazette_platform.spark import register
-from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.servers import BrokerServer
 
 pytestmark = [
     pytest.mark.etcd,

@@ -17,7 +17,7 @@ from gazette_platform import (
     new_producer_id,
 )
 from gazette_platform.spark import register
-from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.servers import BrokerServer
 
 pytestmark = [
     pytest.mark.etcd,

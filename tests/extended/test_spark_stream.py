@@ -16,9 +16,9 @@ from gazette_platform import (
     build_uuid,
     new_producer_id,
 )
-from gazette_platform.embedded import tools
+from gazette_platform.platform import tools
 from gazette_platform.spark import register
-from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.servers import BrokerServer
 
 pytestmark = [
     pytest.mark.etcd,

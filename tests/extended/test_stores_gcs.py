@@ -30,7 +30,7 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import CompressionCodec
 from gazette_platform.stores import gcs_bucket, health_check
 from gazette_platform.stores.health import put_bytes
-from gazette_platform.testing.stores import StoreConformance, listing, read_all
+from gazette_platform.testing.store_conformance import StoreConformance, listing, read_all
 from gazette_platform.testing.waiting import eventually, patient
 
 # The first test may build the server.

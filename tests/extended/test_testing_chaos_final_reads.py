@@ -9,11 +9,11 @@ import pytest
 from away_store import spec
 
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.testing.chaos import WorkloadConfig
-from gazette_platform.testing.chaos.finals import read_finals
-from gazette_platform.testing.chaos.scene import Scene
-from gazette_platform.testing.history import Recorder
-from gazette_platform.testing.local_broker import append
+from gazette_platform.testing.local import append
+from tests.chaos import WorkloadConfig
+from tests.chaos.finals import read_finals
+from tests.chaos.scene import Scene
+from tests.checker.history import Recorder
 
 pytestmark = pytest.mark.etcd
 

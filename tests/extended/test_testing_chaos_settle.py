@@ -11,12 +11,12 @@ from gazette_platform.errors import FragmentStoreUnhealthy, SetupError
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.chaos import WorkloadConfig
-from gazette_platform.testing.chaos.scene import Scene
-from gazette_platform.testing.chaos.workload import Workload
 from gazette_platform.testing.etcd import EtcdServer
-from gazette_platform.testing.history import Recorder
+from gazette_platform.testing.servers import BrokerServer
+from tests.chaos import WorkloadConfig
+from tests.chaos.scene import Scene
+from tests.chaos.workload import Workload
+from tests.checker.history import Recorder
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.testing.chaos.nemesis import Nemesis
-from gazette_platform.testing.chaos.plan import Fault, FaultKind
-from gazette_platform.testing.chaos.watchdog import Watchdog
 from gazette_platform.testing.waiting import block_for, eventually, pass_time
+from tests.chaos.nemesis import Nemesis
+from tests.chaos.plan import Fault, FaultKind
+from tests.harness import Watchdog
 
 LEASE_LOST = (
     "gazette: error: unable to keep member lease alive: lease 7 was not renewed within 6 s; "
@@ -327,7 +327,7 @@ async def test_spools_are_torn_while_all_are_down(nemesis, cluster, settled, mon
         torn.append((spool_dir.name, is_deep, [b.has_ended for b in cluster.brokers.values()]))
         return []
 
-    monkeypatch.setattr("gazette_platform.testing.chaos.inflict.tear_spools", tear_spools)
+    monkeypatch.setattr("tests.chaos.inflict.tear_spools", tear_spools)
     down = [True] * 3
     await nemesis.run([Fault(0.0, FaultKind.SPOOL_TORN, ("broker-2",), 0.1)])
     assert torn == [("broker-1", False, down), ("broker-2", True, down), ("broker-3", False, down)]
@@ -349,7 +349,7 @@ async def test_spools_are_copied_while_all_run(
         assert not any(broker.has_ended for broker in cluster.brokers.values())
         return "copy"
 
-    monkeypatch.setattr("gazette_platform.testing.chaos.inflict.copy_spools", copy_spools)
+    monkeypatch.setattr("tests.chaos.inflict.copy_spools", copy_spools)
     await nemesis.run([Fault(0.0, kind, (), 0.1)])
     assert [name for name, _ in copied] == list(cluster.names)
     assert sorted(other for _, other in copied) == list(cluster.names)

@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from gazette_platform.testing.slow_disk import SlowDisk
 from gazette_platform.testing.waiting import patient
+from tests.chaos.disks import SlowDisk
 
 # Says of each turn, in two threads, when it began, and how long it took to write, to sync, and to
 # use a pipe.

@@ -10,9 +10,9 @@ import pytest
 from gazette_platform.codecs import compressor
 from gazette_platform.errors import DataError
 from gazette_platform.protocol import CompressionCodec, Fragment
-from gazette_platform.testing.chaos.stored import stored_content, stored_fragments
-from gazette_platform.testing.chaos.upkeep import CODECS
-from gazette_platform.testing.small_disk import SmallDisk
+from tests.chaos.disks import SmallDisk
+from tests.chaos.finals import stored_content, stored_fragments
+from tests.chaos.workload import CODECS
 
 
 def test_full_disk_has_no_room_and_gets_it_back(tmp_path):

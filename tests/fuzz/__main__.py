@@ -14,10 +14,10 @@ from rich.markup import escape
 
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.testing.etcd import find_etcd
-from gazette_platform.testing.harness import Harness
 from tests.fuzz.cases import load_cases
 from tests.fuzz.generators import KINDS
 from tests.fuzz.runner import FuzzConfig, FuzzResult, run_fuzz
+from tests.harness import Harness
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

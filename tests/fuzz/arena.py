@@ -25,9 +25,8 @@ from grpc import aio
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
 from gazette_platform.serving.config import Wire
-from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.chosen_wire import wire_settings
 from gazette_platform.testing.etcd import EtcdServer
+from gazette_platform.testing.servers import BrokerServer, wire_settings
 from gazette_platform.testing.waiting import pass_time, patient
 from gazette_platform.yaml_specs import parse_journal_tree
 

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.testing.starvation import Late
 from gazette_platform.testing.waiting import block_for
 from tests.fuzz.arena import MARKS
 from tests.fuzz.http2 import answer_problem, goaway_code
+from tests.harness import Late
 
 if TYPE_CHECKING:
     from tests.fuzz.driver import Answer

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, final
 import grpc
 
 from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.testing.starvation import Late, State, judge as judge_reasons, reason_of
 from gazette_platform.testing.waiting import pass_time, patient
 from tests.fuzz.arena import PROBES, Arena
 from tests.fuzz.cases import Case, save_cases
@@ -27,6 +26,7 @@ from tests.fuzz.corpus import append, corpus, get, rpc
 from tests.fuzz.driver import METHODS, Driver
 from tests.fuzz.generators import make_case
 from tests.fuzz.oracle import GROWTH_MB_MAX, LogWatch, Memory, judge
+from tests.harness import Late, State, judge as judge_reasons, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

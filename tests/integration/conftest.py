@@ -13,7 +13,7 @@ from shared_servers import Leftovers, Names, SharedBrokers, SharedEtcd, shared_s
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.protocol.pb import protocol_pb2_grpc
-from gazette_platform.testing.local_broker import open_channel
+from gazette_platform.testing.local import open_channel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

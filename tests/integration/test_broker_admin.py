@@ -374,10 +374,10 @@ async def test_claims_limit_flushes_and_savepoints(local_brokers):
 
 
 async def test_flush_of_what_does_not_exist(client):
-    from gazette_platform.client import flushes
+    from gazette_platform.client import admin
 
     with pytest.raises(StatusError, match="JOURNAL_NOT_FOUND"):
-        await flushes.flush_journal(client._transport, "no/journal", timeout_s=5)
+        await admin.flush_journal(client._transport, "no/journal", timeout_s=5)
 
 
 async def test_stores_that_can_never_work_are_told_without_asking_them(local_brokers):

@@ -19,7 +19,7 @@ from gazette_platform.protocol import (
     SuspendSpec,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import (
+from gazette_platform.testing.local import (
     AppendCall,
     append,
     apply,

@@ -16,7 +16,7 @@ from gazette_platform.protocol import (
     JournalSpec,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import AppendCall, append, messages_taken, read_all
+from gazette_platform.testing.local import AppendCall, append, messages_taken, read_all
 from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

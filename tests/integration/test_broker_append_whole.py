@@ -18,7 +18,7 @@ from gazette_platform.protocol import (
     LabelSet,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import append, read_all
+from gazette_platform.testing.local import append, read_all
 from gazette_platform.testing.waiting import patient
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

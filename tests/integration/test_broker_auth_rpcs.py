@@ -21,7 +21,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import admin_pb2, admin_pb2_grpc, protocol_pb2 as pb
-from gazette_platform.testing.local_broker import AppendCall
+from gazette_platform.testing.local import AppendCall
 from gazette_platform.testing.waiting import pass_time, patient
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

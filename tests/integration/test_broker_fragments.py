@@ -18,7 +18,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.stores.fs import FileStore
-from gazette_platform.testing.local_broker import append, calls_begun, spans, store_fragment
+from gazette_platform.testing.local import append, calls_begun, spans, store_fragment
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

@@ -12,7 +12,7 @@ import pytest
 from gazette_platform.broker.append.batch import Pending
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import append
+from gazette_platform.testing.local import append
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

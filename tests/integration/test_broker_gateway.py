@@ -23,7 +23,7 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, RpcFailed
-from gazette_platform.testing.local_broker import calls_begun
+from gazette_platform.testing.local import calls_begun
 from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

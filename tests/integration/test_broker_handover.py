@@ -10,7 +10,7 @@ import pytest
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import append, read_all
+from gazette_platform.testing.local import append, read_all
 from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

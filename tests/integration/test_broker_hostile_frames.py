@@ -10,7 +10,7 @@ import pytest
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, Status
-from gazette_platform.testing.local_broker import LocalBrokers, append
+from gazette_platform.testing.local import LocalBrokers, append
 from gazette_platform.testing.waiting import pass_time, patient, turns
 from tests.fuzz.http2 import headers_frame, preface, request
 

@@ -14,7 +14,7 @@ from gazette_platform.broker.epochs import EpochRecord, Holder
 from gazette_platform.broker.side_keys import epoch_key
 from gazette_platform.etcd import EtcdClient, Put
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, ProcessId
-from gazette_platform.testing.local_broker import append
+from gazette_platform.testing.local import append
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

@@ -20,7 +20,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import append, read_all, store_fragment
+from gazette_platform.testing.local import append, read_all, store_fragment
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

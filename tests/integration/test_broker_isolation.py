@@ -26,7 +26,7 @@ from gazette_platform.protocol import (
     SuspendSpec,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import AppendCall, LocalBrokers, append, read_all
+from gazette_platform.testing.local import AppendCall, LocalBrokers, append, read_all
 from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

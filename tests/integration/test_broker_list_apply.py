@@ -18,7 +18,7 @@ from gazette_platform.protocol import (
     Route,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import append, calls_begun
+from gazette_platform.testing.local import append, calls_begun
 from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

@@ -13,7 +13,7 @@ from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.keyspace import assignment_key
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import append, read, read_all, store_fragment
+from gazette_platform.testing.local import append, read, read_all, store_fragment
 from gazette_platform.testing.waiting import eventually, patient, stays
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

@@ -35,7 +35,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, RpcFailed
-from gazette_platform.testing.local_broker import AppendCall, append, read_all
+from gazette_platform.testing.local import AppendCall, append, read_all
 from gazette_platform.testing.waiting import eventually, pass_time, patient
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

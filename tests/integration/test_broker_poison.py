@@ -14,7 +14,7 @@ from gazette_platform.protocol import (
     Status,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import LocalBrokers, append
+from gazette_platform.testing.local import LocalBrokers, append
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

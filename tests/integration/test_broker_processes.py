@@ -21,11 +21,10 @@ import pytest
 from typing_extensions import override
 
 from gazette_platform.client import AsyncClient, Change, ClientConfig
-from gazette_platform.embedded.ports import choose_ports, is_free
 from gazette_platform.errors import SetupError
+from gazette_platform.platform.component import choose_ports, is_free
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.testing.chosen_wire import wire_flags
-from gazette_platform.testing.server_process import ServerProcess
+from gazette_platform.testing.servers import ServerProcess, wire_flags
 from gazette_platform.testing.waiting import eventually, patient
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from gazette_platform.protocol import (
     Status,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import AppendCall, append, messages_taken, read, read_all
+from gazette_platform.testing.local import AppendCall, append, messages_taken, read, read_all
 from gazette_platform.testing.waiting import eventually, pass_time
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

@@ -26,7 +26,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, NotTaken
-from gazette_platform.testing.local_broker import (
+from gazette_platform.testing.local import (
     append,
     calls_begun,
     read,

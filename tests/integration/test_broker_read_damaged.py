@@ -9,7 +9,7 @@ import pytest
 
 from gazette_platform.broker.api import read as read_api
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.testing.local_broker import read, store_fragment
+from gazette_platform.testing.local import read, store_fragment
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

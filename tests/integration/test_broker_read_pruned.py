@@ -10,7 +10,7 @@ from away_store import JOURNAL, handed_over, spec, stored
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import append, read, read_all, spans, store_fragment
+from gazette_platform.testing.local import append, read, read_all, spans, store_fragment
 from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

@@ -29,7 +29,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import AppendCall, LocalBrokers, append, read, read_all
+from gazette_platform.testing.local import AppendCall, LocalBrokers, append, read, read_all
 from gazette_platform.testing.waiting import eventually, patient, stays
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

@@ -19,7 +19,7 @@ from gazette_platform.protocol import (
     JournalSpec,
     ProcessId,
 )
-from gazette_platform.testing.local_broker import append, read
+from gazette_platform.testing.local import append, read
 from gazette_platform.testing.waiting import eventually, patient
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

@@ -11,7 +11,7 @@ from totals_specs import totals_journals, totals_shards
 
 from gazette_platform import Flags, read_committed
 from gazette_platform.app import Application, SQLiteStore
-from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes, shards_yaml
+from gazette_platform.consumer.protocol import parse_shard_changes, shards_yaml
 from gazette_platform.testing.waiting import eventually
 from gazette_platform.yaml_specs import parse_journal_tree
 

@@ -9,7 +9,7 @@ from gazette_platform import Flags, Mapped, Publisher, read_committed
 from gazette_platform.app import Application, JSONFileStore
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import JournalChange
-from gazette_platform.testing import local_consumer
+from gazette_platform.testing import local
 from gazette_platform.yaml_specs import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
@@ -52,7 +52,7 @@ async def test_shard_whose_log_was_made_again_fails_and_publishes_nothing_twice(
     local_consumers, monkeypatch, etcd_prefix
 ):
     """It went on to record, and its successor began with empty state: totals were [12, 111, 112, 12, 111, 112]."""
-    monkeypatch.setattr(local_consumer, "_FAILED_S", 0.2)
+    monkeypatch.setattr(local, "_FAILED_S", 0.2)
     client = local_consumers.client
     await client.apply(parse_journal_tree(totals_journals("totals")))
     first = await local_consumers.start(Totals())

@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.errors import EtcdError, LeaseLost, ValidationError
 from gazette_platform.etcd import (
     Compacted,
@@ -21,6 +20,7 @@ from gazette_platform.etcd import (
     Put,
     WatchBatch,
 )
+from gazette_platform.platform.component import choose_ports
 from gazette_platform.testing.etcd import EtcdServer
 from gazette_platform.testing.waiting import block_for, patient
 

@@ -10,7 +10,7 @@ from gazette_platform.errors import EtcdError, GazetteError
 from gazette_platform.etcd import EtcdClient, wire
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.testing.etcd import EtcdServer
-from gazette_platform.testing.local_broker import LocalBrokers
+from gazette_platform.testing.local import LocalBrokers
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 

@@ -13,7 +13,7 @@ from gazette_platform.client import Change
 from gazette_platform.errors import JournalReplaced
 from gazette_platform.message import ArrowReader
 from gazette_platform.protocol import split_created
-from gazette_platform.testing.local_broker import LocalBrokers
+from gazette_platform.testing.local import LocalBrokers
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 

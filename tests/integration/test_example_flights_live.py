@@ -10,8 +10,7 @@ import pytest
 from examples.flights_live.application import FlightsLive
 from examples.flights_live.messages import ENRICHED, FLIGHTS, PLANES, Enriched, Flight, Plane
 from examples.flights_live.player import play
-from gazette_platform.consumer.protocol import ReplicaCode, ShardChange
-from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes
+from gazette_platform.consumer.protocol import ReplicaCode, ShardChange, parse_shard_changes
 from gazette_platform.errors import ApplicationFailed, ValidationError
 from gazette_platform.message import (
     Flags,

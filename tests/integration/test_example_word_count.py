@@ -14,10 +14,10 @@ from examples.word_count import service
 from examples.word_count.application import WordCount
 from examples.word_count.pb import word_count_pb2 as pb, word_count_pb2_grpc as rpcs
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes
+from gazette_platform.consumer.protocol import parse_shard_changes
 from gazette_platform.protocol.pb import protocol_pb2
 from gazette_platform.serving.config import Wire
-from gazette_platform.testing.local_consumer import LocalConsumers
+from gazette_platform.testing.local import LocalConsumers
 from gazette_platform.yaml_specs import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers, pytest.mark.timeout(180)]

@@ -12,7 +12,7 @@ from gazette_platform.errors import Suspended
 from gazette_platform.lake import BrokerSource, Registrar, StoreRoots, parse_table_spec
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.testing.local_broker import append, store_fragment
+from gazette_platform.testing.local import append, store_fragment
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

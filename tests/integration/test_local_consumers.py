@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gazette_platform.app import Application, MemoryStore
-from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes
-from gazette_platform.testing import local_consumer
+from gazette_platform.consumer.protocol import parse_shard_changes
+from gazette_platform.testing import local
 from gazette_platform.yaml_specs import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
@@ -30,7 +30,7 @@ async def test_waiting_for_a_shard_that_fails_tells_its_error(local_consumers, m
         def consume(self, txn, envelope):
             raise ValueError("not this one")
 
-    monkeypatch.setattr(local_consumer, "_FAILED_S", 0.2)
+    monkeypatch.setattr(local, "_FAILED_S", 0.2)
     await local_consumers.client.apply(parse_journal_tree(JOURNAL))
     await local_consumers.start(Picky())
     await local_consumers.create_shards(*(each.spec for each in parse_shard_changes(SHARD)))

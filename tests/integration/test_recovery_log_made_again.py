@@ -8,7 +8,7 @@ import pytest
 
 from gazette_platform.app import Application, JSONFileStore
 from gazette_platform.client import Change
-from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes
+from gazette_platform.consumer.protocol import parse_shard_changes
 from gazette_platform.consumer.recoverylog import FsmHints, Player
 from gazette_platform.errors import JournalNotFound, JournalReplaced
 from gazette_platform.etcd import EtcdClient

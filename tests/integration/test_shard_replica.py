@@ -31,8 +31,7 @@ from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.consumer.application import DeferToNextTransaction, Shard
 from gazette_platform.consumer.protocol import Checkpoint, ShardSource
 from gazette_platform.consumer.recoverylog import CONTENT_TYPE, FsmHints
-from gazette_platform.consumer.runtime.inlet import Inlet
-from gazette_platform.consumer.runtime.sources import Sources
+from gazette_platform.consumer.runtime.sources import Inlet, Sources
 from gazette_platform.errors import (
     EtcdError,
     Fenced,

@@ -18,7 +18,7 @@ from gazette_platform.spark.columns import columns_of
 from gazette_platform.spark.offsets import INITIAL, positions_of
 from gazette_platform.spark.options import parse_options
 from gazette_platform.spark.stream import StreamReader
-from gazette_platform.testing.local_broker import store_fragment
+from gazette_platform.testing.local import store_fragment
 from gazette_platform.testing.waiting import wait_until
 
 pytestmark = pytest.mark.etcd

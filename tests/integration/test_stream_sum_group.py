@@ -13,9 +13,9 @@ from examples.stream_sum.chunker import SumWrong, run_chunker
 from examples.stream_sum.messages import CHUNKS, ID_BYTES, SUMS, Sum, id_of
 from examples.stream_sum.summer import Summer, keep, load
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes
+from gazette_platform.consumer.protocol import parse_shard_changes
 from gazette_platform.message import Flags, JsonFraming, read_committed
-from gazette_platform.testing.local_consumer import LocalConsumers
+from gazette_platform.testing.local import LocalConsumers
 from gazette_platform.testing.waiting import pass_time
 from gazette_platform.yaml_specs.journal_yaml import parse_journal_tree
 

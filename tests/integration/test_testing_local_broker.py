@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_platform.testing.local_broker import LocalBrokers
+from gazette_platform.testing.local import LocalBrokers
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 

@@ -7,7 +7,7 @@ import pytest_asyncio
 
 from gazette_platform.app import Application, MemoryStore
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.testing.local_consumer import LocalConsumers
+from gazette_platform.testing.local import LocalConsumers
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 

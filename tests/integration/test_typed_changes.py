@@ -10,9 +10,9 @@ from typed_shop import Merging, Shop
 
 from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
-from gazette_platform.lake.typed.checks.looking import completeness_of
-from gazette_platform.lake.typed.checks.recount_keys import recount_keys
+from gazette_platform.lake.iceberg.catalog import typed_catalog
+from gazette_platform.lake.typed.checks.recount import recount_keys
+from gazette_platform.lake.typed.checks.status import completeness_of
 
 pytestmark = pytest.mark.etcd
 
@@ -45,7 +45,7 @@ def recounted(shop):
 
 
 def rows_of(shop):
-    loaded = shop.door().load()
+    loaded = shop.handle().load()
     found = loaded.table.scan().to_arrow().to_pylist() if loaded else []
     return {row["id"]: row["name"] for row in found}
 
@@ -53,8 +53,8 @@ def rows_of(shop):
 class Dying:
     """A merger that stages, and then is not heard of again."""
 
-    def __init__(self, door):
-        self._merger = PythonMerger(door)
+    def __init__(self, handle):
+        self._merger = PythonMerger(handle)
 
     def merge(self, merge):
         self._merger.merge(merge)
@@ -91,7 +91,7 @@ def test_table_is_the_database_however_changes_come(shop, seed):
             assert dict(sql.execute(query).fetchall()) == expected
             if draw.random() < 0.5:
                 with pytest.raises(KeyboardInterrupt):
-                    shop.run(workers=Merging(Dying(shop.door())))
+                    shop.run(workers=Merging(Dying(shop.handle())))
                 assert dict(sql.execute(query).fetchall()) == expected
             report = shop.run()
             assert report.counts.messages == report.counts.typed == len(new)
@@ -122,7 +122,7 @@ def test_rows_that_were_changed_by_hand_are_found(shop):
     shop.client.append(shop.journals[0], b"".join(database.lines()))
     shop.run()
     assert recounted(shop) == []
-    table = shop.door().load().token
+    table = shop.handle().load().token
     rows = table.scan().to_arrow()
     # Key 0 is lost; key 2 stands for its first change; key 3 is back; key 1 is as it was.
     at = {row["id"]: row for row in rows.to_pylist()}
@@ -133,6 +133,30 @@ def test_rows_that_were_changed_by_hand_are_found(shop):
     assert "no row of the last message of 1 key (0)" in told
     assert "rows of other messages than the last ones of 1 key (2)" in told
     assert "rows, which were deleted or never written, of 1 key (3)" in told
+
+
+def test_check_warns_of_a_log_that_counts_from_its_start(shop):
+    def notes():
+        tables = typed_catalog(shop.settings)
+        found = recount_keys(tables, shop.spec.typed, shop.spec, shop.client)
+        assert found.findings == ()
+        return found.notes
+
+    first, promoted = Database(), Database()
+    for name in "ab":
+        first.upsert(1, name)
+    promoted.upsert(1, "c")
+    shop.client.append(shop.journals[0], b"".join(first.lines()))
+    # The connector was restarted here, and has caught up.
+    shop.client.append(shop.journals[1], b"".join([*first.lines(), *first.lines()]))
+    shop.run()
+    assert notes() == ()
+    shop.client.append(shop.journals[1], b"".join(promoted.lines()))
+    shop.run()
+    assert rows_of(shop) == {1: "b"}
+    (note,) = notes()
+    assert note.startswith(f"the newest change of {shop.journals[1]} lies before an earlier one")
+    assert "`order: journal`" in note
 
 
 def test_workers_without_an_engine_are_refused(shop):
@@ -149,10 +173,10 @@ def test_deleted_column_in_records_with_uuids(client, names, tmp_path):
     shop = Shop(client, names.prefix, tmp_path, spec)
     shop.append(0, {"id": 1, "gone": False}, {"id": 2}, {"id": 1, "gone": True})
     shop.run()
-    ids = [row["id"] for row in shop.door().load().table.scan().to_arrow().to_pylist()]
+    ids = [row["id"] for row in shop.handle().load().table.scan().to_arrow().to_pylist()]
     assert ids == [2]
     shop.client.append(shop.journals[0], json.dumps({"id": 1, "gone": None}).encode() + b"\n")
     shop.run()
-    ids = [row["id"] for row in shop.door().load().table.scan().to_arrow().to_pylist()]
+    ids = [row["id"] for row in shop.handle().load().table.scan().to_arrow().to_pylist()]
     assert sorted(ids) == [1, 2]
     assert recounted(shop) == []

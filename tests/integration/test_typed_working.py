@@ -16,7 +16,7 @@ from gazette_platform.errors import DataError, LakeError
 from gazette_platform.lake.typed.planning.ranges import Task
 from gazette_platform.lake.typed.planning.rounds import Order
 from gazette_platform.lake.typed.runs.working import LocalWorkers, carry_out, discard
-from gazette_platform.lake.typed.tables.quarantined import quarantined_rows
+from gazette_platform.lake.typed.tables.quarantine import quarantined_rows
 from gazette_platform.lake.typed_spec.partitions import parse_partition
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.message import (
@@ -26,8 +26,8 @@ from gazette_platform.message import (
     new_producer_id,
     read_committed,
 )
-from gazette_platform.message.arrow_committed import Frames
-from gazette_platform.message.json_framing import JsonFraming
+from gazette_platform.message.arrow import Frames
+from gazette_platform.message.content_types import JsonFraming
 from gazette_platform.message.uuid import NO_UUID
 from gazette_platform.protocol import CompressionCodec
 
@@ -113,7 +113,7 @@ def test_rows_are_those_that_one_reader_of_committed_messages_has(typed):
         pass
     framing = Frames(JsonFraming(uuid_field="_meta.uuid"), unreadable=NO_UUID)
     found = typed.client.run(committed(typed.client.asynchronous, a, framing))
-    quarantined = quarantined_rows(typed.world.door("typed.flights_quarantine"))
+    quarantined = quarantined_rows(typed.world.handle("typed.flights_quarantine"))
     begins = [row["_begin"] for row in typed.rows()] + quarantined["_begin"].to_pylist()
     assert len(found) > 5000
     assert len(quarantined) > 100

@@ -31,8 +31,8 @@ from gazette_platform.protocol import (
     JournalSpec,
     parse_fragment_path,
 )
-from gazette_platform.testing.starvation import Late, TooLate, reason_of
-from gazette_platform.testing.waiting import patient, wait_until
+from gazette_platform.testing.waiting import TooLate, patient, wait_until
+from tests.harness import Late, reason_of
 from tests.lake_crash.dagster_log import DagsterLog, account_of, as_told, read_log
 from tests.lake_crash.oracle import RECORD_BYTES, Piece, content, listed, pieces, pruned
 from tests.lake_crash.pairs import AIMED, Pairs

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gazette_platform.testing.starvation import Late, State
+from tests.harness import Late, State
 from tests.lake_crash.engines import ENGINES
 from tests.lake_crash.forks import Forks
 from tests.lake_crash.oracle import expected

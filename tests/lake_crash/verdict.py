@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from gazette_platform.testing.starvation import State, judge
+from tests.harness import State, judge
 from tests.lake_crash.oracle import Numbers
 
 if TYPE_CHECKING:

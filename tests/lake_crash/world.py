@@ -18,10 +18,10 @@ from dagster import DagsterInstance
 
 from gazette_platform.client import Client, ClientConfig
 from gazette_platform.client.loop_thread import LoopThread
-from gazette_platform.embedded import tools
 from gazette_platform.errors import LakeError
-from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.platform import tools
 from gazette_platform.testing.etcd import EtcdServer, find_etcd
+from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.testing.waiting import patient
 from tests.benches.lake_servers import lake_servers
 from tests.benches.object_servers import s3_server

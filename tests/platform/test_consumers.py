@@ -13,7 +13,7 @@ from gazette_platform.app import Application, SQLiteStore
 from gazette_platform.consumer.protocol import ShardSource, ShardSpec
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.ops.durations import SECOND_NS
-from gazette_platform.testing.local_consumer import LocalConsumers
+from gazette_platform.testing.local import LocalConsumers
 
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS totals (customer TEXT PRIMARY KEY, orders INTEGER, amount REAL)"

@@ -9,7 +9,7 @@ import signal
 import pytest
 from sales import COMMITTED, ORDERS
 
-from gazette_platform.embedded.dagster_code_main import children_of
+from gazette_platform.platform.programs.dagster_code import children_of
 from gazette_platform.testing.waiting import wait_until
 
 TOLD_S = 90.0
@@ -242,6 +242,11 @@ def test_wrong_query_is_red_before_its_first_run(ask, evaluation, platform, gazc
         (told,) = [each for each in json.loads(checked.out) if each["check"] == "query"]
         assert (told["table"], told["severity"]) == ("rollups.wrong_names", "error")
         assert told["text"].startswith(text)
+        named = gazctl("lake", "check", "rollups.wrong_names", "-o", "json")
+        assert (named.code, [each["text"] for each in json.loads(named.out)]) == (1, [told["text"]])
+        described = gazctl("lake", "describe", "rollups.wrong_names").out
+        assert "blocked" in described
+        assert "check query_fits of rollups.wrong_names is red" in described
         # No run of it is asked for, which could only fail.
         wait_until(
             lambda: any(

@@ -11,8 +11,12 @@ from hypothesis import given, strategies as st
 pytest.importorskip("pyarrow")
 
 from gazette_platform.message import Flags, Sequencer, build_uuid
-from gazette_platform.message.envelope import Envelope
-from gazette_platform.message.sequencer import PRUNE_HORIZON, ProducerState, SequencerCheckpoint
+from gazette_platform.message.sequencer import (
+    PRUNE_HORIZON,
+    Envelope,
+    ProducerState,
+    SequencerCheckpoint,
+)
 from gazette_platform.message.uuid import NO_UUID, UuidParts, parse_uuid
 from gazette_platform.spark.json_frames import JsonFrames
 from gazette_platform.spark.offsets import INITIAL, offset_of, producers_of

@@ -8,16 +8,17 @@ from dataclasses import replace
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
 from gazette_platform.protocol import LabelSelector, LabelSet
-from gazette_platform.testing.checker import check_history
-from gazette_platform.testing.history import (
+from tests.checker import check_history
+from tests.checker.history import (
     Append,
     FinalContent,
     History,
     Outcome,
+    Payload,
     Piece,
     Poll,
+    payload_bytes,
 )
-from gazette_platform.testing.payloads import Payload, payload_bytes
 
 JOURNAL = "a/journal"
 EXAMPLES = settings(

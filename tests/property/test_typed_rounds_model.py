@@ -29,14 +29,13 @@ from gazette_platform.client import FragmentListing
 from gazette_platform.errors import DataError, LakeError
 from gazette_platform.lake.segments import Segment
 from gazette_platform.lake.typed.planning import rounds, screening
-from gazette_platform.lake.typed.planning.backfill_rounds import BackfillRounds
 from gazette_platform.lake.typed.planning.ranges import (
     JournalNow,
     JournalRange,
     Task,
     plan_backfill,
 )
-from gazette_platform.lake.typed.planning.rounds import Done, JournalRounds, Kind
+from gazette_platform.lake.typed.planning.rounds import BackfillRounds, Done, JournalRounds, Kind
 from gazette_platform.lake.typed.planning.screening import TaskScreen
 from gazette_platform.lake.typed.planning.state import JournalState, TypedState
 from gazette_platform.protocol import Fragment

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.testing.etcd import find_etcd
-from gazette_platform.testing.harness import Harness
 from tests.benches.postgres_server import find_postgres
+from tests.harness import Harness
 from tests.soak.plan import Kind
 from tests.soak.runner import SoakConfig, kinds_named, run_soak
 

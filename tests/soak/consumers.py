@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Self, final
 from urllib.parse import urlsplit
 
 from gazette_platform.errors import SetupError
-from gazette_platform.testing.consumer import ConsumerServer
 from gazette_platform.testing.fault_proxy import FaultProxies
+from gazette_platform.testing.servers import ConsumerServer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,10 +12,10 @@ from gazette_platform.client import ClientConfig
 from gazette_platform.consumer.client import ShardClient
 from gazette_platform.consumer.protocol import ReplicaCode
 from gazette_platform.errors import GazetteError
-from gazette_platform.testing.chaos.logs import lost_its_lease
 from gazette_platform.testing.fault_proxy import Direction
-from gazette_platform.testing.starvation import Late, reason_of
 from gazette_platform.testing.waiting import pass_time, patient
+from tests.chaos.logs import lost_its_lease
+from tests.harness import Late, reason_of
 from tests.soak.plan import WARM_UP_S, Fault, Kind
 
 if TYPE_CHECKING:

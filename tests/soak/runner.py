@@ -20,13 +20,12 @@ from gazette_platform.errors import GazetteError
 from gazette_platform.message import Flags, JsonFraming, read_committed
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.testing.chaos.logs import unforeseen
-from gazette_platform.testing.chaos.watchdog import Watchdog, starved_s
 from gazette_platform.testing.cluster import BrokerCluster
 from gazette_platform.testing.etcd import EtcdServer
-from gazette_platform.testing.starvation import Late, reason_of
 from gazette_platform.testing.waiting import pass_time, patient
 from tests.benches.postgres_server import Postgres
+from tests.chaos.logs import unforeseen
+from tests.harness import Late, Watchdog, reason_of, starved_s
 from tests.soak.consumers import PROGRAMS, ConsumerGroup
 from tests.soak.nemesis import Nemesis
 from tests.soak.plan import ALL_KINDS, Kind, episodes, make_plan

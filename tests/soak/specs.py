@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from examples.stream_sum import messages
 from examples.stream_sum.messages import SUMS
-from gazette_platform.consumer.protocol import ShardSource
-from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes
+from gazette_platform.consumer.protocol import ShardSource, parse_shard_changes
 from gazette_platform.protocol import JournalChange, LabelSet
 from gazette_platform.yaml_specs.journal_yaml import parse_journal_tree
 from tests.soak.summer import STORE, TALLIES

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from examples.stream_sum.messages import Sum, id_of
-from gazette_platform.testing.starvation import Late, State, headline, judge
+from tests.harness import Late, State, headline, judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -22,9 +22,9 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 from gazette_platform.client import Client, ClientConfig
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.hive import MetastoreClient
-from gazette_platform.lake.rollups.iceberg import IcebergTables
+from gazette_platform.lake.iceberg.catalog import HiveTables
+from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.spark import is_local
-from gazette_platform.lake.typed.catalog.catalogs import HiveTables
 from gazette_platform.lake.typed.planning.ranges import Limits
 from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
 from gazette_platform.lake.typed.runs.reprocessing import Reprocessor

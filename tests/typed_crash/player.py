@@ -21,9 +21,9 @@ from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
-from gazette_platform.testing.starvation import TooLate, reason_of
-from gazette_platform.testing.waiting import patient, wait_until
+from gazette_platform.testing.waiting import TooLate, patient, wait_until
 from tests.benches.spark_journals import make_again
+from tests.harness import reason_of
 from tests.lake_crash.pairs import AIMED, Pairs
 from tests.typed_crash.life import Life, LifeReport, live
 from tests.typed_crash.messages import JournalLog, Writer

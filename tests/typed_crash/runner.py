@@ -15,7 +15,7 @@ from tests.typed_crash.verdict import Verdict, judge
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gazette_platform.testing.starvation import State
+    from tests.harness import State
     from tests.typed_crash.plan import Case
     from tests.typed_crash.player import Facts
     from tests.typed_crash.world import World

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gazette_platform.testing.starvation import State, judge as judge_reasons
+from tests.harness import State, judge as judge_reasons
 from tests.typed_crash.oracle import last_of_keys
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gazette_platform.client import Client, ClientConfig
-from gazette_platform.embedded import tools
-from gazette_platform.embedded.ports import HOST, choose_ports
 from gazette_platform.lake.spark import spark_configuration
-from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.platform import tools
+from gazette_platform.platform.component import HOST, choose_ports
 from gazette_platform.testing.etcd import EtcdServer, find_etcd
+from gazette_platform.testing.servers import BrokerServer
 from tests.benches.lake_servers import RestartableMetastore, configured_spark_session
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import pytest
 from gazctl_runner import gazctl_runner
 
 from gazette_platform.client.loop_thread import LoopThread
-from gazette_platform.testing.fake_broker import FakeBroker
+from tests.benches.fake_broker import FakeBroker
 
 
 @pytest.fixture

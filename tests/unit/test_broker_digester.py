@@ -96,6 +96,43 @@ async def test_below_holds_appends_back_until_the_digest_caught_up(bench):
     await bench.tasks.join()
 
 
+async def test_small_content_is_hashed_as_it_is_committed(bench):
+    for length in (100, 5, 300):
+        bench.append(length)
+        bench.digester.take([bench.content[-length:]], length)
+        assert bench.spool.digest_lag == 0
+    fragment = bench.spool.digested_fragment()
+    assert (fragment.end, fragment.sum) == (405, bench.sum)
+
+
+async def test_content_is_not_hashed_out_of_turn(bench):
+    bench.append(100)
+    bench.append(7)
+    bench.digester.take([bench.content[-7:]], 7)
+    assert bench.spool.digest_lag == 107, "what precedes it is not hashed yet"
+    assert (await bench.digester.digested()).sum == bench.sum
+
+
+async def test_content_is_not_hashed_while_a_thread_hashes(bench, monkeypatch):
+    entered, go_on, step = threading.Event(), threading.Event(), Spool.digest_step
+
+    def held(spool, to):
+        step(spool, to)
+        entered.set()
+        assert go_on.wait(10)
+
+    monkeypatch.setattr(Spool, "digest_step", held)
+    bench.append(MIB)
+    digesting = asyncio.ensure_future(bench.digester.digested())  # noqa: TID251
+    await asyncio.to_thread(entered.wait)
+    bench.append(9)
+    bench.digester.take([bench.content[-9:]], 9)
+    assert bench.spool.digest_lag == 9, "the thread may still be at it"
+    go_on.set()
+    await digesting
+    assert (await bench.digester.digested()).sum == bench.sum
+
+
 async def test_digested_has_the_sum_of_all_that_is_committed(bench):
     bench.append(100)
     bench.spool.write([b"not committed"], bench.spool.end)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_platform.ops.host_guard import HostGuard
+from gazette_platform.ops.network import HostGuard
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -57,6 +58,39 @@ async def test_writes_that_fail_are_given_up_once_the_journal_leaves(bench, monk
         spool.is_leaving = True
         with pytest.raises(RpcFailed, match="the broker leaves it, and could not write"):
             await writing
+
+
+@pytest.mark.parametrize(
+    ("writes", "lag"),
+    [
+        ([[b"one "]], 0),
+        ([[b"one ", b"two "]], 0),
+        ([[b"x" * (16 << 10)]], 0),
+        ([[b"x" * (16 << 10), b"y"]], (16 << 10) + 1),
+        ([[b"one "], [b"two "]], 8),
+    ],
+)
+async def test_commit_hashes_small_content_of_one_write(bench, writes, lag):
+    """Readers need not read it back for its sum."""
+    spool = bench.nodes[A].spool
+    draft = spool.draft(with_digest=False)
+    for chunks in writes:
+        await draft.write(chunks, sum(map(len, chunks)))
+    spool.commit(draft, LabelSet())
+    assert spool.spool.digest_lag == lag
+    content = b"".join(b"".join(chunks) for chunks in writes)
+    fragment = await spool.digested(0)
+    assert fragment.sum == hashlib.sha1(content, usedforsecurity=False).digest()
+
+
+async def test_content_that_is_dropped_is_not_hashed(bench):
+    spool = bench.nodes[A].spool
+    await spool.draft(with_digest=False).write([b"dropped"], 7)
+    spool.forget_drafts()
+    draft = spool.draft(with_digest=False)
+    assert draft.write_at_once([b"counts"], 6)
+    spool.commit(draft, LabelSet())
+    assert (await spool.digested(0)).sum == hashlib.sha1(b"counts", usedforsecurity=False).digest()
 
 
 async def test_a_full_disk_gets_room_from_compressed_content_first(bench, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.processes import configs_of, process_count
 from gazette_platform.errors import ValidationError
-from gazette_platform.ops.limits import usable_cores
+from gazette_platform.ops.process import usable_cores
 
 
 def planned(count=3, **settings):

@@ -25,8 +25,7 @@ from gazette_platform.broker.replicate.messages import (
 )
 from gazette_platform.broker.replicate.replica_fsm import Answer
 from gazette_platform.broker.spool.journal_spool import Draft
-from gazette_platform.ops.interrupt import Interrupt, Interrupted
-from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.ops.tasks import Interrupt, Interrupted, TaskGroup
 from gazette_platform.protocol import (
     ZERO_SUM,
     CompressionCodec,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gazette_platform.cli.declaring import Found, Wanted, differences, plan, report, stale
+from gazette_platform.cli.gazctl.plan import Found, Wanted, differences, plan, report, stale
 
 FOUND = {"a/one": Found("x: 1", 5), "a/two": Found("x: 2", 6)}
 

@@ -47,7 +47,7 @@ def append(gazctl, journal, tmp_path):
         (gzip.compress(LINES), "in is compressed by gzip"),
         (zstandard.compress(LINES), "--decompress"),
         (zipped(a=b"x"), "--decompress"),
-        (b"PAR1....", "in is a Parquet file"),
+        (b"PAR1\x15...", "in is a Parquet file"),
         (b'[{"a": 1}]\n', "--framing json-array"),
         (b'{\n  "a": 1\n}\n', "--framing json-array"),
         ("a,b\n1,2\n".encode("utf-16"), "--encoding utf-16"),

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from gazette_platform.cli.output import confirmed
-from gazette_platform.embedded.endpoints import Endpoints
+from gazette_platform.platform.layout import Endpoints
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, ProcessId, Route
 
 

@@ -15,7 +15,7 @@ from gazette_platform.cli.gazctl import main
 from gazette_platform.message import fnv1a32, frame_fixed, modulo
 from gazette_platform.protocol import Status
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.fake_broker import Fault
+from tests.benches.fake_broker import Fault
 
 
 def test_apply_list_and_delete(gazctl, broker):

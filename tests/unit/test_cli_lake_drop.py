@@ -5,10 +5,13 @@ from dataclasses import replace
 
 import pytest
 from lake_bench import MemoryMetastore
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 
-from gazette_platform.cli import gazctl_lake_drop
 from gazette_platform.cli.gazctl import main
-from gazette_platform.cli.gazctl_lake_drop import drop_raw, without_typed
+from gazette_platform.cli.gazctl.lake import apply
+from gazette_platform.cli.gazctl.lake.apply import drop_raw, without_typed
 from gazette_platform.errors import LakeError, ValidationError
 from gazette_platform.lake.exact import ensure_views
 from gazette_platform.lake.layout import Layout
@@ -64,6 +67,21 @@ def test_typed_table_alone_leaves_the_raw_one(folder, drop):
     assert err == "typed.orders: dropped; its journals and files stay\n"
     assert file.read_text() == RAW + "# of typed tables\n"
     assert drop("shop.orders")[2].startswith("shop.orders: dropped")
+
+
+@pytest.mark.parametrize("other", ["typed.orders", "typed.orders_quarantine"])
+def test_iceberg_table_of_others_stays(folder, drop, monkeypatch, other):
+    uri = f"sqlite:///{folder}/catalog.db"
+    monkeypatch.setenv("GAZETTE_ICEBERG_CATALOG", uri)
+    monkeypatch.setenv("GAZETTE_WAREHOUSE", f"file://{folder}/warehouse")
+    catalog = SqlCatalog("lakehouse", uri=uri, warehouse=f"file://{folder}/warehouse")
+    catalog.create_namespace("typed")
+    catalog.create_table(other, Schema(NestedField(1, "id", LongType())))
+    file = folder / "tables/orders.yaml"
+    file.write_text(RAW + TYPED)
+    code, _, err = drop("shop.orders", "--yes")
+    assert (code, file.exists(), catalog.table_exists(other)) == (1, True, True)
+    assert f"{other} exists and is not" in err
 
 
 def test_refused_spec_can_be_dropped(folder, drop):
@@ -148,4 +166,4 @@ def test_table_of_others_stays_in_the_metastore():
 
 
 def test_examples():
-    assert doctest.testmod(gazctl_lake_drop).failed == 0
+    assert doctest.testmod(apply).failed == 0

@@ -7,14 +7,14 @@ import duckdb
 import pytest
 
 from gazette_platform.cli.gazctl import main
-from gazette_platform.cli.gazctl_lake_flush import nothing_more
+from gazette_platform.cli.gazctl.lake.flush import nothing_more
 from gazette_platform.lake import meant as meant_module
 from gazette_platform.lake.local_sql import advice
 from gazette_platform.lake.meant import meant
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.standing import PartitionStanding, TableStanding, table_standing
 from gazette_platform.lake.table_spec import parse_table_spec
-from gazette_platform.ops import counted
+from gazette_platform.ops import text
 
 TABLE = "name: my.packages\nselector: name=x\nformat: json\ncolumns: [{name: a, type: int}]\n"
 JOURNALS = "name: orders/\nreplication: 1\nfragment: {length: 1024}\nchildren: [{name: orders/a}]\n"
@@ -133,7 +133,7 @@ def test_a_folder_without_specs_is_told(tmp_path, monkeypatch, capsys):
     )
 
 
-@pytest.mark.parametrize("module", [advice, counted, meant_module])
+@pytest.mark.parametrize("module", [advice, text, meant_module])
 def test_examples_are_so(module):
     ran = doctest.testmod(module)
     assert (ran.failed, ran.attempted > 0) == (0, True)

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from gazette_platform.cli.new_journals import (
+from gazette_platform.cli.gazctl.journals.create import (
     Codec,
     PartitionBy,
     default_replication,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gazette_platform.cli.standing import Stored, add_up
+from gazette_platform.cli.gazctl.journals.describe import Stored, add_up
 from gazette_platform.client import FragmentListing
 from gazette_platform.protocol import Fragment
 

@@ -6,12 +6,9 @@ import grpc
 import pytest
 
 from gazette_platform import errors
-from gazette_platform.client import (
-    AsyncClient,
-    ClientConfig,
-    append_outcome,
-)
-from gazette_platform.client.appender import Content
+from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.client.write import append
+from gazette_platform.client.write.append import Content
 from gazette_platform.errors import (
     CallFailed,
     CallUnanswered,
@@ -25,8 +22,8 @@ from gazette_platform.errors import (
 )
 from gazette_platform.protocol import LabelSelector, LabelSet, ProcessId, Route
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.fake_broker import FakeBroker, Fault
 from gazette_platform.testing.waiting import pass_time, turns
+from tests.benches.fake_broker import FakeBroker, Fault
 
 _COMMIT = {"journal": "a/journal", "end": 1, "compression_codec": pb.NONE}
 
@@ -437,7 +434,7 @@ async def test_an_append_at_an_offset_that_others_took_is_refused_all_the_same(o
 
 
 async def test_a_journal_that_ends_within_the_content_leaves_the_outcome_unknown(monkeypatch):
-    monkeypatch.setattr(append_outcome, "_PIECE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(append, "_PIECE_TIMEOUT_S", 0.1)
     async with connected() as (broker, client):
         taken_by_others(broker, b"min")
         with pytest.raises(OutcomeUnknown, match="does not reach to the end of it, from offset 6"):

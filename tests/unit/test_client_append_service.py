@@ -19,8 +19,8 @@ from gazette_platform.errors import (
 )
 from gazette_platform.protocol import LabelSelector, LabelSet
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.fake_broker import FakeBroker, Fault
 from gazette_platform.testing.waiting import eventually, turns
+from tests.benches.fake_broker import FakeBroker, Fault
 
 JOURNALS = ("a/one", "a/two", "a/three")
 
@@ -50,6 +50,39 @@ async def test_appends_of_many_tasks_share_rpcs_and_each_is_told_its_own_span():
         assert [content(broker)[begin:end] for begin, end in spans] == records
         assert content(broker) == b"".join(records), "in the order of the calls"
         assert service.buffered_bytes == 0
+
+
+async def test_appends_leave_while_other_waiters_of_a_batch_go_on():
+    async with serving() as (broker, service):
+
+        async def append_twice():
+            await service.append("a/one", b"1")
+            await service.append("a/one", b"2")
+
+        await asyncio.gather(*(append_twice() for _ in range(1000)))
+        first, second, *_ = broker.append_sizes
+        assert first == 1000
+        assert 0 < second < 1000, "it does not wait for all of them"
+        assert content(broker) == b"1" * 1000 + b"2" * 1000
+
+
+async def test_append_is_refused_after_close_while_a_batch_waits():
+    async with serving() as (broker, service):
+        broker.fail("Append", Fault(stall=True))
+        under_way = start(service.append("a/one", b"x"))
+        await eventually(lambda: broker.calls["Append"] == 1)
+        waiting = start(service.append("a/one", b"y"))
+        await turns(1)
+        with pytest.raises(ValidationError, match="nothing to append"):
+            await service.append("a/one", b"")
+        closing = start(service.close())
+        await turns(1)
+        assert service.buffered_bytes == 2
+        with pytest.raises(ValidationError, match="append service is closed"):
+            await service.append("a/one", b"z")
+        assert service.buffered_bytes == 2
+        for task in (closing, waiting, under_way):
+            task.cancel()
 
 
 async def test_journals_are_appended_to_at_the_same_time_and_forgotten_when_idle():

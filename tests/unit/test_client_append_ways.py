@@ -10,7 +10,7 @@ import pytest
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import CallFailed, WrongAppendOffset
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.fake_broker import FakeBroker, Fault
+from tests.benches.fake_broker import FakeBroker, Fault
 
 
 @pytest.fixture(autouse=True, params=["streams", "whole"])

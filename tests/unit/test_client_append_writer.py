@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from gazette_platform.client import AsyncClient, Client, ClientConfig, append_queue
+from gazette_platform.client import AsyncClient, Client, ClientConfig
+from gazette_platform.client.write import append_queue
 from gazette_platform.errors import (
     FragmentStoreUnhealthy,
     GazetteError,
@@ -23,8 +24,8 @@ from gazette_platform.errors import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.h2.client_call import ClientCall
-from gazette_platform.testing.fake_broker import FakeBroker, Fault
 from gazette_platform.testing.waiting import eventually, turns
+from tests.benches.fake_broker import FakeBroker, Fault
 
 
 async def wait_for(awaitable):

@@ -8,7 +8,7 @@ import pytest
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.protocol import CompressionCodec, Fragment
-from gazette_platform.testing.fake_broker import FakeBroker
+from tests.benches.fake_broker import FakeBroker
 
 
 @asynccontextmanager

@@ -7,8 +7,8 @@ import pytest
 from gazette_platform.client import AsyncClient, ClientConfig, FragmentListing, JournalListing
 from gazette_platform.errors import TransportError
 from gazette_platform.protocol import Fragment, JournalSpec, Route, SuspendLevel, SuspendSpec
-from gazette_platform.testing.fake_broker import FakeBroker
 from gazette_platform.testing.waiting import turns
+from tests.benches.fake_broker import FakeBroker
 
 
 def listed(name: str, suspend: SuspendSpec | None = None) -> JournalListing:

@@ -12,7 +12,7 @@ import pytest
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.client.loop_thread import LoopThread
 from gazette_platform.errors import ValidationError
-from gazette_platform.testing.fake_broker import FakeBroker
+from tests.benches.fake_broker import FakeBroker
 
 
 async def test_another_event_loop_is_an_error_that_says_what_to_do():

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from gazette_platform.client import AsyncClient, Client, ClientConfig
-from gazette_platform.client.direct import read_fragment
+from gazette_platform.client.read.direct import read_fragment
 from gazette_platform.client.transport import Patience
 from gazette_platform.codecs import compressor
 from gazette_platform.errors import (
@@ -33,9 +33,9 @@ from gazette_platform.protocol import CompressionCodec, Fragment
 from gazette_platform.protocol.content import encode_read_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, RpcFailed
-from gazette_platform.testing.fake_broker import FakeBroker, Fault
 from gazette_platform.testing.fault_proxy import FaultProxy
 from gazette_platform.testing.waiting import eventually, turns
+from tests.benches.fake_broker import FakeBroker, Fault
 
 
 @asynccontextmanager

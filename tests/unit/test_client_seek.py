@@ -7,7 +7,7 @@ import pytest
 
 from gazette_platform.client import AsyncClient, Client, ClientConfig
 from gazette_platform.errors import ValidationError
-from gazette_platform.testing.fake_broker import FakeBroker
+from tests.benches.fake_broker import FakeBroker
 
 
 @asynccontextmanager

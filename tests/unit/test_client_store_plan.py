@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from gazette_platform.client.direct_read import choose_next
+from gazette_platform.client.read.direct import choose_next
+from gazette_platform.client.read.store_plan import StorePlan
 from gazette_platform.client.results import FragmentListing
-from gazette_platform.client.store_plan import StorePlan
 from gazette_platform.protocol import Fragment
 
 NOW = 1_000_000_000

@@ -7,7 +7,7 @@ import pytest
 from gazette_platform.client import read_store
 from gazette_platform.errors import OffsetJump
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.testing.local_broker import store_fragment
+from gazette_platform.testing.local import store_fragment
 
 JOURNAL = "a/journal"
 # Of age for what is behind the pruned beginning of a journal, and not for what is behind a hole.

@@ -6,7 +6,7 @@ import pytest
 
 from gazette_platform.client import read_store
 from gazette_platform.errors import JournalReplaced, ValidationError
-from gazette_platform.testing.local_broker import store_fragment
+from gazette_platform.testing.local import store_fragment
 
 JOURNAL = "a/journal"
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from shard_bench import LOG, SHARD, Desk, Host
 
-from gazette_platform.consumer.runtime.recovery import Recovery
+from gazette_platform.consumer.runtime.tasks import Recovery
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.waiting import turns
 

@@ -11,7 +11,7 @@ from gazette_platform.consumer.cluster import (
     encode_replica_status,
     encode_shard_spec,
 )
-from gazette_platform.consumer.process.restarts import Restarts
+from gazette_platform.consumer.process.replicas import Restarts
 from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus, ShardSource, ShardSpec
 from gazette_platform.errors import EtcdError, TransactionFailed
 from gazette_platform.etcd import (

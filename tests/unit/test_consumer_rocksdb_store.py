@@ -8,13 +8,12 @@ import pytest
 from rocksdict import Options
 
 from gazette_platform.consumer.protocol import Checkpoint
-from gazette_platform.consumer.store import rocksdb_files
-from gazette_platform.consumer.store.rocksdb import RocksDBStore
-from gazette_platform.consumer.store.rocksdb_files import RecordedFiles
+from gazette_platform.consumer.store import rocksdb
+from gazette_platform.consumer.store.rocksdb import RecordedFiles, RocksDBStore
 from gazette_platform.errors import ApplicationFailed, DataError, StoreError
 from gazette_platform.message.sequencer import SequencerCheckpoint
-from gazette_platform.testing.kept_log import KeptRecorder
 from gazette_platform.testing.waiting import eventually, turns
+from tests.benches.kept_log import KeptRecorder
 
 
 def at(offset):
@@ -295,14 +294,14 @@ def test_a_log_that_a_flush_deletes_meanwhile_is_left_to_a_snapshot(tmp_path, mo
         (folder / "000004.log").write_bytes(b"abc")
     files.record_snapshot(place)
     next_log.write_bytes(b"gh")
-    listed = rocksdb_files._names
+    listed = rocksdb._names
 
     def names(directory):
         found = listed(directory)
         log.unlink(missing_ok=True)  # behind the look at the directory
         return found
 
-    monkeypatch.setattr(rocksdb_files, "_names", names)
+    monkeypatch.setattr(rocksdb, "_names", names)
     assert not files.record_growth()
     (place / "000004.log").unlink()
     (place / "000008.log").write_bytes(b"gh")

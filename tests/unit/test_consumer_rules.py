@@ -19,7 +19,7 @@ from gazette_platform.consumer.protocol import (
     validate_shard_unassign_request,
     validate_shard_unassign_response,
 )
-from gazette_platform.consumer.protocol.rules import SPEC_SOURCES_MAX
+from gazette_platform.consumer.protocol.specs import SPEC_SOURCES_MAX
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import (
     EtcdHeader,

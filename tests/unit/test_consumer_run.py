@@ -14,8 +14,7 @@ from shard_bench import IN, assigned, journal, spec_of
 from gazette_platform.consumer.application import Application, DeferToNextTransaction, Shard
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.runtime.run import Run
-from gazette_platform.consumer.runtime.standing import Standing
-from gazette_platform.consumer.runtime.steps import StepFailed
+from gazette_platform.consumer.runtime.status import Readiness, StepFailed
 from gazette_platform.errors import GazetteError
 from gazette_platform.message import Envelope, Flags, UuidParts
 from gazette_platform.ops.clock import ManualClock, SystemClock
@@ -116,7 +115,7 @@ def a_run(application, store=None, publisher=None, **spec):
         store or Store(),
         publisher=publisher or Publisher(),
         checkpoint=Checkpoint(),
-        standing=Standing(shard),
+        readiness=Readiness(shard),
         between=between,
         clock=application.clock,
         batch_size=100,

@@ -6,16 +6,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from gazette_platform.consumer.protocol import ShardSource, ShardSpec
-from gazette_platform.consumer.protocol.shard_space import (
+from gazette_platform.consumer.protocol.documents import (
     ShardChange,
     ShardEntry,
     ShardSpace,
-    shard_space_of,
-)
-from gazette_platform.consumer.protocol.shard_yaml import (
     parse_shard_changes,
     parse_shard_space,
     render_shard_space,
+    shard_space_of,
     shards_yaml,
 )
 from gazette_platform.errors import ValidationError

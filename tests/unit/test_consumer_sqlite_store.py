@@ -13,11 +13,11 @@ from hypothesis import given, settings, strategies as st
 from gazette_platform.consumer.protocol import Checkpoint
 from gazette_platform.consumer.store import sqlite, sqlite_tape
 from gazette_platform.consumer.store.sqlite import SQLiteStore
-from gazette_platform.consumer.store.sqlite_vfs import RecordedFile
+from gazette_platform.consumer.store.sqlite_tape import RecordedFile
 from gazette_platform.errors import ApplicationFailed, DataError, StoreError
 from gazette_platform.message.sequencer import SequencerCheckpoint
-from gazette_platform.testing.kept_log import KeptRecorder
 from gazette_platform.testing.waiting import turns
+from tests.benches.kept_log import KeptRecorder
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS counts (word TEXT PRIMARY KEY, n INT NOT NULL) WITHOUT ROWID"
 COUNT = "INSERT INTO counts VALUES (?, 1) ON CONFLICT DO UPDATE SET n = n + 1"

@@ -5,7 +5,7 @@ from hypothesis import given, settings, strategies as st
 
 from gazette_platform.consumer.store import sqlite_tape
 from gazette_platform.consumer.store.sqlite_tape import RENEWED_SUFFIX, Tape, settle
-from gazette_platform.testing.kept_log import KeptRecorder
+from tests.benches.kept_log import KeptRecorder
 
 WAL_BEGIN = b"\x37\x7f\x06\x82"
 

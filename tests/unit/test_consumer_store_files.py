@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_platform.consumer.store.files import check_files
+from gazette_platform.consumer.store.base import check_files
 from gazette_platform.errors import DataError
 
 OF = {

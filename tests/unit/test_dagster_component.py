@@ -29,7 +29,7 @@ from gazette_platform.resources import TrinoResource
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 
 REPOSITORY = Path(__file__).parents[2]
-TABLE = REPOSITORY / "gazette_platform" / "embedded" / "demo" / "flights.table.yaml"
+TABLE = REPOSITORY / "gazette_platform" / "platform" / "demo" / "flights.table.yaml"
 ROLLUPS = REPOSITORY / "sql" / "demo"
 PROJECT = """
 [tool.dg]

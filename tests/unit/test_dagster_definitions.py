@@ -29,7 +29,7 @@ from gazette_platform.lake.rollups import RollupSpec, read_rollup_folder, rollup
 from gazette_platform.resources import platform_resources
 
 REPOSITORY = Path(__file__).parents[2]
-DEMO = REPOSITORY / "gazette_platform" / "embedded" / "demo"
+DEMO = REPOSITORY / "gazette_platform" / "platform" / "demo"
 FLIGHTS = table_key("flights.flights")
 
 

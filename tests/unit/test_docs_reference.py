@@ -19,11 +19,9 @@ from benchmarks.targets import (
     judge,
 )
 from gazette_platform.broker.metrics import BrokerMetrics
-from gazette_platform.cli.gazctl_lake_list_metrics import prometheus_text
+from gazette_platform.cli.gazctl.lake.list import prometheus_text
 from gazette_platform.client import ClientConfig, ClientCounts
 from gazette_platform.consumer.process.metrics import ShardMetrics
-from gazette_platform.embedded.endpoints import Endpoints
-from gazette_platform.embedded.layout import PlatformDir
 from gazette_platform.lake.schema import type_names
 from gazette_platform.lake.table_spec import Column, Partition, TableSpec, parse_table_spec
 from gazette_platform.lake.typed.schema.iceberg_types import iceberg_type
@@ -36,9 +34,10 @@ from gazette_platform.lake.typed_spec.columns import (
     trino_name,
 )
 from gazette_platform.lake.typed_spec.typed_columns import ColumnEntry
+from gazette_platform.platform.layout import Endpoints, PlatformDir
 from gazette_platform.protocol.pb import admin_pb2, protocol_pb2
-from gazette_platform.testing.checker.report import ANOMALIES
 from gazette_platform.yaml_specs import parse_journal_tree, to_journal_tree
+from tests.checker.report import ANOMALIES
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -74,7 +73,7 @@ def test_every_kind_of_unforeseen_error_is_documented():
 
 
 def test_every_anomaly_is_documented():
-    text = (ROOT / "docs" / "guides" / "testing.md").read_text()
+    text = (ROOT / "tests" / "README.md").read_text()
     assert [name for name in ANOMALIES if f"`{name}`" not in text] == [
         name for name in ANOMALIES if name.startswith("int-")
     ]

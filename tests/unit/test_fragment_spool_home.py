@@ -25,7 +25,7 @@ from gazette_platform.fragment.head_records import BLOCK_BYTES, TenureHeader
 from gazette_platform.fragment.recovery import recover
 from gazette_platform.fragment.spool_home import SPOOLS, Owner, SpoolHome, boot_id, free_homes
 from gazette_platform.protocol import LabelSet
-from gazette_platform.testing.small_disk import SmallDisk
+from tests.chaos.disks import SmallDisk
 
 OWNER = Owner("1f/gazette", "zone#one", boot_id(), lease=3)
 OTHER = Owner("1f/gazette", "zone#two", boot_id())

@@ -22,8 +22,7 @@ from gazette_platform.serving.h2.frames import (
     goaway,
 )
 from gazette_platform.serving.h2.limits import PEER_LIMITS
-from gazette_platform.serving.interface import Code, Kind, RpcFailed
-from gazette_platform.serving.outgoing import Condition
+from gazette_platform.serving.interface import Code, Condition, Kind, RpcFailed
 from gazette_platform.serving.tls import TlsMaterial, http2_client_context
 from gazette_platform.testing.certificates import CertificateAuthority
 from gazette_platform.testing.waiting import block_for, eventually, patient, turns
@@ -480,6 +479,37 @@ async def test_peer_that_answers_pings_is_kept(ours, open_channel):
             await call.next()
     await call.send(b"cd")
     assert await call.next() == b"dc"
+
+
+async def test_peer_that_answers_within_a_tick_of_the_clock_is_kept(
+    ours, open_channel, monkeypatch
+):
+    loop = asyncio.get_running_loop()
+    exact = loop.time
+    monkeypatch.setattr(loop, "time", lambda: exact() // 0.05 * 0.05)  # uvloop's has milliseconds
+    channel = open_channel(ours.address, ping_every_s=0.1, ping_timeout_s=0.1)
+    call = channel.call(path("Both"), Kind.BIDI_STREAM)
+    await call.send(b"ab")
+    assert await call.next() == b"ba"
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await call.next()
+
+
+async def test_answered_ping_stays_answered_though_we_were_busy_since(ours, open_channel):
+    channel = open_channel(ours.address, ping_every_s=30.0, ping_timeout_s=0.6)
+    call = channel.call(path("Both"), Kind.BIDI_STREAM)
+    await call.send(b"ab")
+    assert await call.next() == b"ba"
+    link = call._connection
+    link._alive_at -= 40.0  # as if nothing had come for so long
+    link._sweep()
+    await eventually(lambda: link._alive_at > link.swept_at - 1.0)  # the answer to the ping
+    link.swept_at -= 0.5  # as if the sweep were late by so much
+    link._sweep()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(2.0):
+            await call.next()
 
 
 # ---------------------------------------------------------------------------------- flow control

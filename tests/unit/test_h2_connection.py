@@ -145,6 +145,24 @@ async def test_silent_client_is_pinged_and_dropped():
         await eventually(lambda: bench.echo.cancelled)
 
 
+async def test_client_that_answers_within_a_tick_of_the_clock_stays(monkeypatch):
+    loop = asyncio.get_running_loop()
+    exact = loop.time
+    monkeypatch.setattr(loop, "time", lambda: exact() // 0.1 * 0.1)  # uvloop's has milliseconds
+    limits = replace(LIMITS, ping_every_s=0.2, ping_timeout_s=0.2)
+    async with Bench(limits=limits) as bench, wire_to(bench) as wire:
+        await wire.send(START)
+        for number in range(1, 6):
+
+            def is_next(_, number=number):
+                return sum(each.kind == PING for each in frames_of(wire.heard)) >= number
+
+            heard = await wire.hear(until=is_next)
+            assert sum(each.kind == PING for each in heard) >= number
+            await wire.send(frame(PING, 1, 0, heard[-1].payload))
+        assert bench.shared.connections
+
+
 async def test_client_that_answers_pings_stays():
     limits = replace(LIMITS, ping_every_s=0.2, ping_timeout_s=0.4)
     async with Bench(limits=limits) as bench, wire_to(bench) as wire:

@@ -8,7 +8,7 @@ import gc
 import pytest
 from h2_server_bench import SERVICE, Bench
 
-from gazette_platform.ops.memory import resident_bytes
+from gazette_platform.ops.process import resident_bytes
 from gazette_platform.serving.h2.channel import Channel, Dialing
 from gazette_platform.serving.h2.limits import PEER_LIMITS
 from gazette_platform.serving.interface import Kind

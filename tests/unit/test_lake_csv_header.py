@@ -23,7 +23,7 @@ from gazette_platform.lake.exact import VIEW_OF, exact_view, plain_view
 from gazette_platform.lake.fit import value_scanner
 from gazette_platform.lake.layout import Layout
 from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.rollups.sources import read_sources
+from gazette_platform.lake.rollups.running import read_sources
 from gazette_platform.lake.rollups.spec import parse_rollup
 from gazette_platform.lake.table_names import names_made
 from gazette_platform.lake.tables import evolved_table, table_definition
@@ -77,6 +77,15 @@ def test_header_lines_are_found_anywhere():
         )
         is None
     )
+
+
+def test_header_of_a_thousand_columns_is_found():
+    names = [f"c{n}" for n in range(1000)]
+    columns = ", ".join(f"{{name: {name}, type: string}}" for name in names)
+    text = f"name: a.b\nselector: name=x\nformat: csv\nheader: true\ncolumns: [{columns}]"
+    pattern = header_pattern(parse_table_spec(text))
+    lines = [",".join(each) for each in (names, names[:500], [*names, "more"], [*names[:-1], "x"])]
+    assert header_places("\r\n".join([*lines, ""]).encode(), pattern) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("size", [1, 7, 50, 10_000])

@@ -15,7 +15,7 @@ from gazette_platform.errors import SchemaMismatch
 from gazette_platform.lake import csv_header, formats, infer
 from gazette_platform.lake.formats import HEAD_BYTES, ContentFormat, Kind, recognize, remedy, title
 from gazette_platform.lake.infer import format_of, infer_spec, refusal
-from gazette_platform.message import json_values
+from gazette_platform.message import json_lines
 
 RECORDS = [{"id": number, "name": f"n{number}"} for number in range(40)]
 LINES = b"".join(json.dumps(each).encode() + b"\n" for each in RECORDS)
@@ -29,7 +29,7 @@ def zipped(*names):
     return out.getvalue()
 
 
-@pytest.mark.parametrize("module", [formats, infer, csv_header, json_values])
+@pytest.mark.parametrize("module", [formats, infer, csv_header, json_lines])
 def test_examples_of_docstrings(module):
     assert doctest.testmod(module).failed == 0
 
@@ -101,6 +101,10 @@ def test_value_longer_than_the_head_is_json(content):
         ("name,city\nAnna,Rome\nname,city\nBob,Bonn\n", ",", ("name", "city")),
         ("name,day\nAnna,2026-01-02\n", ",", ("name", "day")),
         ("Anna,Rome\nBob,Bonn\n", ",", ()),
+        # Magic bytes that are letters.
+        ("ORCID,name\n1,a\n2,b\n", ",", ("ORCID", "name")),
+        ("PAR1;PAR2\n1;2\n", ";", ("PAR1", "PAR2")),
+        ("BZh9,BZh8\n1,2\n", ",", ("BZh9", "BZh8")),
         ("Anna,1\nBob,2\n", ",", ()),
         ('1,"a ""quoted"" word"\n2,b\n', ",", ()),
     ],
@@ -138,7 +142,7 @@ def test_character_cut_at_the_end_of_the_head_is_utf8():
     [
         (gzip.compress(LINES), "compressed by gzip"),
         (b"\n" + zstandard.compress(LINES), "compressed by zstd"),
-        (b"PAR1,", "a Parquet file"),
+        (b"PAR1\x15,", "a Parquet file"),
         (zipped("xl/workbook.xml"), "XLSX"),
         (LINES.decode().encode("utf-16"), "text in UTF-16"),
         (json.dumps(RECORDS[:2], indent=1).encode(), "a JSON array"),

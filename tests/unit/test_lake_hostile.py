@@ -23,8 +23,7 @@ from gazette_platform.lake.infer import infer_spec
 from gazette_platform.lake.layout import Layout
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.quarantine import Quarantine
-from gazette_platform.lake.rollups.folder import read_rollup_folder
-from gazette_platform.lake.rollups.spec import parse_rollup
+from gazette_platform.lake.rollups.spec import parse_rollup, read_rollup_folder
 from gazette_platform.lake.spark_properties import parse_properties
 from gazette_platform.lake.spec_folder import read_spec_folder, specs_by_file
 from gazette_platform.lake.table_spec import parse_table_spec, read_table_spec

@@ -62,6 +62,13 @@ def test_names_that_differ_in_case_have_two_views():
     assert database.execute("FROM journal('a/b'), journal('A/b')").fetchall() == [(0, 1)]
 
 
+@pytest.mark.parametrize("digits", ["ABC", "FF"])
+def test_table_that_is_called_like_a_view_names_no_journal(digits):
+    with pytest.raises(duckdb.CatalogException) as caught:
+        duckdb.execute(f'FROM "journal:{digits}"')
+    assert journal_missing(str(caught.value)) is None
+
+
 def test_errors_of_other_tables_name_no_journal():
     database = duckdb.connect()
     with pytest.raises(duckdb.CatalogException) as caught:

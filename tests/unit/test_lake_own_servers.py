@@ -11,27 +11,19 @@ import pytest
 import sqlglot
 from sqlglot import exp
 
-from gazette_platform.embedded import tools
-from gazette_platform.embedded.layout import PlatformDir
-from gazette_platform.embedded.platform import (
-    PlatformOptions,
-    components_of,
-    endpoints_of,
-    environment_of,
-)
 from gazette_platform.errors import LakeError, SetupError, ValidationError
 from gazette_platform.hive import JSON_STORAGE, HiveColumn, HiveTable
 from gazette_platform.lake import LakeSettings, parse_table_spec
 from gazette_platform.lake.catalogs import TrinoCatalogs
 from gazette_platform.lake.exact import exact_view
 from gazette_platform.lake.rollups import RollupSpec
-from gazette_platform.lake.rollups.maintenance import maintenance_statements
-from gazette_platform.lake.rollups.statements import (
+from gazette_platform.lake.rollups.engines import (
     SourceTable,
     StagingTable,
     create_staging,
     insert_staging,
 )
+from gazette_platform.lake.rollups.maintenance import maintenance_statements
 from gazette_platform.lake.spark import (
     is_connect,
     is_local,
@@ -40,6 +32,14 @@ from gazette_platform.lake.spark import (
 )
 from gazette_platform.lake.spark_properties import combined, parse_properties
 from gazette_platform.lake.trino import TrinoLogin, TrinoSession
+from gazette_platform.platform import tools
+from gazette_platform.platform.layout import PlatformDir
+from gazette_platform.platform.platform import (
+    PlatformOptions,
+    components_of,
+    endpoints_of,
+    environment_of,
+)
 from gazette_platform.resources import SparkResource, TrinoResource, platform_resources
 
 OTHER = TrinoCatalogs(hive="raw-lake", iceberg="lake")

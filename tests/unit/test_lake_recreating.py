@@ -9,6 +9,7 @@ from gazette_platform.lake import ensure_views, parse_table_spec
 from gazette_platform.lake.layout import Layout
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.recreating import (
+    HeldNow,
     drop_entries,
     entries_of,
     held_states,
@@ -81,7 +82,22 @@ def test_rows_that_no_journal_has_would_be_missed(session):
     )
     states = held_states(session, table)
     assert sorted(each.journal for each in states) == ["", "j"]
-    assert why_missed(states, {"j": 100, "k": 7}) == ""
-    assert why_missed(states, {"j": 0}) == ""
-    assert "before offset 150 would be gone" in why_missed(states, {"j": 150})
-    assert "because that journal is" in why_missed(states, {"k": 0})
+    assert why_missed(states, {"j": HeldNow(100, 200), "k": HeldNow(7, 7)}) == ""
+    assert why_missed(states, {"j": HeldNow(0, 300)}) == ""
+    assert "before offset 150 would be gone" in why_missed(states, {"j": HeldNow(150, 200)})
+    assert "because that journal is" in why_missed(states, {"k": HeldNow(0, 200)})
+
+
+@pytest.mark.parametrize(
+    ("now", "is_same"),
+    [
+        (HeldNow(0, 200, 7), True),
+        (HeldNow(0, 200), True),
+        (HeldNow(0, 200, 9), False),
+        (HeldNow(0, 199), False),
+    ],
+)
+def test_rows_of_a_journal_that_was_made_again_would_be_missed(now, is_same):
+    state = PartitionState().adding("j", 0, 200, rows=1, stored_bytes=1, created=7)
+    why = why_missed([state], {"j": now})
+    assert ("deleted and made again" not in why) == is_same

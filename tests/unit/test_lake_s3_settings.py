@@ -5,20 +5,19 @@ import stat
 
 import pytest
 
-from gazette_platform.embedded import s3, tools
-from gazette_platform.embedded.endpoints import Endpoints
-from gazette_platform.embedded.layout import PlatformDir
-from gazette_platform.embedded.platform import (
+from gazette_platform.errors import SetupError, ValidationError
+from gazette_platform.lake import LakeSettings
+from gazette_platform.lake.s3 import S3Access
+from gazette_platform.lake.spark import spark_configuration
+from gazette_platform.platform import servers, tools
+from gazette_platform.platform.layout import Endpoints, PlatformDir
+from gazette_platform.platform.platform import (
     PlatformOptions,
     components_of,
     endpoints_of,
     environment_of,
 )
-from gazette_platform.embedded.trino import write_configuration
-from gazette_platform.errors import SetupError, ValidationError
-from gazette_platform.lake import LakeSettings
-from gazette_platform.lake.s3 import S3Access
-from gazette_platform.lake.spark import spark_configuration
+from gazette_platform.platform.trino import write_configuration
 
 OWN = "s3://b/p/?endpoint=http://127.0.0.1:9&region=r"
 
@@ -145,13 +144,13 @@ def test_an_s3_server_of_the_platforms_own(tmp_path, monkeypatch):
     environment = environment_of(layout, endpoints)
     # The same at every start.
     assert found["s3"].environment["ROOT_ACCESS_KEY"] == environment["AWS_ACCESS_KEY_ID"]
-    assert found["broker-1"].environment == s3.read_keys(layout.s3)
+    assert found["broker-1"].environment == servers.read_keys(layout.s3)
     assert environment["GAZETTE_LAKE_STORE"] == endpoints.store
     assert environment["GAZETTE_WAREHOUSE"] == "s3://gazette/.gazette/warehouse"
     assert environment["AWS_SECRET_ACCESS_KEY"] not in " ".join(found["s3"].command)
     keys.write_text("{}")
     with pytest.raises(SetupError, match=r"keys\.json does not hold the keys.*remove it"):
-        s3.read_keys(layout.s3)
+        servers.read_keys(layout.s3)
 
 
 def test_a_store_of_others_needs_no_keys_of_ours(tmp_path):

@@ -14,7 +14,7 @@ from gazette_platform.lake.sql import load_sql, sql_folder
 from gazette_platform.lake.trino import TrinoSession
 from gazette_platform.yaml_specs import parse_journal_tree
 
-DEMO = Path(gazette_platform.__file__).parent / "embedded" / "demo"
+DEMO = Path(gazette_platform.__file__).parent / "platform" / "demo"
 
 
 def test_endpoints_file_gives_addresses_and_places(tmp_path):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from gazette_platform.cli.completion import (
+from gazette_platform.cli.gazctl.arguments import (
     complete_all_tables,
     complete_tables,
     complete_typed_tables,

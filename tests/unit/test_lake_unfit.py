@@ -3,9 +3,15 @@
 import pytest
 from lake_bench import FragmentFiles, MemoryMetastore
 
-from gazette_platform.cli.gazctl_lake_list_metrics import prometheus_text
+from gazette_platform.cli.gazctl.lake.list import prometheus_text
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake import Registrar, StoreRoots, SweepPoint, parse_table_spec
+from gazette_platform.lake import (
+    Registrar,
+    StoreRoots,
+    SweepPoint,
+    parse_table_spec,
+    partition_state,
+)
 from gazette_platform.lake.content import FragmentContent
 from gazette_platform.lake.fit import value_scanner
 from gazette_platform.lake.full_audit import audit_content
@@ -75,13 +81,28 @@ def standing(files, metastore):
         ("never", 10, 10, "warn"),
         # Records of fragments that are not counted yet cannot make a share smaller.
         ("1%", 1, 0, "blocked"),
+        ("100%", 2, 1, "warn"),
     ],
 )
 def test_verdict_compares_counts_with_threshold(block, unfit, rows, expected):
     assert verdict(Threshold.parse(block), unfit, rows) == expected
 
 
-@pytest.mark.parametrize("block", ["0.01", "true", "[1]", "-1", "1e3%", "101%", "some", "''"])
+@pytest.mark.parametrize(
+    "block",
+    [
+        "0.01",
+        "true",
+        "[1]",
+        "-1",
+        "1e3%",
+        "101%",
+        "some",
+        "''",
+        f"'{'0' * 5000}'",
+        f"'{'0' * 20}9'",
+    ],
+)
 def test_threshold_of_another_form_names_key_and_forms(block):
     with pytest.raises(ValidationError, match=r"unfit\.block: .*`\{block: 1%\}` for a share"):
         spec_of(block)
@@ -228,6 +249,21 @@ def test_changed_column_has_unfit_fragments_counted_again(files, registrar, stan
     assert [account.state.unfit_records for account in report.accounts] == [0]
 
 
+def test_changed_column_forgets_the_sum_of_fragments_that_are_not_noted(
+    files, registrar, standing, monkeypatch
+):
+    """They are too many to be counted again, and a corrected type must not leave rollups blocked for ever."""
+    monkeypatch.setattr(partition_state, "_UNFIT_MAX", 2)
+    for _ in range(5):
+        files.append(JOURNAL, BAD + GOOD, postfix=HOUR_5)
+    cursors = registrar.tick(spec_of(), {}).cursors
+    assert standing(spec_of()).unfit_records == 5
+    wider = spec_of(public="string")
+    for begin in (0, len(BAD + GOOD)):
+        registrar.tick(wider, cursors, again=[(JOURNAL, begin)])
+    assert standing(wider).unfit_records == 0
+
+
 def test_replaced_file_is_counted_again_by_the_round(files, registrar, standing):
     bad = files.append(JOURNAL, GOOD * 10 + BAD, postfix=HOUR_5)
     cursors = registrar.tick(spec_of(), {}).cursors
@@ -312,6 +348,22 @@ def test_account_of_many_unfit_fragments_is_bounded_and_exact():
 def test_data_version_changes_with_unfit_records():
     versions = [state_of(n).data_version for n in range(3)]
     assert len(set(versions)) == 3
+
+
+def test_share_is_of_the_records_that_are_counted():
+    """A damaged file, whose rows are not known, must not stop rollups."""
+    state = state_of(1, 0).adding("j", 20, 30, rows=None, stored_bytes=1)
+    fit = partition_fit("hour=5", state)
+    assert (state.rows, fit.rows) == (None, 2000)
+    assert fit.verdict(Threshold.parse("1%")) == "warn"
+
+
+def test_partition_is_unfit_since_its_first_fragment_whose_time_is_known():
+    state = PartitionState()
+    for begin, since in ((0, 0), (10, 1_790_000_000), (20, 1_780_000_000)):
+        noted = UnfitFragment(begin, begin + 10, 1, since=since)
+        state = state.adding("j", begin, begin + 10, rows=1, stored_bytes=1, unfit=noted)
+    assert partition_fit("hour=5", state).since == 1_780_000_000
 
 
 def test_partition_fit_survives_a_cursor():

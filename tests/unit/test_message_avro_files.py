@@ -15,7 +15,7 @@ from gazette_platform.message import (
     check_avro_spec,
     encode_avro_file,
 )
-from gazette_platform.message.avro_files import FRAGMENT_BYTES
+from gazette_platform.message.avro import FRAGMENT_BYTES
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 
 SCHEMA = {

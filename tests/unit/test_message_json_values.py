@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from gazette_platform.errors import DataError
-from gazette_platform.message import json_values
-from gazette_platform.message.json_values import JsonValues
+from gazette_platform.message import json_lines
+from gazette_platform.message.json_lines import JsonValues
 
 SCALARS = (
     st.none()
@@ -70,6 +70,28 @@ def test_values_behind_each_other_are_lines(values, layout, joint, size):
     assert parsed(cut(content, size)) == values
 
 
+def test_many_numbers_take_linear_time():
+    """Each number must not cost a look at all content after it."""
+
+    class Text(str):
+        __slots__ = ()
+        copied = 0
+
+        def __add__(self, other):
+            return Text(str.__add__(self, other))
+
+        def __getitem__(self, key):
+            found = str.__getitem__(self, key)
+            Text.copied += len(found)
+            return found
+
+    values = JsonValues()
+    values._text = Text()
+    content = json.dumps(list(range(10_000))).encode()
+    assert len(values.feed(content)) == 10_000
+    assert Text.copied < 10 * len(content)
+
+
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize(
     ("content", "error"),
@@ -96,7 +118,7 @@ def test_what_is_no_json_is_an_error(content, error, size):
 
 
 def test_value_that_is_too_long_is_an_error(monkeypatch):
-    monkeypatch.setattr(json_values, "VALUE_CHARACTERS_MAX", 1000)
+    monkeypatch.setattr(json_lines, "VALUE_CHARACTERS_MAX", 1000)
     values = JsonValues()
     values.feed(b'["')
 

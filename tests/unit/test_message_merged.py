@@ -9,8 +9,8 @@ from hypothesis import given, strategies as st
 
 from gazette_platform.errors import DataError
 from gazette_platform.message import NO_UUID, UuidParts
-from gazette_platform.message.envelope import Envelope
 from gazette_platform.message.many import MergedReader
+from gazette_platform.message.sequencer import Envelope
 
 
 class Scripted:

@@ -23,7 +23,7 @@ from gazette_platform.message import (
     read_uncommitted,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.fake_broker import FakeBroker, Fault
+from tests.benches.fake_broker import FakeBroker, Fault
 
 A, B, C = (bytes([n]) * 6 for n in (1, 3, 5))
 OUT, CONT, ACK = Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN

@@ -10,7 +10,7 @@ import pytest
 
 from gazette_platform.errors import DataError
 from gazette_platform.message import NO_UUID, parse_uuid
-from gazette_platform.message.uuid_columns import parse_uuid_column
+from gazette_platform.message.uuid import parse_uuid_column
 
 DRAWN = random.Random(7)
 UUIDS = [
@@ -71,7 +71,7 @@ def test_without_pyarrow_it_says_what_to_install():
 import sys
 sys.modules["pyarrow"] = None
 from gazette_platform.errors import SetupError
-from gazette_platform.message.uuid_columns import parse_uuid_column
+from gazette_platform.message.uuid import parse_uuid_column
 try:
     parse_uuid_column(None)
 except SetupError as err:

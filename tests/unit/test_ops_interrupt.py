@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gazette_platform.ops.interrupt import Interrupt, Interrupted
+from gazette_platform.ops.tasks import Interrupt, Interrupted
 from gazette_platform.testing.waiting import turns
 
 

@@ -9,7 +9,7 @@ import pytest
 
 _RAISED = """
 import resource, sys
-from gazette_platform.ops.limits import raise_file_limit
+from gazette_platform.ops.process import raise_file_limit
 soft, hard = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 told = raise_file_limit()

@@ -7,7 +7,7 @@ import sys
 
 _FREED_BUFFERS_STAY = """
 import os, resource
-from gazette_platform.ops.memory import settle_memory, tune_malloc
+from gazette_platform.ops.process import settle_memory, tune_malloc
 
 tune_malloc()
 
@@ -37,8 +37,8 @@ def test_buffers_of_content_are_not_faulted_in_again():
 _LOOKS = """
 import asyncio, sys, threading
 from concurrent.futures import ThreadPoolExecutor
-from gazette_platform.ops import memory
-from gazette_platform.ops.memory import give_back_when_idle, resident_bytes, tune_malloc
+from gazette_platform.ops import process
+from gazette_platform.ops.process import give_back_when_idle, resident_bytes, tune_malloc
 from gazette_platform.testing.waiting import eventually
 
 tune_malloc()
@@ -49,7 +49,7 @@ def look():
     looks += 1
     return resident_bytes()
 
-memory.resident_bytes = look
+process.resident_bytes = look
 
 async def looked(count):
     end = looks + count

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gazette_platform.ops.side_by_side import side_by_side
+from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.testing.waiting import turns
 
 

@@ -1,7 +1,7 @@
 """A few lines a minute, of what others can make happen at any rate."""
 
 from gazette_platform.ops.clock import ManualClock
-from gazette_platform.ops.sparing import LINES_MAX, SparingLog
+from gazette_platform.ops.faults import LINES_MAX, SparingLog
 
 
 def test_a_flood_is_a_few_lines_and_a_number():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from gazette_platform.ops.stacks import describe_tasks, describe_threads
+from gazette_platform.ops.process import describe_tasks, describe_threads
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.waiting import turns
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gazette_platform.ops.threads import run_in
+from gazette_platform.ops.tasks import run_in
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])

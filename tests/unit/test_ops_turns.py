@@ -9,8 +9,8 @@ import time
 import pytest
 import uvloop
 
-from gazette_platform.ops import turns as module
-from gazette_platform.ops.turns import Turns
+from gazette_platform.ops import tasks as module
+from gazette_platform.ops.tasks import Turns
 from gazette_platform.testing.waiting import turns
 
 

@@ -17,7 +17,7 @@ from gazette_platform.consumer.recoverylog import (
     extend_checksum,
     pick_hints,
 )
-from gazette_platform.consumer.recoverylog.chain import body_of
+from gazette_platform.consumer.recoverylog.fsm import body_of
 from gazette_platform.consumer.recoverylog.playback import CreateFile, Read, WriteFile
 from gazette_platform.consumer.recoverylog.recording import handoff_frame
 from gazette_platform.errors import DataError, ValidationError

@@ -10,7 +10,7 @@ from gazette_platform.consumer.recoverylog import (
     Segment,
     Verdict,
 )
-from gazette_platform.consumer.recoverylog.chain import body_of, encode_op
+from gazette_platform.consumer.recoverylog.fsm import body_of, encode_op
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol.pb import recoverylog_pb2 as pb
 

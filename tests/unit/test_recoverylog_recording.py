@@ -14,9 +14,9 @@ from gazette_platform.consumer.recoverylog import (
     author_registers,
     new_author,
 )
-from gazette_platform.consumer.recoverylog.chain import body_of
+from gazette_platform.consumer.recoverylog.fsm import body_of
+from gazette_platform.consumer.recoverylog.hints import Segment
 from gazette_platform.consumer.recoverylog.recording import still_of
-from gazette_platform.consumer.recoverylog.segments import Segment
 from gazette_platform.errors import ValidationError
 from gazette_platform.message.framing import split_fixed
 from gazette_platform.protocol import LabelSet

@@ -38,6 +38,15 @@ GOOD = [
     ("spark", "SELECT origin FROM flights QUALIFY row_number() OVER (PARTITION BY dest ORDER BY year) = 1"),
     ("spark", "SELECT * EXCEPT (dest) FROM flights CLUSTER BY origin"),
     ("spark", "FROM flights |> WHERE year = 1 |> SELECT origin"),
+    ("spark", "SELECT origin FROM flights LEFT SEMI JOIN names ON names.code = flights.dest AND names.name > 'a'"),
+    ("spark", "SELECT origin FROM flights f ANTI JOIN names n ON n.code = f.dest AND name > 'a'"),
+    ("spark", "SELECT origin FROM flights LEFT ANTI JOIN (SELECT code AS c FROM names) z ON z.c = dest"),
+    ("spark", "SELECT col1, col2 FROM VALUES (1, 2)"),
+    ("spark", "SELECT window.start FROM (SELECT window(year, '1 hour') FROM flights)"),
+    ("spark", "SELECT session_window.end, count(*) FROM flights GROUP BY session_window(year, '5 minutes')"),
+    ("spark", "SELECT origin, spark_grouping_id FROM flights GROUP BY CUBE (origin)"),
+    ("spark", "SELECT _metadata.file_path, _file FROM flights"),
+    ("trino", 'SELECT "$path", f."$partition" FROM flights f'),
     ("spark", "SELECT named_struct('a', dest).a, stops[0] FROM flights GROUP BY ALL"),
 ]  # fmt: skip
 
@@ -61,6 +70,7 @@ def test_good_query_has_no_fault(dialect, sql):
         ("SELECT (SELECT max(name) FROM names WHERE kode = flights.origin) FROM flights", "no source has a column `kode`"),
         ("WITH a AS (SELECT origin AS o FROM flights) SELECT a.origin FROM a", "`a` has no column `origin`"),
         ("SELECT origin FROM flights UNION ALL SELECT nme FROM names", "no source has a column `nme`"),
+        ("SELECT f.origin FROM flights f LEFT SEMI JOIN names n ON n.cod = f.origin", "`n` has no column `cod`"),
         ("SELECT f.origin FROM flights f JOIN names n ON n.cod = f.origin", "`n` has no column `cod` (did you mean `code`?)"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ from sqlglot import exp
 
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.rollups import RollupSpec
-from gazette_platform.lake.rollups.statements import (
+from gazette_platform.lake.rollups.engines import (
     SourceTable,
     StagingTable,
     create_staging,

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gazette_platform.testing.starvation import Late, State, TooLate, judge
+from gazette_platform.testing.waiting import TooLate
 from tests.benches.seeded_cases import SeededCases
+from tests.harness import Late, State, judge
 
 
 @dataclass

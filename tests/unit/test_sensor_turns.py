@@ -1,10 +1,12 @@
 """Turns: every table gets one, whatever the others need; and what a tick leaves to the next."""
 
 import pytest
+from dagster import AssetCheckEvaluation
 from dagster_instances import new_instance
 from hypothesis import given, strategies as st
 from lake_bench import FragmentFiles, MemoryMetastore
 
+from gazette_platform.assets.freshness import is_red
 from gazette_platform.lake import (
     Auditor,
     FitChecker,
@@ -66,12 +68,15 @@ class Platform:
     def append(self, table, content=b'{"id":1}\n', hour="05"):
         return self.files.append(f"{table}/part=0", content, postfix=f"hour={hour}")
 
-    def tick(self, tables=99):
+    def tick(self, tables=99, *, audits=False):
+        """With `audits` there is time left for these once tables had theirs."""
         self.files.calls.clear()
 
-        def is_over():
+        def is_full():
             asked = {selector for kind, selector, _ in self.files.calls if kind == "journals"}
             return len(asked) > tables - 1 and self.is_at_a_table()
+
+        is_over = is_full if not audits else lambda: False
 
         ports = TickPorts(
             registrar=Registrar(self.files, self.metastore, self.roots),
@@ -84,6 +89,7 @@ class Platform:
             retention=Retention(Shrinker(self.files, self.roots), self.metastore),
             told=self.told,
             is_over=is_over,
+            is_late=is_full,
         )
         outcome = run_tick(ports, SpecFolder(self.specs), self.cursor)
         for event in outcome.events:
@@ -112,6 +118,24 @@ def test_each_table_gets_its_turn_when_a_tick_has_time_for_one(platform):
     found = [registered(platform.tick(tables=1)) for _ in range(5)]
     assert found == [["t0"], ["t1"], ["t2"], ["t3"], []]
     assert not platform.tick().cursor.turn
+
+
+def test_data_and_its_red_check_are_reported_by_one_tick(platform):
+    """Rollups run on data whose check is not red."""
+    for n in range(4):
+        platform.append(f"t{n}", b'{"id":1}\n{"id":"x"}\n')
+    for n in range(4):
+        outcome = platform.tick(tables=1, audits=True)
+        assert registered(outcome) == [f"t{n}"]
+        assert [e.asset_key.path[-1] for e in outcome.events if is_red_of_fit(e)] == [f"t{n}"]
+
+
+def is_red_of_fit(event):
+    return (
+        isinstance(event, AssetCheckEvaluation)
+        and event.check_name == "fits_spec"
+        and is_red(event)
+    )
 
 
 def test_old_fragments_of_all_tables_are_looked_at_in_turn(platform):

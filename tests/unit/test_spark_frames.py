@@ -13,7 +13,7 @@ types = pytest.importorskip("pyspark.sql.types")
 
 from gazette_platform.errors import DataError, ValidationError  # noqa: E402
 from gazette_platform.message import CsvFraming, JsonFraming, MessageClock  # noqa: E402
-from gazette_platform.message.mapping import fnv1a32, modulo, rendezvous  # noqa: E402
+from gazette_platform.message.publisher import fnv1a32, modulo, rendezvous  # noqa: E402
 from gazette_platform.spark.frames import (  # noqa: E402
     encoder,
     layout_of,

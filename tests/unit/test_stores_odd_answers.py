@@ -14,7 +14,7 @@ from odd_listings import ERROR, HTML, ODD, TIME, odd_of_s3
 
 from gazette_platform.errors import StoreError, StoreUnavailable
 from gazette_platform.stores import open_store
-from gazette_platform.testing.stores import listing
+from gazette_platform.testing.store_conformance import listing
 
 BUCKET = "buck"
 TOKENS = ("continuation-token", "marker", "pageToken")

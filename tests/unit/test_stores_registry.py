@@ -28,7 +28,7 @@ from gazette_platform.stores import (
     health_check,
     open_store,
 )
-from gazette_platform.testing.stores import listing
+from gazette_platform.testing.store_conformance import listing
 from gazette_platform.testing.waiting import turns
 
 

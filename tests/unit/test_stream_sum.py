@@ -8,7 +8,7 @@ import pytest
 
 from examples.stream_sum import chunker, messages
 from examples.stream_sum.messages import Chunk, Sum, add, crc64, id_of
-from gazette_platform.consumer.protocol.shard_yaml import parse_shard_changes
+from gazette_platform.consumer.protocol import parse_shard_changes
 from gazette_platform.errors import ApplicationFailed
 from gazette_platform.message import JsonFraming, build_uuid
 from gazette_platform.message.uuid import Flags

@@ -6,14 +6,14 @@ import math
 
 import pytest
 
-from gazette_platform.testing.chaos import ALL_KINDS, WorkloadConfig, make_plan
-from gazette_platform.testing.chaos.availability import Gap, gaps_of, longest_by_kind
-from gazette_platform.testing.chaos.plan import FaultKind
-from gazette_platform.testing.chaos.verdict import ChaosResult, Evidence, reasons
-from gazette_platform.testing.chaos.watchdog import Stall, starved_s
-from gazette_platform.testing.chaos.writers import WriterKind, kind_of
-from gazette_platform.testing.checker import Anomaly, Report
-from gazette_platform.testing.history import Append, History, Outcome
+from tests.chaos import ALL_KINDS, WorkloadConfig, make_plan
+from tests.chaos.availability import Gap, gaps_of, longest_by_kind
+from tests.chaos.plan import FaultKind
+from tests.chaos.verdict import ChaosResult, Evidence, reasons
+from tests.chaos.writers import WriterKind, kind_of
+from tests.checker import Anomaly, Report
+from tests.checker.history import Append, History, Outcome
+from tests.harness import Stall, starved_s
 
 ZONES = {"broker-1": "a", "broker-2": "a", "broker-3": "b", "broker-4": "b", "broker-5": "c"}
 JOURNALS = ("a/one", "a/two", "a/three")

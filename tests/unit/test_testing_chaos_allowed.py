@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from gazette_platform.protocol import LabelSet
-from gazette_platform.testing.chaos.allowed import allow, check_but_allow
-from gazette_platform.testing.chaos.availability import unavailable_s_max
-from gazette_platform.testing.chaos.plan import FaultKind
-from gazette_platform.testing.chaos.readers import ReaderKind, _session_s
-from gazette_platform.testing.checker import Anomaly, Report
-from gazette_platform.testing.history import (
+from tests.chaos.allowed import allow, check_but_allow
+from tests.chaos.availability import unavailable_s_max
+from tests.chaos.plan import FaultKind
+from tests.chaos.readers import ReaderKind, _session_s
+from tests.checker import Anomaly, Report
+from tests.checker.history import (
     Append,
     FinalContent,
     History,

@@ -8,7 +8,7 @@ import pytest
 
 from gazette_platform.protocol import ProcessId
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.chaos import finals
+from tests.chaos import finals
 
 CONTENT = b"content"
 

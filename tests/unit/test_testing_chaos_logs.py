@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_platform.testing.chaos.logs import lost_its_lease, unforeseen
+from tests.chaos.logs import lost_its_lease, unforeseen
 
 TIME = "2026-01-02 03:04:05,678"
 SERVES = f"{TIME} INFO gazette_platform.broker.serve: broker serves"

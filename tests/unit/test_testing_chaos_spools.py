@@ -19,7 +19,7 @@ from gazette_platform.fragment.head_records import (
     slot_at,
 )
 from gazette_platform.protocol import CompressionCodec, LabelSet
-from gazette_platform.testing.chaos.spools import copy_spools, lose_files, tear_spools
+from tests.chaos.inflict import copy_spools, lose_files, tear_spools
 
 CONTENT = b"what was appended, and acknowledged"
 BEGIN = 100

@@ -10,16 +10,17 @@ import math
 import pytest
 
 from gazette_platform.protocol import LabelSelector, LabelSet
-from gazette_platform.testing.checker import ANOMALIES, check_history
-from gazette_platform.testing.history import (
+from tests.checker import ANOMALIES, check_history
+from tests.checker.history import (
     Append,
     FinalContent,
     History,
     Outcome,
+    Payload,
     Piece,
     Poll,
+    payload_bytes,
 )
-from gazette_platform.testing.payloads import Payload, payload_bytes
 
 JOURNAL = "a/journal"
 SIZE = 32

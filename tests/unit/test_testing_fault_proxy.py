@@ -10,8 +10,8 @@ import pytest
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import TransportError
-from gazette_platform.testing.fake_broker import FakeBroker
 from gazette_platform.testing.fault_proxy import Direction, FaultProxy
+from tests.benches.fake_broker import FakeBroker
 
 
 class Echo:

@@ -12,11 +12,18 @@ from gazette_platform.errors import GazetteError
 from gazette_platform.ops.clock import ManualClock, SystemClock
 from gazette_platform.protocol import LabelSelector, LabelSet
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.checker import check_history
-from gazette_platform.testing.fake_broker import FakeBroker, Fault
-from gazette_platform.testing.history import FinalContent, Outcome, Piece, Recorder, load_history
-from gazette_platform.testing.payloads import Payload, payload_bytes
-from gazette_platform.testing.recording import RecordingClient, RecordingWriter
+from tests.benches.fake_broker import FakeBroker, Fault
+from tests.checker import check_history
+from tests.checker.history import (
+    FinalContent,
+    Outcome,
+    Payload,
+    Piece,
+    Recorder,
+    load_history,
+    payload_bytes,
+)
+from tests.checker.recording import RecordingClient, RecordingWriter
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ from gazette_platform.errors import (
     CallUnanswered,
     SetupError,
 )
-from gazette_platform.testing.machine import MachineWatch, Stall
-from gazette_platform.testing.starvation import (
+from gazette_platform.testing.waiting import TooLate, core_wait
+from tests.harness import (
     Late,
+    MachineWatch,
+    Stall,
     State,
     Strain,
-    TooLate,
-    core_wait,
     is_late,
     joined,
     judge,

@@ -407,7 +407,7 @@ def test_columns_that_are_written_no_more_are_null():
 @pytest.mark.parametrize("flags", [OUT, CONT, ACK])
 @pytest.mark.parametrize("clock", [1, 15, 16, 2**32, 2**59 + 12345, 2**64 - 1])
 def test_uuids_come_back_as_they_were(clock, flags):
-    from gazette_platform.message.uuid_columns import parse_uuid_column, uuid_column
+    from gazette_platform.message.uuid import parse_uuid_column, uuid_column
 
     text = str(build_uuid(*UuidParts(PRODUCER, clock, flags)))
     parts = parse_uuid_column(pa.array([text, None, text]))

@@ -20,8 +20,7 @@ from gazette_platform.lake.typed.planning.screening import (
 )
 from gazette_platform.lake.typed.planning.state import Counts, JournalState, Producer
 from gazette_platform.message.sequencer import PRUNE_HORIZON
-from gazette_platform.message.uuid import NO_UUID, Flags, build_uuid
-from gazette_platform.message.uuid_columns import parse_uuid_column
+from gazette_platform.message.uuid import NO_UUID, Flags, build_uuid, parse_uuid_column
 
 OUT, CONT, ACK = map(int, Flags)
 A, B = b"\x01first", b"\x01other"

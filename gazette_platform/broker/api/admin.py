@@ -11,7 +11,7 @@ from gazette_platform.broker.side_keys import savepoint_key, savepoints_prefix
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, Delete, Put
 from gazette_platform.ops.retry import backoff_s
-from gazette_platform.ops.turns import Turns
+from gazette_platform.ops.tasks import Turns
 from gazette_platform.protocol import (
     Header,
     LabelSet,

@@ -9,7 +9,7 @@ from gazette_platform.broker.journal.known import check_fence, wait_known
 from gazette_platform.broker.journal.resolver import Stopped
 from gazette_platform.errors import GazetteError, ValidationError
 from gazette_platform.ops.durations import SECOND_NS, duration_from_pb
-from gazette_platform.ops.turns import Turns
+from gazette_platform.ops.tasks import Turns
 from gazette_platform.protocol import (
     Fragment,
     Header,

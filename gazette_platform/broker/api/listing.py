@@ -9,7 +9,7 @@ from gazette_platform.broker.api.prologue import decode, rules
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, Delete, Operation, Put
 from gazette_platform.keyspace import item_key
-from gazette_platform.ops.turns import Turns
+from gazette_platform.ops.tasks import Turns
 from gazette_platform.protocol import (
     Header,
     JournalSpec,

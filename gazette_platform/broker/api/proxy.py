@@ -11,13 +11,18 @@ import contextlib
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.wire.forwarder import PeerCall, PeerFailed, with_header
-from gazette_platform.client.route_cache import pick_endpoint
+from gazette_platform.client.transport import pick_endpoint
 from gazette_platform.errors import TransportError
 from gazette_platform.protocol import Status
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.serving.interface import Code, RpcFailed
-from gazette_platform.serving.outgoing import CANNOT_REACH, Condition, brief_details
+from gazette_platform.serving.interface import (
+    CANNOT_REACH,
+    Code,
+    Condition,
+    RpcFailed,
+    brief_details,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Self, final
@@ -27,7 +26,6 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, NotNow, RpcFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from concurrent.futures import Executor
 
     from gazette_platform.broker.api.proxy import Proxy
@@ -211,6 +209,8 @@ class ReadApi:
                 end = min(fragment.end, request.end_offset or fragment.end)
                 if file is not None:
                     await self._send_local(file, fragment, offset, end, send)
+                    # What was sent leaves in this turn of the loop. To look for more first would delay it.
+                    await asyncio.sleep(0)
                 else:
                     await self._send_stored(replica, fragment, offset, end, send)
                 offset = end
@@ -281,25 +281,19 @@ class ReadApi:
             ) from err
 
     # -------------------------------------------------------------------------------- content
-    @contextlib.contextmanager
-    def _sending(self, length: int) -> Iterator[int]:
-        """Count what a reader holds while it is sent `length` bytes. Gives: the size of its pieces."""
-        is_much = self._sending_bytes > _SENDING_BYTES_MAX
-        piece_bytes = _SMALL_PIECE_BYTES if is_much else _PIECE_BYTES
-        held_bytes = min(piece_bytes, length)
-        self._sending_bytes += held_bytes
-        try:
-            yield piece_bytes
-        finally:
-            self._sending_bytes -= held_bytes
+    @property
+    def _piece_bytes(self) -> int:
+        """The size of the next piece that a reader is sent."""
+        return _SMALL_PIECE_BYTES if self._sending_bytes > _SENDING_BYTES_MAX else _PIECE_BYTES
 
     async def _send_local(
         self, file: LocalFile, fragment: Fragment, offset: int, end: int, send: Send
     ) -> None:
         """Send bytes [offset, end) of the journal from a local file."""
         while offset < end:
-            with self._sending(end - offset) as piece_bytes:
-                want = min(piece_bytes, end - offset)
+            want = min(self._piece_bytes, end - offset)
+            self._sending_bytes += want
+            try:
                 try:
                     content = await self._pread(file.fd, want, offset - fragment.begin)
                 except OSError as err:
@@ -315,6 +309,8 @@ class ReadApi:
                 offset += len(content)
                 del content  # a slow reader must not keep it in memory
                 await send(raw)
+            finally:
+                self._sending_bytes -= want
 
     async def _pread(self, fd: int, length: int, at: int) -> bytes:
         context = self._context
@@ -333,10 +329,12 @@ class ReadApi:
         is_proven = proven_at is not None and now - proven_at < _PROVEN_S
         check = FragmentCheck(fragment, is_known=is_proven)
         part = _Part(fragment, offset, end, send, check=check, readers=self._context.readers)
+        piece_bytes = self._piece_bytes
+        held_bytes = min(piece_bytes, fragment.content_length)
+        self._sending_bytes += held_bytes
         try:
             # The object is read from its beginning, however little of it is sent.
-            with self._sending(fragment.content_length) as piece_bytes:
-                await self._send_part(part, fragment, piece_bytes)
+            await self._send_part(part, fragment, piece_bytes)
             if part.is_proven:
                 self._proven.put(key, now)
         except ObjectNotFound as err:
@@ -351,6 +349,8 @@ class ReadApi:
             raise RpcFailed(
                 Code.UNKNOWN, f"{fragment.journal}: reading {fragment.content_path}: {err}{advice}"
             ) from err
+        finally:
+            self._sending_bytes -= held_bytes
 
     async def _send_part(self, part: _Part, fragment: Fragment, piece_bytes: int) -> None:
         """Send what belongs to a part of a stored fragment, in steps of bounded size.

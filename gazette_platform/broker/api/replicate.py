@@ -33,7 +33,7 @@ from gazette_platform.broker.replicate.replica_fsm import (
     Write,
 )
 from gazette_platform.broker.wire.peer_stream import TENURE
-from gazette_platform.ops.interrupt import Interrupt, Interrupted
+from gazette_platform.ops.tasks import Interrupt, Interrupted
 from gazette_platform.protocol import Status
 from gazette_platform.protocol.auth import ALL_CLAIMS
 from gazette_platform.serving.interface import Code, RpcFailed

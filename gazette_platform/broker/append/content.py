@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from typing_extensions import override
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.ops.interrupt import Interrupt, Interrupted
+from gazette_platform.ops.tasks import Interrupt, Interrupted
 from gazette_platform.protocol import validate_append_chunk
 from gazette_platform.protocol.content import (
     COMMIT_MARKER,

@@ -11,7 +11,7 @@ from gazette_platform.errors import SetupError
 from gazette_platform.etcd import Compare, Put
 from gazette_platform.fragment.recovery import recover
 from gazette_platform.fragment.spool_home import Owner, SpoolHome, boot_id, free_homes
-from gazette_platform.ops.threads import run_in
+from gazette_platform.ops.tasks import run_in
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

@@ -41,10 +41,14 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.content import decode_read_content, encode_append_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.serving.http_server import bid_go_on
+from gazette_platform.serving.http_server import (
+    ClientGone,
+    Origins,
+    bid_go_on,
+    caller_metadata,
+    written,
+)
 from gazette_platform.serving.interface import Code, ContentSource, NotTaken, RpcFailed
-from gazette_platform.serving.origins import Origins
-from gazette_platform.serving.sending import ClientGone, caller_metadata, written
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

@@ -16,6 +16,7 @@ from aiohttp import web
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import validate_list_request, validate_read_request
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.serving.http_server import ClientGone, caller_metadata, written
 from gazette_platform.serving.interface import RpcFailed
 from gazette_platform.serving.rest_messages import (
     INVALID_ARGUMENT,
@@ -25,7 +26,6 @@ from gazette_platform.serving.rest_messages import (
     result_line,
 )
 from gazette_platform.serving.rest_routes import JSON_TYPE, RestRoutes
-from gazette_platform.serving.sending import ClientGone, caller_metadata, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from gazette_platform.broker.http.interface import Service
+    from gazette_platform.serving.http_server import Origins
     from gazette_platform.serving.interface import ServerStream
-    from gazette_platform.serving.origins import Origins
 
 __all__ = ["RestGateway"]
 

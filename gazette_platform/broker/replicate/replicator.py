@@ -20,7 +20,7 @@ from gazette_platform.broker.epochs import Holder
 from gazette_platform.broker.replicate import synced
 from gazette_platform.broker.replicate.messages import encode_proposal
 from gazette_platform.broker.replicate.pipeline import Pipeline
-from gazette_platform.ops.interrupt import Interrupt, Interrupted
+from gazette_platform.ops.tasks import Interrupt, Interrupted
 from gazette_platform.protocol import ZERO_SUM, Fragment
 from gazette_platform.protocol.content import encode_replicate_content
 from gazette_platform.serving.interface import Code, RpcFailed

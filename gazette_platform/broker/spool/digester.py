@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.fragment.files import COMPRESS_BATCH_BYTES
 from gazette_platform.fragment.spool import LAG_BYTES_MAX
-from gazette_platform.ops.threads import run_in
+from gazette_platform.ops.tasks import run_in
 from gazette_platform.serving.interface import Code, RpcFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from concurrent.futures import Executor
 
     from gazette_platform.fragment.completed import CompletedSpool
@@ -82,6 +83,12 @@ class Digester:
         self._is_closing = False
         self._lock = asyncio.Lock()  # held while a slice of the digest is made
         self._moved = asyncio.Event()
+
+    def take(self, chunks: Sequence[bytes | memoryview], length: int) -> None:
+        """Hash what was committed last, unless the digest trails already."""
+        spool = self.spool
+        if spool.digest_lag == length and not self._lock.locked():
+            spool.digest_last(chunks)
 
     def kick(self) -> None:
         """Start background rounds for slices that are full and not being worked on."""

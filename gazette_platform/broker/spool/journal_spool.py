@@ -37,7 +37,7 @@ from gazette_platform.fragment.recovery import RecoveredTenure
 from gazette_platform.fragment.spool import LAG_BYTES_MAX, Spool
 from gazette_platform.ops.disk_pace import SLOW_S, DiskPace
 from gazette_platform.ops.faults import Faults
-from gazette_platform.ops.threads import run_in
+from gazette_platform.ops.tasks import run_in
 from gazette_platform.protocol import ZERO_SUM, CompressionCodec, Fragment, LabelSet
 from gazette_platform.serving.interface import Code, RpcFailed
 
@@ -61,6 +61,10 @@ _INLINE_BYTES_MAX = 128 << 10
 # The same of content that is only written, which takes a fifth of the time.
 _INLINE_WRITE_BYTES_MAX = 256 << 10
 
+# Up to this size content is hashed as it is committed, while it is at hand: readers, who are sent a sum with
+# each piece, would otherwise read it back for that.
+_HASHED_BYTES_MAX = 16 << 10
+
 # Chunks of less than this, in the mean, are written together.
 _TINY_BYTES = 4 << 10
 
@@ -72,7 +76,7 @@ class Draft:
     It does not count until it is committed or staged. To roll it back is to drop the draft.
     """
 
-    __slots__ = ("_digest", "_executor", "_owner", "at", "digester", "length")
+    __slots__ = ("_digest", "_executor", "_owner", "_small", "at", "digester", "length")
 
     def __init__(
         self,
@@ -88,6 +92,13 @@ class Draft:
         self.length = 0
         self._digest = digest
         self._executor = executor
+        # All of the content, if it is small and was written by one call.
+        self._small: list[bytes | memoryview] | None = None
+
+    @property
+    def small(self) -> list[bytes | memoryview] | None:
+        """All of the content, if there is so little of it that it is hashed when it is committed."""
+        return self._small if self._digest is None else None
 
     @property
     def digest(self) -> Digest | None:
@@ -164,6 +175,7 @@ class Draft:
             # To copy them costs less than a system call for each.
             chunks = [b"".join(chunks)]
         self.digester.spool.write(chunks, self.at)
+        self._small = chunks if length <= _HASHED_BYTES_MAX and not self.length else None
         if self._is_small(length):
             owner.time(began)
         digest = self._digest
@@ -529,6 +541,8 @@ class JournalSpool:
         self.end, self.registers = draft.at, registers
         now = spool.first_append_at or self.clock.now()  # the clock is read for the first only
         spool.commit(draft.at, registers=registers, now=now, digest=draft.digest)
+        if draft.small is not None:
+            digester.take(draft.small, length)
         if length:
             self._journal.on_commit(spool, appends=appends, length=length)
             if spool.is_behind:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol import Header
     from gazette_platform.protocol.auth import Capability
-    from gazette_platform.serving.interface import ContentSource
-    from gazette_platform.serving.outgoing import OutgoingCall
+    from gazette_platform.serving.interface import ContentSource, OutgoingCall
 
 __all__ = ["PeerCall", "PeerFailed", "PeerMessages", "Sender", "with_header"]
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.client.auth import Authorizer
 from gazette_platform.client.config import ClientConfig
-from gazette_platform.ops.keepalive import keepalive_options
+from gazette_platform.ops.network import keepalive_options
 from gazette_platform.protocol import endpoint_grpc_address
 from gazette_platform.serving.config import Wire
 from gazette_platform.serving.grpc_channel import GrpcChannel
 from gazette_platform.serving.h2.channel import Channel, Dialing
 from gazette_platform.serving.h2.limits import PEER_LIMITS
-from gazette_platform.serving.outgoing import Condition
+from gazette_platform.serving.interface import Condition
 from gazette_platform.serving.tls import http2_client_context
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol.auth import Capability
-    from gazette_platform.serving.outgoing import OutgoingChannel
+    from gazette_platform.serving.interface import OutgoingChannel
 
 __all__ = ["Peers"]
 

@@ -7,8 +7,7 @@ that have failed, `Scratch` has their files. `run` serves until the process is t
 from __future__ import annotations
 
 from gazette_platform.consumer.process.config import ConsumerConfig
-from gazette_platform.consumer.process.main import run
 from gazette_platform.consumer.process.replicas import ShardReplicas
-from gazette_platform.consumer.process.serve import ConsumerProcess
+from gazette_platform.consumer.process.serve import ConsumerProcess, run
 
 __all__ = ["ConsumerConfig", "ConsumerProcess", "ShardReplicas", "run"]

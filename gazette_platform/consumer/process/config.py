@@ -14,8 +14,6 @@ from gazette_platform.consumer.runtime.host import HINTS_INTERVAL_S
 from gazette_platform.errors import ValidationError
 from gazette_platform.serving.config import ServerConfig, expect_setting
 
-__all__ = ["ConsumerConfig"]
-
 
 def _never_gives_up() -> ClientConfig:
     return ClientConfig(retry_timeout_s=None)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.consumer.runtime import ShardCounts, ShardReplica
 
-__all__ = ["ConsumerMetrics"]
-
 
 @final
 class ConsumerMetrics:

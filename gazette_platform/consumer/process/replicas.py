@@ -1,12 +1,21 @@
-"""Follows the assignments of this process, and has a replica for each."""
+"""Keep one replica for each assignment of this process, and restart those that failed.
+
+A shard that failed restarts if its failure may pass, or if the group asks for restarts of all shards.
+The pause doubles each time, so that two groups which share a log by mistake fence each other more and
+more seldom.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 
+from gazette_platform.consumer.protocol import ReplicaCode
 from gazette_platform.consumer.shard import ReplicaStep, replica_step
+from gazette_platform.errors import EtcdError
+from gazette_platform.etcd import Compare, Delete
+from gazette_platform.ops.retry import backoff_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,12 +23,12 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.cluster import ConsumerState, ShardAssignment
     from gazette_platform.consumer.protocol import ShardSpec
     from gazette_platform.consumer.runtime import ShardReplica
+    from gazette_platform.etcd import EtcdClient
     from gazette_platform.keyspace import KeySpace
+    from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol import ProcessId
-
-__all__ = ["ShardReplicas"]
 
 R = TypeVar("R", bound="ShardReplica[Any, Any]")
 
@@ -118,3 +127,115 @@ class ShardReplicas(Generic[R]):
         task = self._tasks.spawn(replica.stop(), name=f"stop {shard}")
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
+
+
+# ------------------------------------------------------------------ restarts
+
+# How often the pause is doubled, of a shard that fails again and again.
+_DOUBLINGS_MAX: Final = 6
+
+PASSING_PAUSE_S: Final = 1.0
+"""Seconds before a shard whose failure may pass starts again for the first time, at most."""
+
+
+@final
+class Restarts:
+    """Removes our assignments that have failed, after a pause, so that they are made anew.
+
+    A shard whose failure may pass starts again whether others do or not. If its database was away, or broke a
+    deadlock, the next attempt may succeed. If it was fenced while it is assigned to us, it is ours all the
+    same: a former owner came late.
+
+    The pause doubles each time, up to 64 times the first one, and begins anew for a shard that did well
+    for twice its last pause: processes of two groups which share a log by mistake fence each other ever
+    more seldom. An assignment that is gone meanwhile, or has another status, is left alone. That etcd does
+    not answer is waited out.
+
+    Args:
+        pause_s: seconds before the first attempt; None: only shards whose failure may pass start again.
+        may_pass: whether that is so of our replica under an assignment.
+        tasks: owns the waiting.
+    """
+
+    def __init__(
+        self,
+        etcd: EtcdClient,
+        space: KeySpace[ConsumerState],
+        process_id: ProcessId,
+        *,
+        pause_s: float | None,
+        may_pass: Callable[[ShardAssignment], bool],
+        clock: Clock,
+        tasks: TaskGroup,
+    ) -> None:
+        self._etcd = etcd
+        self._state = space.state
+        self._id = process_id
+        self._pause_s = pause_s
+        self._may_pass = may_pass
+        self._clock = clock
+        self._tasks = tasks
+        # Keys of assignments that are waited for; of each shard, how often, until when, and how long.
+        self._waiting: set[tuple[str, int]] = set()
+        self._former: dict[str, tuple[int, float, float]] = {}
+        space.observe(self._on_change)
+
+    def _on_change(self) -> None:
+        for shard in self._state.changes.items:
+            assignment = self._state.assignment_of(shard, self._id)
+            if assignment is None or assignment.status.code is not ReplicaCode.FAILED:
+                continue
+            pause_s = self._first_pause_s(assignment)
+            which = (assignment.key, assignment.create_revision)
+            if pause_s is None or which in self._waiting or self._tasks.is_closed:
+                continue
+            self._waiting.add(which)
+            self._tasks.spawn(self._restart(assignment, pause_s), name=f"restart {shard}")
+
+    def _first_pause_s(self, failed: ShardAssignment) -> float | None:
+        if not self._may_pass(failed):
+            return self._pause_s
+        return PASSING_PAUSE_S if self._pause_s is None else min(self._pause_s, PASSING_PAUSE_S)
+
+    async def _restart(self, assignment: ShardAssignment, first_pause_s: float) -> None:
+        pause_s = self._next_pause_s(assignment.shard, first_pause_s)
+        _log.warning(
+            "shard %s has failed, and starts again in %g s: %s",
+            assignment.shard,
+            pause_s,
+            "; ".join(assignment.status.errors),
+        )
+        try:
+            await asyncio.sleep(pause_s)
+            await self._remove(assignment)
+        finally:
+            self._waiting.discard((assignment.key, assignment.create_revision))
+
+    async def _remove(self, failed: ShardAssignment) -> None:
+        """Remove it, if it still is there, and has failed still."""
+        failures = 0
+        while True:
+            current = self._state.assignment_of(failed.shard, self._id)
+            if current is None or current.create_revision != failed.create_revision:
+                return
+            if current.status.code is not ReplicaCode.FAILED:
+                return
+            guard = Compare.mod(current.key, current.mod_revision)
+            try:
+                if (await self._etcd.txn([guard], [Delete(current.key)])).succeeded:
+                    return
+            except EtcdError as err:
+                _log.warning("shard %s is not started again yet: %s", failed.shard, err)
+                if not err.retriable:
+                    return
+            await asyncio.sleep(backoff_s(failures))
+            failures += 1
+
+    def _next_pause_s(self, shard: str, first_s: float) -> float:
+        now_s = self._clock.monotonic()
+        times, until_s, last_s = self._former.get(shard, (0, now_s, 0.0))
+        if now_s > until_s + 2 * last_s:
+            times = 0
+        pause_s = first_s * float(1 << min(times, _DOUBLINGS_MAX))
+        self._former[shard] = (times + 1, now_s + pause_s, pause_s)
+        return pause_s

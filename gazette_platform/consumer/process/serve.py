@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import os
 import random
+import secrets
+import shutil
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final, final
 from urllib.parse import urlsplit
@@ -14,9 +18,7 @@ from gazette_platform.client import AsyncClient
 from gazette_platform.consumer.application import raised_by
 from gazette_platform.consumer.cluster import ConsumerState
 from gazette_platform.consumer.process.metrics import ConsumerMetrics
-from gazette_platform.consumer.process.replicas import ShardReplicas
-from gazette_platform.consumer.process.restarts import Restarts
-from gazette_platform.consumer.process.scratch import Scratch
+from gazette_platform.consumer.process.replicas import Restarts, ShardReplicas
 from gazette_platform.consumer.protocol import ConsumerSpec
 from gazette_platform.consumer.runtime import ReadBudget, ReplicaSettings, ShardReplica
 from gazette_platform.consumer.service import (
@@ -32,21 +34,22 @@ from gazette_platform.etcd import EtcdClient
 from gazette_platform.keyspace import KeySpace, item_key
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
-from gazette_platform.ops.host_guard import HostGuard
-from gazette_platform.ops.loop_watch import LoopWatch
+from gazette_platform.ops.network import HostGuard
+from gazette_platform.ops.process import LoopWatch
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import ProcessId
 from gazette_platform.serving.auth import Authenticator
 from gazette_platform.serving.config import Wire
 from gazette_platform.serving.grpc_server import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
-from gazette_platform.serving.http_server import NOT_SERVING, HttpServer
-from gazette_platform.serving.origins import Origins
+from gazette_platform.serving.http_server import NOT_SERVING, HttpServer, Origins
 from gazette_platform.serving.process.departure import Departure
 from gazette_platform.serving.process.names import random_id
+from gazette_platform.serving.process.running import run_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from aiohttp import web
 
@@ -55,19 +58,14 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.process.config import ConsumerConfig
     from gazette_platform.consumer.protocol import ShardSpec
 
-__all__ = ["ConsumerProcess"]
-
 _log = logging.getLogger(__name__)
 
 # Seconds for calls that are under way when the process leaves, and for telling etcd that it does.
 _GRACE_S: Final = 15.0
-
 # Seconds after which a callback counts as blocking the event loop, at least. Stores take some tenths at times.
 _BLOCKED_S_MIN: Final = 1.0
-
 # Binding to these says nothing of how one is reached.
 _ANY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  compared, not bound
-
 _WORDS: Final = leaving.Words("shards", "consumer", "", "consumer.drain-timeout")
 
 
@@ -400,3 +398,94 @@ class ConsumerProcess:
         )
         await self._departure.step(2 * _GRACE_S, "finishing calls", stopping)
         await self.abandon()
+
+
+def run(application: Application[Any, Any], config: ConsumerConfig) -> None:
+    """Serve until SIGTERM or SIGINT, then hand over.
+
+    A second signal ends it at once, and --consumer.drain-timeout within some time, whatever hangs.
+
+    Raises: GazetteError: it could not start, or could not go on; the message says why.
+    """
+    run_server(lambda: ConsumerProcess(application, config), flag="consumer.drain-timeout")
+
+
+_NAME: Final = "gazette-consumer-"
+_LOCK_SUFFIX: Final = ".lock"
+
+
+# ------------------------------------------------------------------ scratch
+
+# The folder in which a process keeps files of its shards, and those that killed processes have left.
+#
+# Such files are worth nothing once their process is gone, and may be large. Each process has a folder of its
+# own, and beside it a file that it holds a lock of as long as it lives: who gets that lock may delete both.
+
+
+@final
+class Scratch:
+    """A folder below another one, which is deleted in the end, by whomever. Calls block.
+
+    Attributes:
+        path: where files may be made: the parent itself, if there cannot be a folder, as for a process
+            whose shards need no files.
+    """
+
+    def __init__(self, parent: Path) -> None:
+        """Nothing is made yet."""
+        self.path = parent
+        self._parent = parent
+        self._lock: int | None = None
+        self._lock_path = parent
+
+    def open(self) -> None:
+        """Make the folder, and hold its lock."""
+        name = f"{_NAME}{secrets.token_hex(8)}"
+        self._lock_path, path = self._parent / f"{name}{_LOCK_SUFFIX}", self._parent / name
+        try:
+            self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            # Somebody who looks for what was left may have it for a moment, and delete it then.
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.fstat(self._lock).st_nlink:
+                raise FileNotFoundError(f"{self._lock_path} was deleted by another process")
+            path.mkdir(0o700)
+        except OSError as err:
+            _log.warning(
+                "%s: no folder of this process alone can be made there (%s): files of its shards stay behind "
+                "if it is killed",
+                self._parent,
+                err,
+            )
+            self.close()
+            return
+        self.path = path
+
+    def sweep(self) -> None:
+        """Delete what processes of this user have left that are gone."""
+        uid = os.geteuid()
+        for lock_path in sorted(self._parent.glob(f"{_NAME}*{_LOCK_SUFFIX}")):
+            folder = lock_path.with_name(lock_path.name.removesuffix(_LOCK_SUFFIX))
+            try:
+                lock = os.open(lock_path, os.O_RDWR | os.O_NOFOLLOW)
+            except OSError:
+                continue  # deleted meanwhile, or of another user
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_uid == uid and os.fstat(lock).st_nlink:
+                    _log.info("%s: files of a process that is gone are deleted", folder)
+                    shutil.rmtree(folder, ignore_errors=True)
+                    lock_path.unlink(missing_ok=True)
+            except OSError:
+                pass  # it lives, or another process is at it
+            finally:
+                os.close(lock)
+
+    def close(self) -> None:
+        """Delete the folder, with all that is in it. May be called again."""
+        if self._lock is None:
+            return
+        if self.path != self._parent:
+            shutil.rmtree(self.path, ignore_errors=True)
+        self._lock_path.unlink(missing_ok=True)
+        os.close(self._lock)
+        self._lock = None

@@ -1,41 +1,40 @@
 """The words of consumers: specs of shards and processes, checkpoints, and rules of requests.
 
 All are values, as those of `gazette_platform.protocol`: immutable, free of I/O, read from and
-written to their protobuf messages, and checked by `validate` alone. Documents of shards are in
-`shard_space`, and their YAML in `shard_yaml`.
+written to their protobuf messages, and checked by `validate` alone. `documents` reads and writes
+shards as YAML and JSON.
 """
 
 from __future__ import annotations
 
 from gazette_platform.consumer.protocol.checkpoint import Checkpoint
-from gazette_platform.consumer.protocol.enums import ReplicaCode, ShardStatus
-from gazette_platform.consumer.protocol.json_form import (
+from gazette_platform.consumer.protocol.documents import (
+    ShardChange,
+    ShardEntry,
+    ShardSpace,
+    parse_shard_changes,
+    shard_space_of,
     shard_spec_json,
+    shards_yaml,
 )
-from gazette_platform.consumer.protocol.rules import (
+from gazette_platform.consumer.protocol.specs import (
+    HINT_BACKUPS_MAX,
+    ConsumerSpec,
+    ReplicaCode,
+    ReplicaStatus,
+    ShardSource,
+    ShardSpec,
+    ShardStatus,
     validate_shard_apply_request,
     validate_shard_apply_response,
     validate_shard_change,
     validate_shard_hints_response,
+    validate_shard_id,
     validate_shard_list_request,
     validate_shard_list_response,
     validate_shard_stat_response,
     validate_shard_unassign_request,
     validate_shard_unassign_response,
-)
-from gazette_platform.consumer.protocol.shard_space import (
-    ShardChange,
-    ShardEntry,
-    ShardSpace,
-    shard_space_of,
-)
-from gazette_platform.consumer.protocol.specs import (
-    HINT_BACKUPS_MAX,
-    ConsumerSpec,
-    ReplicaStatus,
-    ShardSource,
-    ShardSpec,
-    validate_shard_id,
 )
 
 __all__ = [
@@ -50,8 +49,10 @@ __all__ = [
     "ShardSpace",
     "ShardSpec",
     "ShardStatus",
+    "parse_shard_changes",
     "shard_space_of",
     "shard_spec_json",
+    "shards_yaml",
     "validate_shard_apply_request",
     "validate_shard_apply_response",
     "validate_shard_change",

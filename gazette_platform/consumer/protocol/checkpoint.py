@@ -22,8 +22,6 @@ from gazette_platform.protocol.pb import consumer_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Checkpoint"]
-
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -35,7 +33,7 @@ class Checkpoint:
     """One a journal; their order is that of names once the checkpoint was stored."""
     created: Mapping[str, int] = field(default_factory=dict)
     """Which journal each source is (`protocol.identity`), as far as it is known: not of those that were read by an
-    application itself, by a former release, or by Gazette."""
+    application itself, or by Gazette."""
 
     @property
     def read_through(self) -> Mapping[str, int]:
@@ -47,6 +45,7 @@ class Checkpoint:
         message = pb.Checkpoint()
         for journal, offset in self.read.offsets.items():
             message.sources[journal].read_through = offset
+            # A field of our own, which Gazette's consumers pass over.
             message.sources[journal].created = self.created.get(journal, 0)
         for journal, producer, last_ack, begin in self.read.producers:
             entry = message.sources[journal].producers.add(id=producer)
@@ -80,6 +79,8 @@ class Checkpoint:
 
     def encode(self) -> bytes:
         """The bytes that stores keep. Those of equal checkpoints are equal."""
+        # Maps of protobuf have no order of their own: without `deterministic`, a store that compares what
+        # it has with what it wrote would see changes that are none.
         return self.to_pb().SerializeToString(deterministic=True)
 
     @classmethod

@@ -17,25 +17,31 @@ from __future__ import annotations
 
 from typing import Final
 
-from gazette_platform.consumer.recoverylog.chain import author_label, encode_op, extend_checksum
-from gazette_platform.consumer.recoverylog.fsm import Fsm, LiveFnode, Verdict
+from gazette_platform.consumer.recoverylog.fsm import (
+    Fsm,
+    LiveFnode,
+    Verdict,
+    author_label,
+    encode_op,
+    extend_checksum,
+)
 from gazette_platform.consumer.recoverylog.hints import (
     FnodeSegments,
     FsmHints,
+    LogNeeds,
     Property,
+    Segment,
+    SegmentSet,
+    ShardHints,
+    judge_fragment,
+    merge_segments,
+    needs_of,
     pick_hints,
 )
 from gazette_platform.consumer.recoverylog.playback import Playback
 from gazette_platform.consumer.recoverylog.player import Played, Player
-from gazette_platform.consumer.recoverylog.pruning import (
-    LogNeeds,
-    ShardHints,
-    judge_fragment,
-    needs_of,
-)
 from gazette_platform.consumer.recoverylog.recorder import Recorder, new_author
 from gazette_platform.consumer.recoverylog.recording import Recording, author_registers
-from gazette_platform.consumer.recoverylog.segments import Segment, SegmentSet, merge_segments
 
 __all__ = [
     "CONTENT_TYPE",

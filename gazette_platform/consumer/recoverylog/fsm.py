@@ -31,16 +31,15 @@ import enum
 from collections import deque
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.consumer.recoverylog.chain import extend_checksum
-from gazette_platform.consumer.recoverylog.hints import FnodeSegments, FsmHints, Property
-from gazette_platform.consumer.recoverylog.segments import Segment
+import google_crc32c
+
+from gazette_platform.consumer.recoverylog.hints import FnodeSegments, FsmHints, Property, Segment
+from gazette_platform.message.framing import FIXED_HEADER, frame_fixed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from gazette_platform.protocol.pb import recoverylog_pb2 as pb
-
-__all__ = ["Fsm", "LiveFnode", "Verdict"]
 
 
 class Verdict(enum.Enum):
@@ -209,10 +208,14 @@ class Fsm:
             first_offset: where its frame begins, or an offset before.
             last_offset: behind its frame and content; 0: not known.
         """
+        # While hints last, their author is known. Another author's operation with the right number is one
+        # of a recorder that lost the log: the hints were made by the winner.
         if self._segments and op.author != self._segments[0].author:
             return Verdict.NOT_HINTED_AUTHOR
         if op.seq_no != self.next_seq_no:
             return Verdict.WRONG_SEQ_NO
+        # Two recorders may write the same number before one of them is fenced. The first in the log wins,
+        # and everything that the loser writes later carries a checksum that includes its own operation.
         if op.checksum != self.next_checksum:
             return Verdict.CHECKSUM_MISMATCH
         if op.HasField("create"):
@@ -221,6 +224,7 @@ class Fsm:
             return Verdict.EXPECTED_HINTED_FNODE
         else:
             verdict = self._change(op, log, first_offset, last_offset)
+        # An operation of a dead file is in sequence, too: later checksums include it.
         if verdict is Verdict.APPLIED or verdict is Verdict.NOT_TRACKED:
             self._advance(op.seq_no, body, log)
         return verdict
@@ -279,8 +283,10 @@ class Fsm:
         node.links.remove(path)
         del self._links[path]
         if node.links:
+            # Whoever plays the segments must meet the removal, or the file has one path too many.
             node.extend(op, log, first_offset, last_offset)
         else:
+            # Its segments go with it: from now on no hints ask for the parts of the log that made it.
             del self._live[fnode]
         return Verdict.APPLIED
 
@@ -289,7 +295,9 @@ class Fsm:
         if path in self._links:
             return Verdict.LINK_EXISTS
         if self._segments:
-            self._properties.setdefault(path, content)  # that of the hints is newer
+            self._properties.setdefault(
+                path, content
+            )  # the hints were made later than this operation
         else:
             self._properties[path] = content
         return Verdict.APPLIED
@@ -315,3 +323,53 @@ class Fsm:
         """Go on at the next hinted segment: what lies between is of dead files."""
         self.next_seq_no = self._segments[0].first_seq_no
         self.next_checksum = self._segments[0].first_checksum
+
+
+# ------------------------------------------------------------------ chain
+
+# Frames of recorded operations, and the checksum that chains them.
+#
+# Every operation carries the CRC-32C of all frames before it, so that one which was written by somebody
+# who did not know the last of them is told from one that follows it. Content is not digested. Pure: no
+# I/O, no clock.
+#
+# The bytes that were read or written are digested, and never those of another encoding of them.
+
+_DIGITS = "0123456789abcdefghijklmnopqrstuv"
+
+
+def extend_checksum(checksum: int, body: bytes) -> int:
+    """The checksum behind an operation.
+
+    Args:
+        checksum: that before it; 0 before the first one.
+        body: the operation's frame without its header of 8 bytes.
+
+    >>> extend_checksum(extend_checksum(0, b"abc"), b"def")
+    1404891121
+    """
+    return int(google_crc32c.extend(checksum, body))
+
+
+def encode_op(op: pb.RecordedOp) -> bytes:
+    """The frame of an operation. Content of a write is to follow it in the log."""
+    return frame_fixed(op.SerializeToString())
+
+
+def body_of(frame: bytes) -> bytes:
+    """What of a frame is digested."""
+    return frame[FIXED_HEADER.size :]
+
+
+def author_label(author: int) -> str:
+    """An author as registers have it: in base 32.
+
+    >>> author_label(1337)
+    '19p'
+    """
+    digits = ""
+    while True:
+        author, digit = divmod(author, 32)
+        digits = _DIGITS[digit] + digits
+        if not author:
+            return digits

@@ -36,19 +36,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.consumer.recoverylog.hints import FsmHints
 
-__all__ = [
-    "CreateFile",
-    "Effect",
-    "Ignored",
-    "Inject",
-    "Playback",
-    "Read",
-    "RemoveFile",
-    "Skipped",
-    "Step",
-    "WriteFile",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Read:
@@ -161,6 +148,8 @@ class Playback:
         self._read_through = dict(read_through)
         for segment in self.fsm.hinted_segments():
             head = self._read_through[segment.log]
+            # A log that is shorter than its hints was deleted and made again, or lost its end. Waiting for
+            # more would wait for other content at these offsets.
             if segment.first_offset >= head or segment.last_offset > head:
                 raise DataError(
                     f"{segment.log}: its head {head} is before what the hints need, {segment}: possible "
@@ -235,6 +224,7 @@ class Playback:
         Raises: DataError: the logs do not have what the hints name, or what they lead to.
         """
         if self._state is _State.BACKFILL and self._is_through:
+            # All that hints name was committed before the hints were, so it lies before this head.
             self._check_whole()
             self._state = _State.TAIL
         if self._state is _State.DONE:
@@ -254,6 +244,7 @@ class Playback:
         if self._content_left:
             raise self._short(f"the log ends at {self.offset}")
         if self._state is _State.TAIL:
+            # Appends are atomic, so part of a frame at the head is garbage and will not be completed.
             self._give_up_held()
             self._check_whole()
             if self._finishes:
@@ -386,6 +377,8 @@ class Playback:
             self._hole, self._torn_at, self._last_author = None, None, op.author
         elif verdict is Verdict.WRONG_SEQ_NO and not is_old and self._misses(op.author):
             self._torn_at = begin if self._torn_at is None else self._torn_at
+        # Whether our no-op was in sequence decides whether the log is ours. Its append alone does not: an
+        # operation of the former owner may have landed just before it.
         if self._state is _State.AWAIT and op.author == self._author:
             self._own = verdict
         self._content_left, self._content_fnode = length, 0

@@ -1,22 +1,43 @@
-"""Plays recovery logs into a directory."""
+"""Play recovery logs into a directory, and take a log over from its former author.
+
+`Playback` decides what to read next and which files follow from it; here it is done. Files have names
+of fnodes while they are played, and get their paths at the end, since a path may change hands meanwhile.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import posixpath
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.consumer.recoverylog.files import PlayedFiles
-from gazette_platform.consumer.recoverylog.playback import Ignored, Inject, Playback, Skipped
-from gazette_platform.consumer.recoverylog.takeover import take_over
-from gazette_platform.errors import OffsetJump, ValidationError
-from gazette_platform.ops.threads import run_in
+from gazette_platform.consumer.recoverylog.playback import (
+    CreateFile,
+    Ignored,
+    Inject,
+    Playback,
+    RemoveFile,
+    Skipped,
+    WriteFile,
+)
+from gazette_platform.consumer.recoverylog.recording import author_registers, still_of
+from gazette_platform.errors import (
+    DataError,
+    OffsetJump,
+    OutcomeUnknown,
+    RegisterMismatch,
+    ValidationError,
+)
+from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.tasks import run_in
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
     from pathlib import Path
 
     from gazette_platform.client import AsyncClient, Reader
@@ -24,9 +45,10 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.recoverylog.hints import FsmHints
     from gazette_platform.consumer.recoverylog.playback import Effect, Read
 
-__all__ = ["Played", "Player"]
-
 _log = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------------ the player
 
 # Of each piece that is read.
 _WARNINGS_MAX: Final = 4
@@ -117,7 +139,8 @@ class Player:
             files = PlayedFiles(self._directory)
             try:
                 await run_in(disk, files.begin)
-                # All that the hints name was there before, so it is before these.
+                # All that the hints name was committed before they were kept, so it lies before these
+                # heads. An empty append and not a listing, because only the primary knows the head.
                 heads = {
                     log: (await self._client.append(log, b"")).end for log in self._hints.logs()
                 }
@@ -128,6 +151,8 @@ class Player:
                     if playback.is_tailing:
                         self.tailing.set()
                     if isinstance(step, Inject):
+                        # At the head as of now. If the former owner writes meanwhile, our no-op is out
+                        # of sequence, and the playback asks for another one behind that.
                         end = await take_over(
                             self._client,
                             step.log,
@@ -154,6 +179,8 @@ class Player:
         reader = self._reader
         if reader is None or (reader.journal, self._is_blocking) != (step.log, step.is_blocking):
             self._end_read()
+            # A tail may last for weeks, in which the log can be deleted and made again: the reader then
+            # raises, where offsets of the new log would look like those of the old one.
             is_tail = step.is_blocking and step.log == self._hints.log
             reader = self._client.read(
                 step.log,
@@ -217,3 +244,162 @@ def _warn(effects: list[Effect]) -> None:
             )
     if len(odd) > _WARNINGS_MAX:
         _log.warning("%s: and %d more like these", odd[-1].log, len(odd) - _WARNINGS_MAX)
+
+
+# ------------------------------------------------------------------ files
+
+# Files that are kept open. A store writes to few at the same time.
+_OPEN_MAX: Final = 64
+_STAGING: Final = ".fnodes"
+
+
+@final
+class PlayedFiles:
+    """Files below a directory, which is theirs alone. Calls block; make them from one thread at a time.
+
+    Nothing is synced to disk: what counts is the log.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._staging = directory / _STAGING
+        self._open: dict[
+            int, int
+        ] = {}  # descriptors by fnode, in the order in which they were opened
+
+    def begin(self) -> None:
+        """Make the directory, and delete what it holds. Raises: OSError: it cannot be made."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self._staging.mkdir(parents=True)
+
+    def apply(self, effects: Iterable[Effect]) -> None:
+        """Do to the files what a playback has told. Raises: OSError: the disk is full, or broken."""
+        for effect in effects:
+            if isinstance(effect, WriteFile):
+                self._write(effect)
+            elif isinstance(effect, CreateFile):
+                self._keep(effect.fnode, os.O_CREAT | os.O_EXCL)
+            elif isinstance(effect, RemoveFile):
+                self._close(effect.fnode)
+                self._path(effect.fnode).unlink()
+
+    def make_live(self, fsm: Fsm) -> None:
+        """Have each file at all of its paths, and properties at theirs.
+
+        Raises: DataError: a path of the log leads elsewhere. OSError.
+        """
+        self.close()
+        for fnode, node in fsm.live.items():
+            backing = self._path(fnode)
+            for link in sorted(node.links):
+                self._place(link).hardlink_to(backing)
+            backing.unlink()
+        self._staging.rmdir()
+        for link, content in fsm.properties.items():
+            with self._place(link).open("x", encoding="utf-8", newline="") as file:
+                file.write(content)
+
+    def close(self) -> None:
+        """Close all files."""
+        for fnode in list(self._open):
+            self._close(fnode)
+
+    def discard(self) -> None:
+        """Close all files, and delete the directory."""
+        self.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _write(self, effect: WriteFile) -> None:
+        descriptor = self._open.get(effect.fnode)
+        if descriptor is None:
+            descriptor = self._keep(effect.fnode, 0)
+        content, offset = effect.content, effect.offset
+        while content:
+            written = os.pwrite(descriptor, content, offset)
+            content, offset = content[written:], offset + written
+
+    def _keep(self, fnode: int, flags: int) -> int:
+        if len(self._open) >= _OPEN_MAX:
+            self._close(next(iter(self._open)))
+        descriptor = os.open(self._path(fnode), os.O_WRONLY | os.O_CLOEXEC | flags, 0o600)
+        self._open[fnode] = descriptor
+        return descriptor
+
+    def _close(self, fnode: int) -> None:
+        descriptor = self._open.pop(fnode, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _path(self, fnode: int) -> Path:
+        return self._staging / str(fnode)
+
+    def _place(self, link: str) -> Path:
+        """Where a path of the log is on disk; its folder is there then."""
+        is_clean = posixpath.normpath(link) == link and link.startswith("/") and "\0" not in link
+        if not is_clean or link.split("/")[1] in ("", _STAGING):
+            raise DataError(
+                f"{link!r} is no path below the recorded directory (a recorder writes none like it: the log "
+                "was made by something else)"
+            )
+        place = self.directory / link[1:]
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return place
+
+
+# ------------------------------------------------------------------ takeover
+
+# The append by which an author takes a log over.
+#
+# It puts the author into the registers of the journal; appends of the former one are refused from then on.
+# Whoever is late must not do so, or the owner of now is fenced by one of before: a process that was
+# stopped for longer than its lease, or an append that was sent and not answered for long. So it is done
+# in this order:
+#
+#     1. ask for the registers
+#     2. have it confirmed that the log is ours to take
+#     3. append, if the author in the registers is still that of 1; else begin again
+#
+# Who is confirmed after us has, when we are late, changed the registers since 1, and 3 is refused; who was
+# confirmed before us is late by himself. It holds as long as brokers keep registers.
+#
+# Source: Gazette consumer/recoverylog/player.go. Departs: there the append is made whatever the registers are.
+
+
+async def take_over(
+    client: AsyncClient,
+    log: str,
+    content: bytes,
+    author: int,
+    *,
+    confirm: Callable[[], Awaitable[None]] | None = None,
+) -> int:
+    """Append the first operation of `author`, who owns the log from there on.
+
+    Args:
+        content: the operation. It may be in the log several times.
+        confirm: returns once it is certain that the log may be taken over, or raises; called anew for
+            each attempt. None: it always may.
+
+    Returns: the offset behind it.
+    Raises: GazetteError: the log cannot be appended to. Whatever `confirm` raises.
+    Cancellation: leaves open whether it was appended.
+    """
+    attempt = 0
+    while True:
+        found = (await client.append(log, b"")).registers
+        if confirm is not None:
+            await confirm()
+        try:
+            result = await client.append(
+                log,
+                content,
+                check_registers=still_of(found),
+                union_registers=author_registers(author),
+            )
+        except (RegisterMismatch, OutcomeUnknown) as err:
+            # If it was us, by an attempt that was not answered, the next one is behind that, which counts.
+            _log.info("%s: somebody has taken the log over meanwhile: %s", log, err)
+        else:
+            return result.end
+        await asyncio.sleep(backoff_s(attempt))
+        attempt += 1

@@ -7,9 +7,9 @@ import threading
 from typing import TYPE_CHECKING, Self, final
 
 from gazette_platform.client import AppendOptions, AppendTicket
+from gazette_platform.consumer.recoverylog.hints import AUTHOR_MAX
+from gazette_platform.consumer.recoverylog.player import take_over
 from gazette_platform.consumer.recoverylog.recording import Recording
-from gazette_platform.consumer.recoverylog.segments import AUTHOR_MAX
-from gazette_platform.consumer.recoverylog.takeover import take_over
 from gazette_platform.errors import DataError, Fenced, GazetteError, RegisterMismatch
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from gazette_platform.client import AppendService, AsyncClient, Dependency
     from gazette_platform.consumer.recoverylog.hints import FsmHints
     from gazette_platform.consumer.recoverylog.player import Played
-
-__all__ = ["Recorder", "new_author"]
 
 
 def new_author(dice: Random) -> int:
@@ -79,6 +77,7 @@ class Recorder:
         Cancellation: safe; the log may have a no-op more.
         """
         log = log or played.log
+        # An empty append learns the head, below which nothing of ours can be.
         barrier = await client.append(log, b"")
         recording = Recording(
             played.fsm, log, author, str(played.directory), write_head=barrier.end
@@ -165,6 +164,7 @@ class Recorder:
     def _record(self, frames: bytes) -> None:
         if not frames:
             return
+        # One wake-up of the loop for many operations: SQLite alone makes thousands in a transaction.
         if not self._waiting:
             self._loop.call_soon_threadsafe(self._hand_over)
         self._waiting.append(frames)
@@ -210,6 +210,9 @@ class Recorder:
             is_pending = last is not None and not last.is_done
             if last is not None:
                 await last
+            # A commit proves that we own the log, so appends under way need no further proof. Without
+            # any, or if they were sent before what `after` waited for, an empty append asks: another
+            # process may have taken the log over meanwhile.
             if after or not is_pending:
                 known = self._end
                 result = await self._client.append(
@@ -228,6 +231,7 @@ class Recorder:
 
         Raises: as `barrier`. Cancellation: safe.
         """
+        # Hints first, barrier second: the barrier then covers each operation that the hints name.
         with self._lock:
             hints = self._recording.build_hints()
         await self.barrier()
@@ -272,6 +276,7 @@ class Recorder:
 
     def _fence_in(self, error: GazetteError) -> Fenced | None:
         """That somebody else has the log, if this is why an append failed."""
+        # Appends behind the refused one fail by it (`DependencyFailed`), so the refusal may be deep down.
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, RegisterMismatch):

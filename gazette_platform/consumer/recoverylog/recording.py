@@ -11,9 +11,8 @@ from __future__ import annotations
 import posixpath
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.consumer.recoverylog.chain import author_label, body_of, encode_op
-from gazette_platform.consumer.recoverylog.fsm import Verdict
-from gazette_platform.consumer.recoverylog.segments import AUTHOR_MAX
+from gazette_platform.consumer.recoverylog.fsm import Verdict, author_label, body_of, encode_op
+from gazette_platform.consumer.recoverylog.hints import AUTHOR_MAX
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import LabelSelector, LabelSet
 from gazette_platform.protocol.pb import recoverylog_pb2 as pb
@@ -21,16 +20,6 @@ from gazette_platform.protocol.pb import recoverylog_pb2 as pb
 if TYPE_CHECKING:
     from gazette_platform.consumer.recoverylog.fsm import Fsm
     from gazette_platform.consumer.recoverylog.hints import FsmHints
-
-__all__ = [
-    "PROPERTY_PATHS",
-    "Recording",
-    "author_registers",
-    "check_author",
-    "handoff_frame",
-    "recorded_path",
-    "still_of",
-]
 
 PROPERTY_PATHS: Final = frozenset({"/IDENTITY"})
 """Files that are recorded as a whole when they are put in place. RocksDB keeps its own ID so."""
@@ -175,6 +164,7 @@ class Recording:
         if name in self.fsm.links:
             if exclusive:
                 raise ValidationError(f"{name} exists in the recording of {self.log}")
+            # As O_TRUNC would do, but a new fnode: players need not read the old content.
             frames = self._unlink(self.fsm.links[name], name)
         fnode = self.fsm.next_seq_no
         frames += self._record(pb.RecordedOp(create=pb.RecordedOp.Create(path=name)))
@@ -234,6 +224,8 @@ class Recording:
             return self._record(record) + self._unlink(fnode, old)
         if self.fsm.links.get(new) == fnode:
             return b""  # as POSIX has it, of two links of one file
+        # Three operations, since the log has no rename. A player that stops between them has the target
+        # missing, or both paths; stores `settle` that when they open.
         replaced = self.fsm.links.get(new)
         frames = b"" if replaced is None else self._unlink(replaced, new)
         return frames + self._link(fnode, new) + self._unlink(fnode, old)
@@ -267,6 +259,8 @@ class Recording:
         fsm = self.fsm
         op.seq_no, op.checksum, op.author = fsm.next_seq_no, fsm.next_checksum, self.author
         frame = encode_op(op)
+        # The offset is a lower bound: the append may land behind others' appends. Hints that begin too
+        # early cost some reading; hints that begin too late would lose the operation.
         verdict = fsm.apply(
             op, body_of(frame), log=self.log, first_offset=self.write_head, last_offset=0
         )

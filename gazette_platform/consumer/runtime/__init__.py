@@ -11,15 +11,15 @@ journal that was published to. Messages are read, sequenced and consumed in batc
 from __future__ import annotations
 
 from gazette_platform.consumer.runtime.host import ReplicaSettings, ShardHost
-from gazette_platform.consumer.runtime.inlet import ReadBudget
 from gazette_platform.consumer.runtime.replica import ShardReplica
-from gazette_platform.consumer.runtime.standing import ShardCounts, Standing
+from gazette_platform.consumer.runtime.sources import ReadBudget
+from gazette_platform.consumer.runtime.status import Readiness, ShardCounts
 
 __all__ = [
     "ReadBudget",
+    "Readiness",
     "ReplicaSettings",
     "ShardCounts",
     "ShardHost",
     "ShardReplica",
-    "Standing",
 ]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from gazette_platform.consumer.runtime.inlet import ReadBudget
-from gazette_platform.consumer.shard.backlog import BATCH_SIZE
+from gazette_platform.consumer.runtime.sources import ReadBudget
+from gazette_platform.consumer.shard.transaction import BATCH_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.cluster import ShardAssignment
     from gazette_platform.consumer.protocol import ReplicaStatus
     from gazette_platform.consumer.recoverylog import FsmHints
-
-__all__ = ["HINTS_INTERVAL_S", "ReplicaSettings", "ShardHost"]
 
 HINTS_INTERVAL_S: Final = 300.0
 """How old the primary's hints become: whoever recovers plays at least what was recorded since."""

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
 from gazette_platform.consumer.application import Application, Shard, takes_batches
 from gazette_platform.consumer.protocol import ReplicaCode, ReplicaStatus
 from gazette_platform.consumer.runtime.host import ReplicaSettings
-from gazette_platform.consumer.runtime.primary import Primary
-from gazette_platform.consumer.runtime.recovery import Recovery
-from gazette_platform.consumer.runtime.standing import Standing
-from gazette_platform.consumer.runtime.steps import cause_of, error_of
+from gazette_platform.consumer.runtime.status import Readiness, cause_of, error_of
+from gazette_platform.consumer.runtime.tasks import Primary, Recovery
 from gazette_platform.consumer.shard import (
     HeldReplica,
     ReplicaStep,
@@ -23,8 +21,7 @@ from gazette_platform.consumer.shard import (
     failed_status,
     tasks_to_start,
 )
-from gazette_platform.consumer.store import ShardStore
-from gazette_platform.consumer.store.base import opening_may_pass
+from gazette_platform.consumer.store import ShardStore, opening_may_pass
 from gazette_platform.errors import (
     AssignmentGone,
     Fenced,
@@ -43,12 +40,10 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.cluster import ShardAssignment
     from gazette_platform.consumer.protocol import ShardSpec
     from gazette_platform.consumer.runtime.host import ShardHost
-    from gazette_platform.consumer.runtime.standing import ShardCounts
+    from gazette_platform.consumer.runtime.status import ShardCounts
     from gazette_platform.consumer.shard import Progress
     from gazette_platform.message import SequencerCounts
     from gazette_platform.ops.clock import Clock
-
-__all__ = ["STOP_TIMEOUT_S", "ShardReplica"]
 
 StoreT = TypeVar("StoreT", bound=ShardStore)
 M = TypeVar("M")
@@ -105,7 +100,7 @@ class ShardReplica(Generic[StoreT, M]):
         self._host = host
         self._shard = Shard(spec.id, fqn, spec, assignment, client, client.append_service())
         self._log_appends = client.append_service()
-        self._standing = Standing(self._shard)
+        self._readiness = Readiness(self._shard)
         self._tasks = TaskGroup(f"shard {spec.id}")
         self._users = 0
         self._unused = asyncio.Event()
@@ -129,7 +124,7 @@ class ShardReplica(Generic[StoreT, M]):
             self._shard,
             application,
             host,
-            self._standing,
+            self._readiness,
             recovery=self._recovery,
             log=log,
             log_appends=self._log_appends,
@@ -186,17 +181,17 @@ class ShardReplica(Generic[StoreT, M]):
     @property
     def counts(self) -> ShardCounts:
         """What it did as primary."""
-        return self._standing.counts
+        return self._readiness.counts
 
     @property
     def is_ready(self) -> bool:
         """Whether the store is open, and has given its checkpoint."""
-        return self._standing.is_ready
+        return self._readiness.is_ready
 
     @property
     def has_ended(self) -> bool:
         """Whether it consumes no more: it has failed, or was stopped."""
-        return self._standing.has_ended
+        return self._readiness.has_ended
 
     async def wait_through(self, offsets: Mapping[str, int] | None = None) -> StoreT:
         """Wait until the store is ready, and reflects all that lies before `offsets` of the sources.
@@ -207,12 +202,12 @@ class ShardReplica(Generic[StoreT, M]):
         Returns: the store. Use it in a `use`, or at once.
         Raises: ShardStopped: the primary has ended before. Cancellation: safe.
         """
-        await self._standing.wait({})
+        await self._readiness.wait({})
         store = self._primary.store
         if store is None or self._is_stopped:
             raise ShardStopped(self.id)
         if offsets:
-            await self._standing.wait(self._application.read_through(self._shard, store, offsets))
+            await self._readiness.wait(self._application.read_through(self._shard, store, offsets))
         return store
 
     @contextlib.contextmanager
@@ -282,7 +277,7 @@ class ShardReplica(Generic[StoreT, M]):
         deadline = loop.time() + timeout_s
         await self._tasks.close(timeout_s=timeout_s)
         self._primary.abandon()
-        self._standing.ended()
+        self._readiness.ended()
         try:
             async with asyncio.timeout_at(deadline):
                 if self._users:
@@ -340,7 +335,7 @@ class ShardReplica(Generic[StoreT, M]):
             if self.error is None:
                 self.error = cause
             if task is ReplicaTask.PRIMARY:
-                self._standing.ended()
+                self._readiness.ended()
                 await self._primary.roll_back()
             if isinstance(cause, AssignmentGone):
                 # As of a process that slept past its lease: there is nothing to tell of, and nowhere.

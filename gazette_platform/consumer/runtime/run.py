@@ -1,4 +1,8 @@
-"""A primary's run: transactions from a checkpoint on, until there is nothing more to read."""
+"""A primary's run: transactions from a checkpoint on, until there is nothing more to read.
+
+`shard.transaction` decides each step; here it is done. The *barrier* is the commit and the
+acknowledgements of the prior transaction. The next one consumes meanwhile, and commits behind it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 
+from gazette_platform.client import AppendTicket
 from gazette_platform.consumer.application import (
     Application,
     DeferToNextTransaction,
@@ -15,38 +20,36 @@ from gazette_platform.consumer.application import (
     takes_batches,
 )
 from gazette_platform.consumer.protocol import Checkpoint
-from gazette_platform.consumer.runtime.barrier import Barrier, check_commit
-from gazette_platform.consumer.runtime.inlet import SHARD_BYTES_MAX, Inlet
-from gazette_platform.consumer.runtime.sources import Sources
-from gazette_platform.consumer.runtime.steps import StepFailed, done, place_of, step
+from gazette_platform.consumer.runtime.sources import SHARD_BYTES_MAX, Inlet, Sources
+from gazette_platform.consumer.runtime.status import StepFailed, done, place_of, step
 from gazette_platform.consumer.shard import Action, Backlog, TransactionLimits, Transactions
 from gazette_platform.consumer.store import ShardStore
-from gazette_platform.errors import ApplicationFailed, DataError
+from gazette_platform.errors import ApplicationFailed, DataError, JournalNotFound, ShardStopped
 from gazette_platform.message import Envelope, Sequencer, clock_of
-from gazette_platform.ops.sparing import SparingLog
-from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.ops.turns import Turns
+from gazette_platform.ops.faults import SparingLog
+from gazette_platform.ops.tasks import TaskGroup, Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterator
+    from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 
+    from gazette_platform.client import AppendService, AsyncClient
     from gazette_platform.consumer.application import MessageBatches
     from gazette_platform.consumer.publisher import TransactionPublisher
-    from gazette_platform.consumer.runtime.inlet import ReadBudget
-    from gazette_platform.consumer.runtime.standing import Standing
+    from gazette_platform.consumer.runtime.sources import ReadBudget
+    from gazette_platform.consumer.runtime.status import Readiness
+    from gazette_platform.consumer.shard import CompletedTransaction
     from gazette_platform.message import AckIntent, ReplayRange, SequencerCounts
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["Run"]
+_log = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------------ the run
 
 StoreT = TypeVar("StoreT", bound=ShardStore)
 M = TypeVar("M")
-
-_log = logging.getLogger(__name__)
-
 # Entries that are sequenced before anything else is looked at.
 _TAKE_MAX: Final = 1024
-
 # Seconds for which messages are consumed one by one before others of the event loop have a turn.
 _SLICE_S: Final = 0.01
 
@@ -61,7 +64,7 @@ class Run(Generic[StoreT, M]):
         store: of the shard; it has just given `checkpoint`.
         publisher: of the primary.
         checkpoint: where to go on.
-        standing: is told of transactions that are done.
+        readiness: is told of transactions that are done.
         between: awaited between two transactions.
         clock: tells the time.
         batch_size: about how many messages to consume at a time.
@@ -82,7 +85,7 @@ class Run(Generic[StoreT, M]):
         *,
         publisher: TransactionPublisher,
         checkpoint: Checkpoint,
-        standing: Standing,
+        readiness: Readiness,
         between: Callable[[], Awaitable[None]],
         clock: Clock,
         batch_size: int,
@@ -92,13 +95,15 @@ class Run(Generic[StoreT, M]):
     ) -> None:
         spec = shard.spec
         self.acks = checkpoint.ack_intents
+        # The process may have died between its commit and its ACKs. Then readers wait for them: the
+        # checkpoint has them, and whoever restores it appends them first.
         self._again = tuple(each for each in self.acks if each not in acknowledged)
         self._shard = shard
         self._application = application
         self._store = store
         self._publisher = publisher
         self._checkpoint = checkpoint
-        self._standing = standing
+        self._readiness = readiness
         self._between = between
         self._clock = clock
         self._takes_batches = takes_batches(application)
@@ -158,8 +163,9 @@ class Run(Generic[StoreT, M]):
 
     async def _act(self) -> bool:
         """Do what is next. Returns: whether there may be more to do."""
+        # Cleared before anything is looked at: what happens meanwhile sets it again, so no news is missed.
         self._wake.clear()
-        self._standing_of(self._barrier.settled())
+        self._note(self._barrier.settled())
         while self._sequencer.replay is not None and not self._backlog.has_message:
             await self._read_again(self._sequencer.replay)
         action = self._machine.decide(
@@ -189,9 +195,9 @@ class Run(Generic[StoreT, M]):
                 return False
         return True
 
-    def _standing_of(self, completed: Iterator[Any]) -> None:
+    def _note(self, completed: Iterator[Any]) -> None:
         for each in completed:
-            self._standing.completed(each)
+            self._readiness.completed(each)
 
     def _take(self) -> None:
         """Sequence what was read, up to what commits something."""
@@ -199,7 +205,7 @@ class Run(Generic[StoreT, M]):
         for _ in range(min(_TAKE_MAX, len(entries))):
             envelope = entries.popleft()
             outcome = sequencer.queue(envelope)
-            self._standing.completed(self._machine.took(outcome, envelope.journal, envelope.end))
+            self._readiness.completed(self._machine.took(outcome, envelope.journal, envelope.end))
             if sequencer.dequeued is not None or sequencer.replay is not None:
                 break
         self._inlet.made_room()
@@ -256,7 +262,7 @@ class Run(Generic[StoreT, M]):
             else:
                 used = await self._consume_each(self._txn)
         messages = self._backlog.messages
-        self._standing.counts.read_bytes += sum(each.end - each.begin for each in messages[:used])
+        self._readiness.counts.read_bytes += sum(each.end - each.begin for each in messages[:used])
         self._backlog.used(used)
         self._inlet.made_room()
 
@@ -308,10 +314,12 @@ class Run(Generic[StoreT, M]):
             # From here on nothing waits: whatever is published later comes behind these ACKs.
             intents = tuple(self._publisher.build_acks())
             now = clock_of(int(self._clock.unix_s() * 1e9))
+            # Sources that were not read yet keep the identity that the restored checkpoint has of them.
             created = {**self._checkpoint.created, **self._sources.created}
             checkpoint = Checkpoint(self._backlog.checkpoint(now=now), intents, created)
             with step("store.StartCommit"):
                 commit = self._store.start_commit(checkpoint, self._shard.appends.pending())
+            # If it failed at once, queued ACKs would fail as its dependants, and hide its own error.
             check_commit(commit)
             self._barrier.raise_up(commit, self._shard.appends, intents)
             self.acks = intents
@@ -337,3 +345,141 @@ class Run(Generic[StoreT, M]):
             commit.cancel()
         with contextlib.suppress(Exception):  # the error that counts is on its way
             self._application.finished(txn, commit)
+
+
+# ------------------------------------------------------------------ the barrier
+
+
+@final
+class Barrier:
+    """Waits for the commit and the ACKs of the prior transaction, and tells `Transactions` in this order.
+
+    Args:
+        machine: is told.
+        clock: tells the time.
+        wake: called when `settled` has something to tell.
+    """
+
+    def __init__(self, machine: Transactions, clock: Clock, wake: Callable[[], None]) -> None:
+        self._machine = machine
+        self._clock = clock
+        self._wake = wake
+        self._commit: asyncio.Future[None] | None = None
+        self._acks: dict[str, AppendTicket | asyncio.Task[int | None]] = {}
+        # What ACKs wait for: the commit as appends see it, which can be given up.
+        self._released: asyncio.Future[None] | None = None
+        self._has_news = True
+
+    def append_again(
+        self, tasks: TaskGroup, client: AsyncClient, intents: Sequence[AckIntent]
+    ) -> None:
+        """Append the ACKs of a restored checkpoint. Done twice it does no harm: readers drop the second.
+
+        Not by the shard's appends: no order is to be kept, for their producer publishes no more.
+        """
+        for intent in intents:
+            task = tasks.spawn(_append_again(client, intent), name=f"ack {intent.journal}")
+            self._acks[intent.journal] = task
+            task.add_done_callback(self._tell)
+
+    def raise_up(
+        self, commit: asyncio.Future[None], appends: AppendService, intents: Sequence[AckIntent]
+    ) -> None:
+        """A commit was started: queue its ACKs to be appended once it has succeeded. Never waits."""
+        # ACKs are queued now, before the commit is done, so that each has its place before any message of
+        # the next transaction. They wait for `released` and not for the commit itself, because a commit
+        # that hangs in a database cannot be cancelled, and appends could then never be given up.
+        self._commit = commit
+        commit.add_done_callback(self._ended)
+        if not intents:
+            return
+        released = self._released = asyncio.get_running_loop().create_future()
+        commit.add_done_callback(lambda ended: _release(released, ended))
+        for intent in intents:
+            ticket = appends.submit_nowait(intent.journal, intent.content, after=(released,))
+            self._acks[intent.journal] = ticket
+            ticket.add_done_callback(self._tell)
+
+    def settled(self) -> Iterator[CompletedTransaction | None]:
+        """Tell the machine what has ended since. Returns: what it says of it.
+
+        Raises: StepFailed: the commit or an ACK failed.
+        """
+        if not self._has_news:
+            return
+        self._has_news = False
+        commit, now_s = self._commit, self._clock.monotonic()
+        if commit is not None:
+            # ACKs are looked at only behind their commit: `Transactions` asserts that order.
+            if not commit.done():
+                return
+            self.check()
+            self._commit = None
+            yield self._machine.committed(now_s)
+        for journal, ack in list(self._acks.items()):
+            end: int | None
+            if isinstance(ack, AppendTicket):
+                if not ack.is_done:
+                    continue
+                with step("appending ACK"):
+                    _, end = ack.span()
+            else:
+                if not ack.done():
+                    continue
+                with step("appending ACK of the restored checkpoint"):
+                    end = ack.result()
+            del self._acks[journal]
+            yield self._machine.acknowledged(now_s, journal, end)
+
+    def check(self) -> None:
+        """Raises: StepFailed: the commit has failed."""
+        if self._commit is not None:
+            check_commit(self._commit)
+
+    def abandon(self) -> None:
+        """Have ACKs fail that still wait for a commit, and what was published behind them."""
+        if self._released is not None and not self._released.done():
+            self._released.set_exception(ShardStopped("its commit was not waited for"))
+            self._released.exception()  # looked at: appends may have been given up
+
+    def _ended(self, commit: asyncio.Future[None]) -> None:
+        if not commit.cancelled():
+            commit.exception()  # looked at: the run may have ended before, for another reason
+        self._tell()
+
+    def _tell(self, _: object = None) -> None:
+        self._has_news = True
+        self._wake()
+
+
+def check_commit(commit: asyncio.Future[None]) -> None:
+    """Raises: StepFailed: it has failed."""
+    with step("store.StartCommit"):
+        if commit.cancelled():
+            raise ApplicationFailed(
+                "the store cancelled its commit: one that was started has to succeed or to fail"
+            )
+        if commit.done():
+            commit.result()
+
+
+async def _append_again(client: AsyncClient, intent: AckIntent) -> int | None:
+    """Returns: the end of the ACK; None: there is no such journal any more."""
+    try:
+        return (await client.append(intent.journal, intent.content)).end
+    except JournalNotFound as err:
+        # It was deleted since. A shard that insisted on it could never start again.
+        _log.warning("an acknowledgement of a former transaction is not appended: %s", err)
+        return None
+
+
+def _release(released: asyncio.Future[None], commit: asyncio.Future[None]) -> None:
+    if released.done():
+        return
+    if commit.cancelled():
+        released.cancel()
+    elif (error := commit.exception()) is not None:
+        released.set_exception(error)
+        released.exception()
+    else:
+        released.set_result(None)

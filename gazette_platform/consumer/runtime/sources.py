@@ -1,4 +1,8 @@
-"""Reads the sources of a shard into its inlet, and parts of them again."""
+"""Read the sources of a shard into one bounded queue, and read parts of them a second time.
+
+Each source has a task. A full queue stops all tasks of its shard; a full budget of the process stops
+shards that have something to consume, so that each shard can always go on.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +11,24 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 
-from gazette_platform.consumer.runtime.steps import error_of, step
+from gazette_platform.consumer.runtime.status import error_of, step
 from gazette_platform.errors import DataError, GazetteError, ValidationError
 from gazette_platform.message import NO_UUID, UncommittedReader
 from gazette_platform.protocol import learned, require_same, strip_meta
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gazette_platform.consumer.application import Application, MessageBatches, Shard
     from gazette_platform.consumer.protocol import Checkpoint, ShardSource
-    from gazette_platform.consumer.runtime.inlet import Inlet
-    from gazette_platform.message import ReplayRange
+    from gazette_platform.message import Envelope, ReplayRange
     from gazette_platform.message.framing import Unframing
     from gazette_platform.ops.tasks import TaskGroup
 
-__all__ = ["Sources"]
-
+M = TypeVar("M")
 # Sources that begin at a time. Of thousands, calls for all in one round of the event loop would hold up all
 # else of the process, its lease included.
 _BEGINNING_MAX: Final = 16
-
-M = TypeVar("M")
-
 _log = logging.getLogger(__name__)
 
 # Seconds for a replica of a journal to learn of the last appends, and more.
@@ -208,3 +209,141 @@ class Sources(Generic[M]):
             created=self.created.get(wanted.journal) or created,
         )
         return UncommittedReader(reader, framing)
+
+
+SHARD_BYTES_MAX: Final = 64 << 20
+"""Bytes of messages that a shard has read and not consumed, and one batch more. Those of open transactions are
+bounded by as much, and read again when they are committed.
+"""
+
+PROCESS_BYTES_MAX: Final = 256 << 20
+"""The same of all shards of a process, and one batch of each more."""
+
+
+@final
+class ReadBudget:
+    """Bytes of messages that the shards of a process have read and not consumed.
+
+    Attributes:
+        used: as of now.
+        waiting: set once there is room.
+    """
+
+    def __init__(self, limit: int = PROCESS_BYTES_MAX) -> None:
+        self.used = 0
+        self.waiting: set[asyncio.Event] = set()
+        self._limit = limit
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be read by shards that have something to consume."""
+        return self.used < self._limit
+
+    def give_back(self, size: int) -> None:
+        """Count bytes as consumed."""
+        self.used -= size
+        if size and self.has_room:
+            for each in self.waiting:
+                each.set()
+            self.waiting.clear()
+
+
+@final
+class Inlet(Generic[M]):
+    """A bounded queue from several readers, in batches, to one who takes messages.
+
+    It holds one batch more than its bounds at most: a batch is taken in whole once there is room. While `budget`
+    is used up, a reader waits unless the queue is empty, so that each shard goes on.
+
+    Attributes:
+        entries: to be taken from its left; call `made_room` once they are used.
+
+    Args:
+        size: messages.
+        wake: called when there is something new.
+        bytes_max: of messages, as they are in their journals.
+        budget: that shards share.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        wake: Callable[[], None],
+        *,
+        bytes_max: int = SHARD_BYTES_MAX,
+        budget: ReadBudget | None = None,
+    ) -> None:
+        self.entries: deque[Envelope[M]] = deque()
+        self._size = size
+        self._bytes_max = bytes_max
+        self._budget = budget or ReadBudget()
+        self._wake = wake
+        self._error: Exception | None = None
+        self._is_closed = False
+        self._room = asyncio.Event()
+        self._is_full = False
+        # Of each batch that is not used up: its bytes, and how many messages were put up to its end.
+        self._batches: deque[tuple[int, int]] = deque()
+        self._bytes = 0
+        self._put = 0
+
+    async def put(self, batch: list[Envelope[M]]) -> None:
+        """Add messages of one journal. Cancellation: safe; they are added or not."""
+        while self._is_full or (self.entries and not self._budget.has_room):
+            self._room.clear()
+            self._budget.waiting.add(self._room)
+            await self._room.wait()
+        self.entries.extend(batch)
+        size = batch[-1].end - batch[0].begin if batch else 0
+        self._put += len(batch)
+        self._batches.append((size, self._put))
+        self._bytes += size
+        self._budget.used += size
+        self._is_full = len(self.entries) >= self._size or self._bytes >= self._bytes_max
+        self._wake()
+
+    def made_room(self) -> None:
+        """Messages were taken, and used: let readers go on once half of them were."""
+        used, freed = self._put - len(self.entries), 0
+        while self._batches and self._batches[0][1] <= used:
+            freed += self._batches.popleft()[0]
+        self._bytes -= freed
+        if len(self.entries) <= self._size // 2 and self._bytes <= self._bytes_max // 2:
+            self._is_full = False
+            self._room.set()
+        self._budget.give_back(freed)
+
+    def drop(self) -> None:
+        """Forget all messages: nothing more is taken, nor put."""
+        self.entries.clear()
+        self.made_room()
+
+    def fail(self, error: Exception) -> None:
+        """No more can be read. What was read before is used first; of several errors the first counts."""
+        if self._error is None:
+            self._error = error
+        self._wake()
+
+    def close(self) -> None:
+        """There is no more."""
+        self._is_closed = True
+        self._wake()
+
+    @property
+    def has_entry(self) -> bool:
+        """Whether there is a message to take."""
+        return bool(self.entries)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing comes any more; `check` says whether that is an error's doing.
+
+        So what was read before an error is committed, and whoever goes on behind what could not be read
+        has all that lies before it.
+        """
+        return (self._is_closed or self._error is not None) and not self.entries
+
+    def check(self) -> None:
+        """Raises: what the reading failed with, once all before was taken."""
+        if self._error is not None and not self.entries:
+            raise self._error

@@ -9,7 +9,6 @@ change has reached our own view before it is answered. Any process answers any c
 from __future__ import annotations
 
 from gazette_platform.consumer.service.etcd_host import EtcdShardHost
-from gazette_platform.consumer.service.gateway import ShardGateway
 from gazette_platform.consumer.service.hints import (
     StoredHints,
     fetch_hints,
@@ -24,7 +23,7 @@ from gazette_platform.consumer.service.resolver import (
     ResolvedShard,
     ShardResolver,
 )
-from gazette_platform.consumer.service.rpcs import ShardService
+from gazette_platform.consumer.service.rpcs import ShardGateway, ShardService
 from gazette_platform.consumer.service.shard_api import ShardApi
 
 __all__ = [

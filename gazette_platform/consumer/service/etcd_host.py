@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.service.shard_api import ShardApi
     from gazette_platform.etcd import Lease
 
-__all__ = ["EtcdShardHost"]
-
 _log = logging.getLogger(__name__)
 
 # For our own write to come back by the watch, after which it is looked at again.

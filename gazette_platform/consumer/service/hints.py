@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from gazette_platform.consumer.protocol import ShardSpec
     from gazette_platform.etcd import EtcdClient, KeyValue
 
-__all__ = ["StoredHints", "fetch_hints", "put_primary_hints", "require_log", "rotate_hints"]
-
 
 @dataclass(frozen=True, slots=True)
 class StoredHints:

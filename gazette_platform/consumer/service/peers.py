@@ -17,8 +17,7 @@ from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import LabelSelector, LabelSet
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import admin_pb2 as pb
-from gazette_platform.serving.interface import Code, Kind, NotNow, RpcFailed
-from gazette_platform.serving.outgoing import brief_details
+from gazette_platform.serving.interface import Code, Kind, NotNow, RpcFailed, brief_details
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from gazette_platform.client.config import ClientConfig
     from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol import Header
-
-__all__ = ["ConsumerPeers", "Page"]
 
 _STAT: Final = "/consumer.Shard/Stat"
 _HTTP_ENDPOINT: Final = "/gazette_platform.ConsumerAdmin/HttpEndpoint"

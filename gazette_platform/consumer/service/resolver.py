@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import Header, ProcessId
     from gazette_platform.protocol.auth import Claims
 
-__all__ = ["WAIT_S_MAX", "LocalReplica", "ResolvedShard", "ShardResolver"]
-
 WAIT_S_MAX: Final = 600.0
 """Seconds for which a resolution waits at most, for a revision, for a store, and for progress."""
 

@@ -7,32 +7,31 @@ consumed (`backlog`), progress (`progress`), resolution
 
 from __future__ import annotations
 
-from gazette_platform.consumer.shard.backlog import Backlog, count_as_unused
-from gazette_platform.consumer.shard.progress import Progress
-from gazette_platform.consumer.shard.replicas import (
-    HeldReplica,
-    ReplicaStep,
-    ReplicaTask,
-    changes_that_wait,
-    failed_status,
-    replica_step,
-    tasks_to_start,
-)
-from gazette_platform.consumer.shard.resolving import (
+from gazette_platform.consumer.shard.assignments import (
     MISSING_ID,
     STOPPED_TEXT,
+    HeldReplica,
     LocalStep,
+    ReplicaStep,
+    ReplicaTask,
     ShardResolution,
+    changes_that_wait,
     check_proxy_header,
+    failed_status,
     local_step,
+    replica_step,
     resolve_shard,
+    tasks_to_start,
 )
 from gazette_platform.consumer.shard.transaction import (
     Action,
+    Backlog,
     CompletedTransaction,
+    Progress,
     TransactionLimits,
     Transactions,
     TransactionTimes,
+    count_as_unused,
 )
 
 __all__ = [

@@ -42,23 +42,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
 
 from gazette_platform.errors import ApplicationFailed
-from gazette_platform.message.sequencer import Outcome
+from gazette_platform.message.sequencer import Outcome, ProducerState, SequencerCheckpoint
+from gazette_platform.message.uuid import Flags
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections import deque
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gazette_platform.consumer.protocol import ShardSpec
+    from gazette_platform.message import Envelope, Sequencer
 
-__all__ = [
-    "Action",
-    "CompletedTransaction",
-    "TransactionLimits",
-    "TransactionTimes",
-    "Transactions",
-]
+
+# ------------------------------------------------------------------ transactions
 
 _NO_OPS: Final = frozenset(
     {
@@ -238,6 +236,7 @@ class Transactions:
             is_closed: whether the queue is closed, and empty.
         """
         txn = self._open
+        # First of all, so that a busy source cannot hold a transaction open beyond its longest time.
         wakes_at = self.wakes_at
         if wakes_at is not None and now_s >= wakes_at:
             return Action.TICK
@@ -245,10 +244,14 @@ class Transactions:
             return Action.BEGIN if txn is None else Action.CONSUME
         if has_entry and self.may_take(is_closed=is_closed):
             return Action.TAKE
+        # At most one commit is under way: a store orders its commits, and a checkpoint names ACKs of one
+        # transaction only.
         if self.is_barrier_up:
             return Action.WAIT
         if txn is None or not txn.consumed:
             return Action.FINISH if is_closed else Action.WAIT
+        # A commit in the middle of others' transactions is right, but then their messages are read twice:
+        # it is cheaper to wait for their ACKs, which mostly come within milliseconds.
         awaits_acks = (
             txn.limits.waits_for_acks
             and self.may_take(is_closed=is_closed)
@@ -281,6 +284,7 @@ class Transactions:
                 "the application deferred the first message of a transaction to the next one, which "
                 "would begin with it as well; consume at least one before deferring"
             )
+        # The deferred message is the next transaction's first one; nothing behind it may overtake it.
         txn.may_read = False
 
     def tick(self, now_s: float) -> None:
@@ -291,6 +295,7 @@ class Transactions:
             txn.is_min_pending = False
             return
         assert txn.is_max_pending
+        # Reading ends even if the prior commit still holds this one up: what is read has to fit in memory.
         txn.is_max_pending = False
         txn.may_read = False
         if self.is_barrier_up:
@@ -324,6 +329,7 @@ class Transactions:
         assert self._open is not None
         assert not self.is_barrier_up
         self._open.times.preparing = now_s
+        # Neither open nor prior: what the application publishes now has no place, as ACKs are being built.
         self._preparing, self._open = self._open, None
 
     def prepared(self, now_s: float, read_through: Mapping[str, int], acks: Iterable[str]) -> None:
@@ -344,6 +350,8 @@ class Transactions:
         barrier = self._barrier
         assert barrier is not None
         assert not barrier.is_committed
+        # Only now may readers see the transaction: an ACK before the commit would publish what a crash
+        # makes the shard publish again under other clocks.
         barrier.is_committed = True
         if barrier.times is not None:
             barrier.times.committed = barrier.times.acknowledged = now_s
@@ -379,3 +387,160 @@ class Transactions:
         return CompletedTransaction(
             barrier.read_through, barrier.publish_at, barrier.consumed, barrier.times
         )
+
+
+# ------------------------------------------------------------------ progress
+
+
+@final
+class Progress:
+    """Offsets that a shard has read through and published at, as of its last completed transaction.
+
+    Attributes:
+        read_through: by source.
+        publish_at: by journal, end of the last ACK, of those written since the shard was assigned.
+
+    Args:
+        read_through: of the checkpoint that was restored.
+    """
+
+    def __init__(self, read_through: Mapping[str, int] | None = None) -> None:
+        self.read_through: dict[str, int] = dict(read_through or {})
+        self.publish_at: dict[str, int] = {}
+
+    def advance(self, completed: CompletedTransaction) -> None:
+        """Take note of a transaction that is done. Offsets never go back."""
+        for known, new in (
+            (self.read_through, completed.read_through),
+            (self.publish_at, completed.publish_at),
+        ):
+            for journal, offset in new.items():
+                known[journal] = max(offset, known.get(journal, 0))
+
+    def has_reached(self, wanted: Mapping[str, int], spec: ShardSpec) -> bool:
+        """Whether all that lies before these offsets is in completed transactions.
+
+        Journals that the shard does not read are not waited for. What lies before the least offset of a
+        source is never read, so that it is reached from the start.
+        """
+        for journal, offset in wanted.items():
+            source = spec.source_of(journal)
+            if source is None or offset <= source.min_offset:
+                continue
+            if self.read_through.get(journal, 0) < offset:
+                return False
+        return True
+
+
+# ------------------------------------------------------------------ batches of committed messages
+
+
+BATCH_SIZE: Final = 1024
+"""Messages that are taken at a time: of simple ones some 10 ms of work, for which all else waits."""
+
+_BATCH_BYTES_MAX: Final = 8 << 20
+"""Bytes after which no more messages are taken, so that a batch of large ones does not hold much memory."""
+
+M = TypeVar("M")
+_CONTINUE: Final = int(Flags.CONTINUE_TXN)
+
+
+@final
+class Backlog(Generic[M]):
+    """Committed messages that are about to be consumed, in batches. Pure.
+
+    A sequencer gives one message at a time. A backlog takes many from it, and counts each as used at once,
+    so that the next may be taken; until it really is used the backlog remembers it. A checkpoint therefore
+    has to be asked of the backlog: what is left over counts as not used there. That is the case when a
+    message is deferred to the next transaction, or a transaction's time ends in the middle of a batch.
+
+    What is left over is consumed first by the next transaction. Whoever restores the checkpoint reads it
+    again: each journal from the end of the first commit of which a part is left, and each producer from its
+    first message that is. What else lies behind is known to the checkpoint, and is dropped when it comes again.
+
+    Attributes:
+        messages: to be consumed, in this order.
+
+    Args:
+        sequencer: queued messages come from it; nobody else steps it.
+        size: about how many messages to take at a time.
+    """
+
+    def __init__(self, sequencer: Sequencer[M], *, size: int = BATCH_SIZE) -> None:
+        self.messages: list[Envelope[M]] = []
+        self._sequencer = sequencer
+        self._size = size
+
+    @property
+    def has_message(self) -> bool:
+        """Whether a message may be consumed now."""
+        return bool(self.messages) or self._sequencer.dequeued is not None
+
+    def gather(self, entries: deque[Envelope[M]]) -> None:
+        """Take what is committed, and what `entries` commit, which are queued as far as need be.
+
+        Ends where a replay is to be read first.
+        """
+        sequencer, messages, size = self._sequencer, self.messages, self._size
+        left = _BATCH_BYTES_MAX - sum(each.end - each.begin for each in messages)
+        while len(messages) < size and left > 0:
+            if (message := sequencer.dequeued) is not None:
+                messages.append(message)
+                left -= message.end - message.begin
+                sequencer.step()
+            elif entries and sequencer.replay is None:
+                sequencer.queue(entries.popleft())
+            else:
+                return
+
+    def offer(self, envelopes: Iterable[Envelope[M]]) -> None:
+        """Take in the next messages of a replay that the sequencer asks for.
+
+        Raises: DataError: they are not of its range.
+        """
+        sequencer, messages = self._sequencer, self.messages
+        for envelope in envelopes:
+            if sequencer.offer(envelope):
+                messages.append(envelope)
+                sequencer.step()
+
+    def used(self, count: int) -> None:
+        """The first messages were consumed."""
+        # A new list: the application may have kept the one that it was given.
+        self.messages = self.messages[count:]
+
+    def checkpoint(self, *, now: int | None = None) -> SequencerCheckpoint:
+        """Where to go on behind what was used. See `Sequencer.checkpoint` for `now`."""
+        return count_as_unused(self._sequencer.checkpoint(now=now), self.messages)
+
+
+def count_as_unused(
+    checkpoint: SequencerCheckpoint, messages: Sequence[Envelope[M]]
+) -> SequencerCheckpoint:
+    """A checkpoint as it would be if messages had not been used, which were the last ones to be.
+
+    Args:
+        checkpoint: as they were used.
+        messages: in the order in which a sequencer gave them.
+    """
+    # Cheaper than to keep a checkpoint for each message: it takes back what the sequencer has counted.
+    if not messages:
+        return checkpoint
+    offsets = dict(checkpoint.offsets)
+    producers = {(known.journal, known.producer): known for known in checkpoint.producers}
+    begun: set[tuple[str, bytes]] = set()
+    ended: set[str] = set()
+    for journal, begin, _, (producer, clock, flags), _ in messages:
+        is_in_span = clock != 0 and flags == _CONTINUE
+        # Messages of a commit come in a row, and its last one is what lies furthest behind.
+        if not is_in_span and journal not in ended:
+            ended.add(journal)
+            offsets[journal] = begin
+        key = journal, producer
+        if clock and key not in begun:
+            begun.add(key)
+            # Those before have smaller clocks, and were used.
+            producers[key] = ProducerState(
+                journal, producer, clock - 1, begin if is_in_span else -1
+            )
+    return SequencerCheckpoint(offsets=offsets, producers=tuple(producers.values()))

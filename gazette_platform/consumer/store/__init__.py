@@ -10,6 +10,7 @@ one shard, the one that restored first is fenced.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from gazette_platform.consumer.store.base import ShardStore
@@ -19,8 +20,8 @@ from gazette_platform.ops.extras import required
 
 if TYPE_CHECKING:
     from gazette_platform.consumer.store.rocksdb import RocksDBStore
-    from gazette_platform.consumer.store.sql import SQLStore
-    from gazette_platform.consumer.store.sql_database import (
+    from gazette_platform.consumer.store.sql import (
+        SQLStore,
         checkpoints_ddl,
         create_tables,
         sql_engine,
@@ -37,6 +38,7 @@ __all__ = [
     "ShardStore",
     "checkpoints_ddl",
     "create_tables",
+    "opening_may_pass",
     "sql_engine",
 ]
 
@@ -46,10 +48,23 @@ _OF_EXTRAS: Final = {
     "RocksDBStore": ("rocksdb", "rocksdict", "rocksdb"),
     "SQLStore": ("sql", *_SQL),
     "SQLiteStore": ("sqlite", "apsw", "sqlite"),
-    "checkpoints_ddl": ("sql_database", *_SQL),
-    "create_tables": ("sql_database", *_SQL),
-    "sql_engine": ("sql_database", *_SQL),
+    "checkpoints_ddl": ("sql", *_SQL),
+    "create_tables": ("sql", *_SQL),
+    "sql_engine": ("sql", *_SQL),
 }
+
+
+def opening_may_pass(error: Exception) -> bool:
+    """As `ShardStore.may_pass`, for a failure before there was a store.
+
+    An application may use its database while it opens its store.
+    """
+    if "sqlalchemy" in sys.modules:  # else the error cannot come from a database
+        from gazette_platform.consumer.store.sql import sql_may_pass  # noqa: PLC0415  an extra
+
+        if sql_may_pass(error):
+            return True
+    return ShardStore.may_pass(error)
 
 
 if not TYPE_CHECKING:  # to which any name would be there

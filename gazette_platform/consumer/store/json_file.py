@@ -19,11 +19,9 @@ import orjson
 from typing_extensions import override
 
 from gazette_platform.consumer.protocol import Checkpoint
-from gazette_platform.consumer.store.base import ShardStore, check_recorder
-from gazette_platform.consumer.store.commits import Commits
-from gazette_platform.consumer.store.files import check_files
+from gazette_platform.consumer.store.base import Commits, ShardStore, check_files, check_recorder
 from gazette_platform.errors import DataError, StoreError, ValidationError
-from gazette_platform.ops.threads import run_in
+from gazette_platform.ops.tasks import run_in
 from gazette_platform.protocol import escape_html
 
 if TYPE_CHECKING:
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import Dependency
     from gazette_platform.consumer.recoverylog import Recorder
-
-__all__ = ["JSONFileStore"]
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 from typing_extensions import override
 
 from gazette_platform.consumer.protocol import Checkpoint
-from gazette_platform.consumer.store.base import ShardStore
-from gazette_platform.consumer.store.commits import Commits, all_succeeded
+from gazette_platform.consumer.store.base import Commits, ShardStore, all_succeeded
 from gazette_platform.errors import Fenced, ValidationError
 
 if TYPE_CHECKING:
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from gazette_platform.client import Dependency
-
-__all__ = ["Memories", "MemoryStore"]
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")

@@ -34,11 +34,8 @@ import apsw
 from typing_extensions import override
 
 from gazette_platform.consumer.protocol import Checkpoint
-from gazette_platform.consumer.store.base import ShardStore, check_recorder
-from gazette_platform.consumer.store.commits import Commits
-from gazette_platform.consumer.store.files import check_files
-from gazette_platform.consumer.store.sqlite_tape import Tape, settle
-from gazette_platform.consumer.store.sqlite_vfs import RecordedVFS
+from gazette_platform.consumer.store.base import Commits, ShardStore, check_files, check_recorder
+from gazette_platform.consumer.store.sqlite_tape import RecordedVFS, Tape, settle
 from gazette_platform.errors import ApplicationFailed, DataError, StoreError
 
 if TYPE_CHECKING:
@@ -46,8 +43,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import Dependency
     from gazette_platform.consumer.recoverylog import Recorder
-
-__all__ = ["SQLiteStore"]
 
 _log = logging.getLogger(__name__)
 

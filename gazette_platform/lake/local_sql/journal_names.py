@@ -71,7 +71,12 @@ def journal_missing(error: str) -> str | None:
     'a/B'
     """
     found = _MISSING.search(error)
-    return bytes.fromhex(found["digits"]).decode() if found is not None else None
+    if found is None:
+        return None
+    try:
+        return bytes.fromhex(found["digits"]).decode()
+    except ValueError:  # the query names such a table itself
+        return None
 
 
 def selectors_of(name: str) -> list[str]:

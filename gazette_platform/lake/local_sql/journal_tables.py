@@ -22,7 +22,7 @@ from gazette_platform.lake.sampling import (
     served,
     spread,
 )
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 from gazette_platform.protocol import LabelSelector
 
 if TYPE_CHECKING:

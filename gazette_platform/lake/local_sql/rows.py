@@ -17,7 +17,7 @@ from gazette_platform.errors import DataError
 from gazette_platform.lake.csv_rows import csv_rows
 from gazette_platform.lake.local_sql.json_values import fitted, parse_line
 from gazette_platform.message.arrow_parsers import arrow_parser
-from gazette_platform.message.selection import JournalSpan
+from gazette_platform.message.many import JournalSpan
 from gazette_platform.protocol import LabelSet
 
 if TYPE_CHECKING:

@@ -45,8 +45,7 @@ from gazette_platform.ops import platforms
 from gazette_platform.ops.clock import Clock, SystemClock
 from gazette_platform.ops.closing import Closing
 from gazette_platform.ops.extras import required
-from gazette_platform.ops.side_by_side import side_by_side
-from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.ops.tasks import TaskGroup, side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     import duckdb
     from duckdb import DuckDBPyConnection, Statement
 
+    from gazette_platform.lake.iceberg.catalog import TypedCatalog
     from gazette_platform.lake.local_sql.dataset import TableDataset
     from gazette_platform.lake.local_sql.journal_tables import InferredTable
     from gazette_platform.lake.local_sql.reading import Piece, ScanCounts, SegmentReader
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.local_sql.typed_view import TypedSeam
     from gazette_platform.lake.segments import Segment
     from gazette_platform.lake.table_spec import TableSpec
-    from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog
 
 __all__ = ["LocalSql", "connect"]
 
@@ -132,7 +131,7 @@ def connect(
 
 
 def _catalog_of(settings: LakeSettings, environment: Mapping[str, str]) -> TypedCatalog:
-    from gazette_platform.lake.typed.catalog.catalogs import typed_catalog  # noqa: PLC0415  an extra
+    from gazette_platform.lake.iceberg.catalog import typed_catalog  # noqa: PLC0415  an extra
 
     return typed_catalog(settings, environment=environment)
 

@@ -10,7 +10,7 @@ from gazette_platform.lake.aside import home_directory, is_aside
 from gazette_platform.lake.layout import Layout, PartitionColumn, partition_columns
 from gazette_platform.lake.planning import directory_of
 from gazette_platform.lake.segments import plan_segments
-from gazette_platform.ops.side_by_side import side_by_side
+from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import Fragment, JournalSpec, LabelSet, PathPostfixTemplate
 
 if TYPE_CHECKING:

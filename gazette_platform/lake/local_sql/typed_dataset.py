@@ -15,7 +15,7 @@ import pyarrow.dataset as ds  # type: ignore[import-untyped]
 from typing_extensions import override
 
 from gazette_platform.lake.local_sql.dataset import Scanner, possible
-from gazette_platform.lake.typed.files.history import TableHistory
+from gazette_platform.lake.typed.files.stored_rows import TableHistory
 from gazette_platform.lake.typed.runs.tail import spool_tail
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.schema import Schema
 
-    from gazette_platform.lake.typed.catalog.doors import Loaded
+    from gazette_platform.lake.iceberg.catalog import Loaded
     from gazette_platform.lake.typed.runs.tail import PinnedTail, SpooledTail
 
 __all__ = ["HistoryDataset", "TailDataset", "plain_schema", "uuid_columns"]

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
     from gazette_platform.client import Client
+    from gazette_platform.lake.iceberg.catalog import TypedCatalog
     from gazette_platform.lake.table_spec import TableSpec
-    from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog
     from gazette_platform.lake.typed.planning.ranges import Hole
     from gazette_platform.lake.typed.runs.tail import PinnedTail
     from gazette_platform.ops.clock import Clock
@@ -242,8 +242,8 @@ class TypedViews:
             self._catalog = self._open_catalog()
         raw = self.specs[name]
         assert raw.typed is not None  # it has that name
-        door = self._catalog.door(name)
-        pinned = pin_tail(door, raw.typed, raw, self._client, clock=self._clock)
+        handle = self._catalog.handle(name)
+        pinned = pin_tail(handle, raw.typed, raw, self._client, clock=self._clock)
         self.forget(name)
         self.views[name] = TypedView(name, pinned, self._failed)
         return self.views[name]

@@ -8,13 +8,14 @@ changed, and a commit that does not follow on the covers it was planned from is 
 
 from gazette_platform.lake.rollups.covers import Covers, Seen, SliceCover
 from gazette_platform.lake.rollups.engines import PythonRollup, rollup
-from gazette_platform.lake.rollups.folder import RollupFolder, read_rollup_folder
 from gazette_platform.lake.rollups.planning import Plan, Sealed, SourceState, make_plan
 from gazette_platform.lake.rollups.spec import (
+    RollupFolder,
     RollupSpec,
     check_rollup,
     load_rollup_specs,
     parse_rollup,
+    read_rollup_folder,
 )
 
 __all__ = [

@@ -20,8 +20,9 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import SetPropertiesUpdate, update_table_metadata
 
 from gazette_platform.errors import LakeError, RollupFenced
-from gazette_platform.lake.rollups.iceberg import COVERS, IcebergTable, IcebergTables, slice_of
+from gazette_platform.lake.iceberg.metastore import IcebergTable, IcebergTables, slice_of
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
+from gazette_platform.lake.rollups.stored_covers import COVERS, covers_path, write_covers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -97,7 +98,7 @@ def commit(tables: IcebergTables, what: Commit) -> Committed:
         reached.
     """
     staged, files = _staged(tables, what)
-    path = tables.write_covers(what.location, what.covers)
+    path = write_covers(tables, what.location, what.covers)
     base = what.base
     for _ in range(_ATTEMPTS):
         metadata, kept = _next_metadata(tables, what, base, staged, files, path)
@@ -124,8 +125,8 @@ def commit(tables: IcebergTables, what: Commit) -> Committed:
 def _rebased(tables: IcebergTables, what: Commit) -> IcebergTable:
     """The table as it is now, if it still covers what it did when the commit was planned."""
     now = tables.load(what.spec.schema, what.spec.table)
-    before = what.base.covers_path if what.base is not None else ""
-    if now is None or now.covers_path != before or what.base is None:
+    before = covers_path(what.base) if what.base is not None else ""
+    if now is None or covers_path(now) != before or what.base is None:
         raise RollupFenced(
             f"another run has committed to {what.spec.name} since this one began, so it changed nothing; what "
             "is still missing is made by the next run"
@@ -167,7 +168,7 @@ def _next_metadata(  # noqa: PLR0917
     base: IcebergTable | None,
     staged: IcebergTable | None,
     files: list[DataFile],
-    covers_path: str,
+    path: str,
 ) -> tuple[TableMetadata, list[DataFile]]:
     """Metadata of the table after the commit, whose manifests are written, and the files that stay."""
     old = tables.data_files(base) if base is not None else []
@@ -186,7 +187,7 @@ def _next_metadata(  # noqa: PLR0917
         start = base.metadata
     start = update_table_metadata(
         start,
-        (SetPropertiesUpdate(updates={COVERS: covers_path, CODE: what.spec.code_version}),),
+        (SetPropertiesUpdate(updates={COVERS: path, CODE: what.spec.code_version}),),
         metadata_location=base.metadata_location if base is not None else None,
     )
     table = Table(
@@ -197,7 +198,7 @@ def _next_metadata(  # noqa: PLR0917
         NoopCatalog("none"),
     )
     transaction = table.transaction()
-    properties = _properties(what, covers_path)
+    properties = _properties(what, path)
     with transaction.update_snapshot(snapshot_properties=properties).overwrite() as overwrite:
         _judge_each_manifest_apart(overwrite)
         for file in set(old) - set(kept):
@@ -275,10 +276,10 @@ def _fresh_metadata(what: Commit, base: IcebergTable | None, shape: TableMetadat
     )
 
 
-def _properties(what: Commit, covers_path: str) -> dict[str, str]:
+def _properties(what: Commit, path: str) -> dict[str, str]:
     """What the snapshot says of itself; the covers in words as far as they are short."""
     properties = {
-        COVERS: covers_path,
+        COVERS: path,
         CODE: what.spec.code_version,
         "gazette.slices-made": str(len(what.made)),
         "gazette.slices": str(len(what.covers.slices)),

@@ -23,7 +23,7 @@ from gazette_platform.errors import LakeError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gazette_platform.lake.rollups.statements import Dialect
+    from gazette_platform.lake.rollups.engines import Dialect
 
     _Origins = frozenset[tuple[str, str]]
 

@@ -11,15 +11,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.lake.catalogs import ICEBERG, TrinoCatalogs
-from gazette_platform.lake.rollups.iceberg import COVERS
-from gazette_platform.lake.rollups.statements import iceberg_catalog
+from gazette_platform.lake.rollups.engines import iceberg_catalog
+from gazette_platform.lake.rollups.stored_covers import covers_path, paths_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gazette_platform.lake.rollups.iceberg import IcebergTable, IcebergTables
+    from gazette_platform.lake.iceberg.metastore import IcebergTables
+    from gazette_platform.lake.rollups.engines import Dialect
     from gazette_platform.lake.rollups.spec import RollupSpec
-    from gazette_platform.lake.rollups.statements import Dialect
 
 __all__ = ["RETAINED_S", "Maintenance", "maintain", "maintenance_statements"]
 
@@ -127,7 +127,7 @@ def maintain(
     if after is None:
         return None
     # Beside the table, where no engine looks: what covers were of snapshots that are gone.
-    stale = _covers_paths(before) - _covers_paths(after) - {after.covers_path}
+    stale = paths_of(before) - paths_of(after) - {covers_path(after)}
     return Maintenance(
         snapshots_before=len(before.metadata.snapshots),
         snapshots=len(after.metadata.snapshots),
@@ -135,12 +135,3 @@ def maintain(
         files=len(tables.data_files(after)),
         undeleted=tuple(tables.delete_files(sorted(stale))),
     )
-
-
-def _covers_paths(table: IcebergTable) -> set[str]:
-    paths = {
-        s.summary.additional_properties.get(COVERS, "")
-        for s in table.metadata.snapshots
-        if s.summary is not None
-    }
-    return paths - {""}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, final
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gazette_platform.lake.rollups.statements import Dialect
+    from gazette_platform.lake.rollups.engines import Dialect
 
 __all__ = ["Query", "QueryFaults"]
 

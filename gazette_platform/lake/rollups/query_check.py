@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gazette_platform.hive import MetastoreSession
-    from gazette_platform.lake.rollups.iceberg import IcebergTables
+    from gazette_platform.lake.iceberg.metastore import IcebergTables
     from gazette_platform.lake.rollups.spec import RollupSpec
     from gazette_platform.lake.spec_folder import SpecFolder
     from gazette_platform.lake.table_spec import TableSpec

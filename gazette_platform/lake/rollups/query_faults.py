@@ -9,6 +9,7 @@ This module is slow to import, and its parser is unbounded: use it through `quer
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +24,7 @@ from gazette_platform.lake.rollups.queries import QueryFaults
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from gazette_platform.lake.rollups.statements import Dialect
+    from gazette_platform.lake.rollups.engines import Dialect
 
 __all__ = ["query_faults"]
 
@@ -33,6 +34,10 @@ _VALUES: Final = frozenset(
     {"all", "auto", "now", "user", "current_user", "session_user", "localtime", "localtimestamp"}
     | {"current_date", "current_time", "current_timestamp", "current_timezone"}
     | {"current_catalog", "current_schema", "current_database", "current_path", "current_role"}
+)
+# Columns that no list has: Trino's and Spark's of each file, and those that Spark's functions and VALUES name.
+_HIDDEN: Final = re.compile(
+    r"\$.*|_metadata|_file|_pos|_spec_id|_partition|_deleted|(session_)?window|spark_grouping_id|col\d+"
 )
 
 
@@ -130,20 +135,23 @@ def _column_faults(
     defined = _defined(tree) | {name for known in columns.values() for name in known}
     for scope in root.traverse():
         for column in find_all_in_scope(scope.expression, exp.Column):
-            if isinstance(column.this, exp.Star) or column.args.get("db"):
+            if isinstance(column.this, exp.Star) or column.args.get("db") or _is_hidden(column):
                 continue
             fault = _column_fault(column, scope, tracer, defined)
             if fault:
                 yield fault
 
 
+def _is_hidden(column: exp.Column) -> bool:
+    return any(_HIDDEN.fullmatch(name.lower()) for name in (column.name, column.table))
+
+
 def _column_fault(column: exp.Column, scope: Scope, tracer: Tracer, defined: set[str]) -> str:
     name, table = column.name.lower(), column.table.lower()
     scopes = list(_outwards(scope))
     if table:
-        holder = next((s for s in scopes if column.table in s.selected_sources), None)
-        if holder is not None:
-            _, source = holder.selected_sources[column.table]
+        source = next((of[column.table] for s in scopes if column.table in (of := _read(s))), None)
+        if source is not None:
             has = tracer.columns_of(source)
             if has is None or name in has:
                 return ""
@@ -159,7 +167,7 @@ def _column_fault(column: exp.Column, scope: Scope, tracer: Tracer, defined: set
         dict.fromkeys(
             one
             for each in scopes
-            for _, source in each.selected_sources.values()
+            for source in _read(each).values()
             for one in tracer.columns_of(source) or ()
         )
     )
@@ -178,8 +186,13 @@ def _is_all_known(scopes: Iterable[Scope], tracer: Tracer) -> bool:
     return all(
         tracer.columns_of(source) is not None
         for scope in scopes
-        for _, source in scope.selected_sources.values()
+        for source in _read(scope).values()
     )
+
+
+def _read(scope: Scope) -> dict[str, exp.Expr | Scope]:
+    """Return what a query part selects from, by alias. `selected_sources` lacks the right side of SEMI and ANTI joins."""
+    return {name: scope.sources[name] for name, _ in scope.references if name in scope.sources}
 
 
 def _defined(tree: exp.Expr) -> set[str]:

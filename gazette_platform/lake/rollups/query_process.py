@@ -19,8 +19,8 @@ from gazette_platform.lake.rollups.queries import QueryFaults
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from gazette_platform.lake.rollups.engines import Dialect
     from gazette_platform.lake.rollups.queries import Query
-    from gazette_platform.lake.rollups.statements import Dialect
 
 __all__ = ["column_lineage_apart", "query_faults_apart"]
 

@@ -13,6 +13,8 @@ of YAML in its first comment lines. The header ends at the first line that is no
 
 The query names its sources by their aliases, as if they were tables, and gets only those rows of them
 that belong to the slices being made.
+
+The folder of rollups beside the tables of a platform: what of it is good, and what is wrong with the rest.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
+from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, final
 
 import msgspec
 
@@ -39,16 +43,17 @@ from gazette_platform.protocol import parse_duration
 from gazette_platform.yaml_specs.strict_yaml import check_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Container, Iterator, Mapping
 
 __all__ = [
     "ENGINES",
     "STAGING_SCHEMA",
+    "RollupFolder",
     "RollupSpec",
     "check_rollup",
     "load_rollup_specs",
     "parse_rollup",
+    "read_rollup_folder",
 ]
 
 ENGINES = ("trino", "spark")
@@ -345,3 +350,40 @@ def _circles(specs: Mapping[str, RollupSpec]) -> Iterator[list[str]]:
             yield circle
         else:
             return
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RollupFolder:
+    """What a folder says: a bad file hides no good one."""
+
+    specs: Mapping[str, RollupSpec] = field(default_factory=dict)
+    """By name, sorted."""
+    errors: Mapping[str, ValidationError] = field(default_factory=dict)
+    """By file, or by the name of a table of a table spec that a rollup would be."""
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits that change with any part of any spec, and with what is refused, and why."""
+        texts = [f"{name}:{spec.digest}" for name, spec in self.specs.items()]
+        texts += [f"{file}:{error}" for file, error in sorted(self.errors.items())]
+        return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+
+
+def read_rollup_folder(folder: str, tables: Container[str]) -> RollupFolder:
+    """The rollups of a folder that can be beside the tables of table specs, read anew.
+
+    Args:
+        folder: see `load_rollup_specs`; empty: there are none.
+        tables: names that no rollup may have; see `SpecFolder.tables`.
+    """
+    if not folder:
+        return RollupFolder()
+    found, errors = load_rollup_specs(Path(folder))
+    for name in [name for name in found if name in tables]:
+        errors[name] = ValidationError(
+            f"there is a raw or typed table {name}, or a view: give the rollup another name",
+            path=name,
+        )
+        del found[name]
+    return RollupFolder(found, errors)

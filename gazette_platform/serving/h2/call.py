@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, final
 from typing_extensions import override
 
 from gazette_platform.serving.h2 import responses
-from gazette_platform.serving.h2.carrier import Carrier
-from gazette_platform.serving.h2.inflate import MessageRefused
+from gazette_platform.serving.h2.carrier import BURST_BYTES, Carrier, TwoWay
 from gazette_platform.serving.h2.responses import PREFIX_BYTES, STATUS_OF, Status
-from gazette_platform.serving.h2.two_way import BURST_BYTES, TwoWay
+from gazette_platform.serving.h2.stream import MessageRefused
 from gazette_platform.serving.interface import ASK_AGAIN, Code, Kind, NotTaken, RpcFailed
 
 if TYPE_CHECKING:

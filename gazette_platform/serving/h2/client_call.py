@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any, Final, final
 from typing_extensions import override
 
 from gazette_platform.serving.h2 import frames, responses
-from gazette_platform.serving.h2.answers import code_of
-from gazette_platform.serving.h2.carrier import ClientCarrier
-from gazette_platform.serving.h2.inflate import Compressed, MessageRefused
+from gazette_platform.serving.h2.carrier import ClientCarrier, TwoWay
+from gazette_platform.serving.h2.client_machine import code_of
 from gazette_platform.serving.h2.responses import PREFIX_BYTES
-from gazette_platform.serving.h2.two_way import TwoWay
-from gazette_platform.serving.interface import Code, RpcFailed
-from gazette_platform.serving.outgoing import PEER_LEFT
+from gazette_platform.serving.h2.stream import Compressed, MessageRefused
+from gazette_platform.serving.interface import PEER_LEFT, Code, RpcFailed
 
 if TYPE_CHECKING:
     import asyncio

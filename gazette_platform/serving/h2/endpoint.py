@@ -23,10 +23,15 @@ from gazette_platform.serving.h2.frames import (
     StreamFault,
     unpack_head,
 )
-from gazette_platform.serving.h2.inflate import Compressed, MessageRefused, inflate
 from gazette_platform.serving.h2.responses import PREFIX_BYTES, unpack_prefix
-from gazette_platform.serving.h2.stream import MESSAGE_COST, Stream
-from gazette_platform.serving.h2.stream_ids import StreamIds
+from gazette_platform.serving.h2.stream import (
+    MESSAGE_COST,
+    Compressed,
+    MessageRefused,
+    Stream,
+    StreamIds,
+    inflate,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

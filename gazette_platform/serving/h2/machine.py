@@ -19,16 +19,14 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from gazette_platform.serving.h2 import frames, responses
-from gazette_platform.serving.h2.blocks import Blocks, Refusal
 from gazette_platform.serving.h2.endpoint import Endpoint
 from gazette_platform.serving.h2.frames import ConnectionFault, ErrorCode, Setting, StreamFault
-from gazette_platform.serving.h2.requests import Malformed, check_trailers
+from gazette_platform.serving.h2.requests import Blocks, Malformed, Refusal, check_trailers
 from gazette_platform.serving.h2.stream import Stream
 
 if TYPE_CHECKING:
-    from gazette_platform.serving.h2.blocks import Requests
     from gazette_platform.serving.h2.limits import Limits
-    from gazette_platform.serving.h2.requests import Request
+    from gazette_platform.serving.h2.requests import Request, Requests
 
 __all__ = ["Machine"]
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import uvloop
 
-from gazette_platform.ops.limits import raise_file_limit
-from gazette_platform.ops.stacks import describe_tasks, describe_threads
+from gazette_platform.ops.process import describe_tasks, describe_threads, raise_file_limit
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.serving.process.signals import HURRIED_S, Leaver, Signals, on_loop_error
 from gazette_platform.serving.process.watchdog import Watchdog

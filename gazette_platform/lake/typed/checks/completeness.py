@@ -10,34 +10,41 @@ the third does.
 Of a table with a `key` rows are keys, of which each stands for its last message. How many messages that were is in the
 state only, so that rows are to be no more than these, and a lost row is not seen before journals are read. That no key
 is there twice is seen by the keys themselves, which are read if they are not too many.
+
+Is a key there twice? Asked of a table with a `key`, of which each row stands for another one.
 """
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.catalog.keys import doubled_keys
 from gazette_platform.lake.typed.planning.state import Counts
-from gazette_platform.lake.typed.tables.quarantined import moment_of, rows_at
+from gazette_platform.lake.typed.tables.quarantine import moment_of, rows_at
 from gazette_platform.lake.typed.tables.table import typed_table
-from gazette_platform.ops.counted import counted
+from gazette_platform.ops.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.typed.planning.state import TypedState
-    from gazette_platform.lake.typed.tables.quarantined import RowCounts
+    from gazette_platform.lake.typed.tables.quarantine import RowCounts
 
 __all__ = [
     "HEAL",
     "Completeness",
+    "DoubledKeys",
     "Incomplete",
     "account",
     "check_counts",
     "compared",
+    "doubled_keys",
 ]
 
 # Some 200 MB of them, as long as they are.
@@ -118,21 +125,23 @@ def account(name: str, state: TypedState) -> tuple[Incomplete, ...]:
     )
 
 
-def check_counts(door: Door, quarantine: Door | None, *, is_upserted: bool = False) -> Completeness:
+def check_counts(
+    handle: TableHandle, quarantine: TableHandle | None, *, is_upserted: bool = False
+) -> Completeness:
     """Ask the state, and count the rows of both tables, of one moment.
 
     Args:
-        door: of the typed table.
+        handle: of the typed table.
         quarantine: of its quarantine table; None: it is not there, and is not looked at.
         is_upserted: whether the table has a `key`.
 
     Raises: LakeError: there is no such table, a file cannot be read, or runs publish faster than rows are counted.
         TypedProgressGone, TypedRolledBack: a person has to look.
     """
-    moment = moment_of(door, quarantine)
-    table = typed_table(moment.typed, door.name)
+    moment = moment_of(handle, quarantine)
+    table = typed_table(moment.typed, handle.name)
     found = compared(
-        door.name,
+        handle.name,
         table.state,
         rows_at(moment),
         is_upserted=is_upserted,
@@ -247,3 +256,46 @@ def _differing(
             doubled=max(0, count - wanted),
             text=f"{journal}: {where} has {count} of {wanted}, {told}; {HEAL}",
         )
+
+
+class DoubledKeys(NamedTuple):
+    """What was found."""
+
+    rows: int
+    """That are too many."""
+    first: list[dict[str, Any]]
+    """Some of the keys."""
+
+
+def doubled_keys(loaded: Loaded, key: Sequence[str], *, shown: int = 5) -> DoubledKeys:
+    """Keys of which there are several rows.
+
+    Memory: all keys of the table, some three times.
+
+    Args:
+        loaded: the table.
+        key: its columns.
+        shown: how many keys are told, at most.
+
+    Raises: OSError: a file cannot be read.
+    """
+    found = loaded.table.scan(selected_fields=tuple(key)).to_arrow().select(list(key))
+    plain = pa.table([_plain(column) for column in found.columns], names=list(key))
+    counts = plain.group_by(list(key)).aggregate([([], "count_all")])
+    counts = counts.filter(pc.greater(counts.column("count_all"), 1))
+    more = (pc.sum(counts.column("count_all")).as_py() or 0) - counts.num_rows
+    first = counts.select(list(key)).slice(0, shown).to_pylist()
+    for field in found.schema:
+        if isinstance(field.type, pa.UuidType):
+            for each in first:
+                each[field.name] = str(uuid.UUID(bytes=each[field.name]))
+    return DoubledKeys(more, first)
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Arrow groups by no type that is an extension, such as UUIDs."""
+    if isinstance(column.type, pa.BaseExtensionType):
+        return pa.chunked_array(
+            [chunk.storage for chunk in column.chunks], column.type.storage_type
+        )
+    return column

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import LakeError, TypedFenced
 from gazette_platform.lake.catalogs import ICEBERG
-from gazette_platform.lake.rollups.iceberg import deleting
-from gazette_platform.lake.rollups.maintenance import RETAINED_S, maintenance_statements
-from gazette_platform.lake.typed.catalog.publishing import (
+from gazette_platform.lake.iceberg.metastore import deleting
+from gazette_platform.lake.iceberg.publishing import (
     RUN,
     head_of,
     progress_of,
@@ -33,18 +32,19 @@ from gazette_platform.lake.typed.catalog.publishing import (
     require_progress,
     summary_of,
 )
-from gazette_platform.lake.typed.catalog.side_files import QUARANTINE, unnamed_files
+from gazette_platform.lake.iceberg.side_files import QUARANTINE, unnamed_files
+from gazette_platform.lake.rollups.maintenance import RETAINED_S, maintenance_statements
 from gazette_platform.lake.typed.runs.amending import LATE_S
 from gazette_platform.lake.typed.tables.progress import OLDEST_AT, READ_BYTES, SECONDS
-from gazette_platform.lake.typed.tables.quarantined import settle_quarantine
+from gazette_platform.lake.typed.tables.quarantine import settle_quarantine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyiceberg.table.metadata import TableMetadata
 
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.rollups.engines import RollupEngine
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
 
 __all__ = ["ORPHANS_S", "TypedMaintenance", "Upkeep", "fence_before", "keeping_s", "maintain_typed"]
 
@@ -97,8 +97,8 @@ class TypedMaintenance:
 
 
 def maintain_typed(
-    door: Door,
-    quarantine: Door,
+    handle: TableHandle,
+    quarantine: TableHandle,
     engine: RollupEngine,
     *,
     now_s: float,
@@ -109,7 +109,7 @@ def maintain_typed(
     """Look after a typed table and its quarantine.
 
     Args:
-        door: of the typed table.
+        handle: of the typed table.
         quarantine: of its quarantine table, which need not be there.
         engine: that has both in a catalog.
         now_s: unix seconds.
@@ -121,17 +121,17 @@ def maintain_typed(
     Raises: LakeError: the engine or the catalog cannot be reached, or refused; what was done before holds.
         TypedRolledBack, TypedProgressGone: a person has to look.
     """
-    loaded = door.load()
+    loaded = handle.load()
     if loaded is None or progress_of(loaded.metadata) is None:
         return None
     # Optimized, and expired, it would not be seen any more that it was rolled back.
-    require_progress(loaded.metadata, door.name)
+    require_progress(loaded.metadata, handle.name)
     has_quarantine = quarantine.load() is not None
     if has_quarantine:
         # Only now, behind the look at the table: what was pending then is settled.
-        settle_quarantine(door, quarantine)
-    is_fenced = fence_before(door, loaded, now_s - orphans_s + LATE_S + _CLOCKS_S)
-    names = [door, quarantine] if has_quarantine else [door]
+        settle_quarantine(handle, quarantine)
+    is_fenced = fence_before(handle, loaded, now_s - orphans_s + LATE_S + _CLOCKS_S)
+    names = [handle, quarantine] if has_quarantine else [handle]
     done = [
         _kept_up(
             one,
@@ -143,7 +143,7 @@ def maintain_typed(
         )
         for one in names
     ]
-    stale = unnamed_files(door, now_s=now_s, older_than_s=orphans_s)
+    stale = unnamed_files(handle, now_s=now_s, older_than_s=orphans_s)
     undeleted = tuple(deleting(lambda _: loaded.io, stale))
     return TypedMaintenance(
         table=done[0],
@@ -154,11 +154,11 @@ def maintain_typed(
     )
 
 
-def fence_before(door: Door, loaded: Loaded, began_s: float) -> bool:
+def fence_before(handle: TableHandle, loaded: Loaded, began_s: float) -> bool:
     """See that no run that began before an instant can publish any more.
 
     Args:
-        door: of the table.
+        handle: of the table.
         loaded: the table, to which something was published. Its quarantine was settled since it was loaded.
         began_s: unix seconds.
 
@@ -174,7 +174,7 @@ def fence_before(door: Door, loaded: Loaded, began_s: float) -> bool:
     told = summary_of(loaded.metadata, start).items()
     same = {key: value for key, value in told if key.startswith(_OURS) and key not in _OF_A_RUN}
     try:
-        publish_files(door, start, [], uuid.uuid4().hex, same)
+        publish_files(handle, start, [], uuid.uuid4().hex, same)
     except TypedFenced:
         return False  # somebody has, at this moment
     return True
@@ -188,7 +188,7 @@ def keeping_s(metadata: TableMetadata, now_s: float, snapshots_max: int = _SNAPS
 
 
 def _kept_up(
-    door: Door,
+    handle: TableHandle,
     engine: RollupEngine,
     catalog: str,
     *,
@@ -196,24 +196,24 @@ def _kept_up(
     orphans_s: float,
     snapshots_s: float,
 ) -> Upkeep:
-    before = _metadata(door)
+    before = _metadata(handle)
     if engine.dialect == "trino":
         snapshots_s = orphans_s = RETAINED_S  # the least that it allows
     rows: Sequence[object] = ()
     for statement in maintenance_statements(
         engine.dialect,
-        door.name,
+        handle.name,
         now_s=now_s,
         snapshots_s=snapshots_s,
         orphans_s=orphans_s,
         catalog=catalog,
     ):
         rows = engine.execute(statement)
-    after = _metadata(door)
+    after = _metadata(handle)
     files, size = _stored(after)
     files_before, size_before = _stored(before)
     return Upkeep(
-        name=door.name,
+        name=handle.name,
         files_before=files_before,
         files=files,
         bytes_before=size_before,
@@ -225,10 +225,10 @@ def _kept_up(
     )
 
 
-def _metadata(door: Door) -> TableMetadata:
-    loaded = door.load()
+def _metadata(handle: TableHandle) -> TableMetadata:
+    loaded = handle.load()
     if loaded is None:
-        raise LakeError(f"{door.name} was dropped while it was looked after")
+        raise LakeError(f"{handle.name} was dropped while it was looked after")
     return loaded.metadata
 
 

@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, final
 import msgspec
 
 from gazette_platform.errors import DataError, LakeError
-from gazette_platform.lake.typed.planning.regular import regular_of
+from gazette_platform.lake.typed.planning.columnar_sequencer import regular_of
 from gazette_platform.lake.typed.planning.state import Counts, JournalState, Producer, pruned
-from gazette_platform.message.envelope import Envelope
 from gazette_platform.message.sequencer import (
     RING_SIZE,
+    Envelope,
     Outcome,
     ProducerState,
     Sequencer,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa  # type: ignore[import-untyped]
 
-    from gazette_platform.lake.typed.planning.regular import Regular
+    from gazette_platform.lake.typed.planning.columnar_sequencer import Regular
 
 __all__ = [
     "Again",

@@ -11,7 +11,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.typed.rows.json_arrays import rebuilt
-from gazette_platform.message.uuid_columns import uuid_column
+from gazette_platform.message.uuid import uuid_column
 
 if TYPE_CHECKING:
     from gazette_platform.lake.typed.rows.parsing import ParsedBlock

@@ -26,8 +26,7 @@ from gazette_platform.lake.typed.rows.json_arrays import (
     plain_type,
     read_type,
 )
-from gazette_platform.message.uuid import Flags
-from gazette_platform.message.uuid_columns import parse_uuid_column
+from gazette_platform.message.uuid import Flags, parse_uuid_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -16,15 +16,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, final
 
 from gazette_platform.errors import SchemaMismatch, TypedFenced
-from gazette_platform.lake.typed.catalog.doors import present
-from gazette_platform.lake.typed.catalog.publishing import insisting, require_parted_by, summary_of
-from gazette_platform.lake.typed.catalog.side_files import STATE, read_side_file
-from gazette_platform.lake.typed.files.rewriting import FileRewriter
-from gazette_platform.lake.typed.files.written import data_file_of
+from gazette_platform.lake.iceberg.catalog import present
+from gazette_platform.lake.iceberg.publishing import insisting, require_parted_by, summary_of
+from gazette_platform.lake.iceberg.side_files import STATE, read_side_file
+from gazette_platform.lake.typed.files.stored_rows import FileRewriter
+from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.tables.opening import settle_behind
 from gazette_platform.lake.typed.tables.progress import COMPLETE_AT
-from gazette_platform.lake.typed.tables.quarantined import (
+from gazette_platform.lake.typed.tables.quarantine import (
     rows_within,
     settle_quarantine,
     write_list,
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     from pyiceberg.table.metadata import TableMetadata
 
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
-    from gazette_platform.lake.typed.catalog.publishing import Published
-    from gazette_platform.lake.typed.files.written import WrittenFile
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
+    from gazette_platform.lake.iceberg.publishing import Published
+    from gazette_platform.lake.typed.files.writing import WrittenFile
     from gazette_platform.lake.typed.planning.row_ranges import RowRanges
     from gazette_platform.lake.typed.tables.table import TypedTable
     from gazette_platform.lake.typed_spec import TypedSpec
@@ -112,7 +112,7 @@ class Amended:
 
 
 def publish_amendment(
-    doors: tuple[Door, Door],
+    handles: tuple[TableHandle, TableHandle],
     amending: Amending,
     *,
     began_at: datetime,
@@ -122,7 +122,7 @@ def publish_amendment(
     """Publish an amendment on top of whatever runs have published since it began, and settle quarantine.
 
     Args:
-        doors: of the typed table, and of its quarantine.
+        handles: of the typed table, and of its quarantine.
         amending: makes it.
         began_at: before it wrote any file. Aware.
         log: gets a line for each step.
@@ -133,7 +133,7 @@ def publish_amendment(
     run, rewriter = uuid.uuid4().hex, FileRewriter(amending.rows)
     fenced: TypedFenced | None = None
     for _ in range(_ATTEMPTS):
-        table, quarantine = _now(doors)
+        table, quarantine = _now(handles)
         amendment = amending.amendment(table, *rows_within(quarantine, amending.records))
         _require_young(table.name, began_at, clock)
         state = _counted_anew(table.state, amendment.records)
@@ -141,7 +141,7 @@ def publish_amendment(
         require_parted_by(table.metadata, files, table.name)
         publish = partial(
             publish_replacing,
-            doors[0],
+            handles[0],
             table.start,
             amending.rows,
             files,
@@ -155,10 +155,10 @@ def publish_amendment(
             fenced = err
             log(f"{table.name}: a run has published meanwhile: trying on top of that")
             continue
-        settle_behind(doors, log)
+        settle_behind(handles, log)
         return _amended(table, published, run)
     raise TypedFenced(
-        f"{doors[0].name}: runs have published {_ATTEMPTS} times between a look at it and a commit: have its runs wait, "
+        f"{handles[0].name}: runs have published {_ATTEMPTS} times between a look at it and a commit: have its runs wait, "
         "and try again"
     ) from fenced
 
@@ -175,14 +175,14 @@ def require_no_key(spec: TypedSpec) -> None:
         )
 
 
-def _now(doors: tuple[Door, Door]) -> tuple[TypedTable, Loaded]:
+def _now(handles: tuple[TableHandle, TableHandle]) -> tuple[TypedTable, Loaded]:
     """The table, and its quarantine with all that publications up to it have set aside.
 
     Whatever is published and settled behind the look at the table fences whoever publishes from it.
     """
-    table = typed_table(present(doors[0]), doors[0].name)
-    settle_quarantine(*doors)
-    return table, present(doors[1])
+    table = typed_table(present(handles[0]), handles[0].name)
+    settle_quarantine(*handles)
+    return table, present(handles[1])
 
 
 def _require_young(name: str, began_at: datetime, clock: Clock) -> None:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias, final
 
 from gazette_platform.client import FragmentListing
 from gazette_platform.errors import DataError, LakeError, OffsetJump, TypedFenced
-from gazette_platform.lake.typed.catalog.doors import Loaded
-from gazette_platform.lake.typed.planning.backfill_rounds import BackfillRounds
+from gazette_platform.lake.iceberg.catalog import Loaded
 from gazette_platform.lake.typed.planning.ranges import (
     Limits,
     held_ranges,
@@ -26,14 +25,15 @@ from gazette_platform.lake.typed.planning.ranges import (
     tasks_between,
     whole_ranges,
 )
+from gazette_platform.lake.typed.planning.rounds import BackfillRounds
 from gazette_platform.lake.typed.planning.row_ranges import RowRanges
 from gazette_platform.lake.typed.runs.amending import Amendment, publish_amendment, require_no_key
-from gazette_platform.lake.typed.runs.former_states import FormerStates
 from gazette_platform.lake.typed.runs.journals import journals_of
 from gazette_platform.lake.typed.runs.running import job_of, work_through
 from gazette_platform.lake.typed.runs.working import discard
 from gazette_platform.lake.typed.tables.opening import open_both
-from gazette_platform.lake.typed.tables.quarantined import rows_within
+from gazette_platform.lake.typed.tables.progress import FormerStates
+from gazette_platform.lake.typed.tables.quarantine import rows_within
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import is_another
 
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
     from gazette_platform.client import Client
+    from gazette_platform.lake.iceberg.catalog import TypedCatalog
     from gazette_platform.lake.table_spec import TableSpec
-    from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog
     from gazette_platform.lake.typed.planning.ranges import (
         BackfillPlan,
         BackfillRange,
@@ -173,7 +173,7 @@ class BackfillRunner:
             backfill.abandon()
             raise
         amended = publish_amendment(
-            opened.doors, backfill, began_at=began_at, clock=self._clock, log=self._log
+            opened.handles, backfill, began_at=began_at, clock=self._clock, log=self._log
         )
         backfill.tidy()
         report = backfill.report(amended, spec.name, self._clock.monotonic() - began)

@@ -27,7 +27,7 @@ from pyiceberg.expressions import (
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 
 from gazette_platform.errors import LakeError, TypedFenced
-from gazette_platform.lake.typed.catalog.doors import present
+from gazette_platform.lake.iceberg.catalog import present
 from gazette_platform.lake.typed.files.stored_rows import stored_rows
 from gazette_platform.lake.typed.files.writing import RowWriter
 from gazette_platform.lake.typed.planning.row_ranges import RowRanges
@@ -35,7 +35,7 @@ from gazette_platform.lake.typed.rows.parsing import BlockParser
 from gazette_platform.lake.typed.rows.placing import BAD_ROWS_SCHEMA, in_schema, placed_rows
 from gazette_platform.lake.typed.runs.amending import Amendment, publish_amendment, require_no_key
 from gazette_platform.lake.typed.tables.opening import open_both
-from gazette_platform.message.uuid_columns import uuid_column
+from gazette_platform.message.uuid import uuid_column
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -43,9 +43,8 @@ if TYPE_CHECKING:
 
     from pyiceberg.table.metadata import TableMetadata
 
-    from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog
-    from gazette_platform.lake.typed.catalog.doors import Loaded
-    from gazette_platform.lake.typed.files.written import WrittenFile
+    from gazette_platform.lake.iceberg.catalog import Loaded, TypedCatalog
+    from gazette_platform.lake.typed.files.writing import WrittenFile
     from gazette_platform.lake.typed.planning.state import TypedState
     from gazette_platform.lake.typed.rows.parsing import ParsedBlock
     from gazette_platform.lake.typed.tables.table import TypedTable
@@ -171,14 +170,14 @@ class Reprocessor:
         began, began_at = self._clock.monotonic(), self._clock.now()
         require_no_key(spec)
         opened = open_both(self._catalog, spec, self._log)
-        doors, table = opened.doors, opened.table
-        held = present(doors[1])
+        handles, table = opened.handles, opened.table
+        held = present(handles[1])
         with _Reprocessing(spec, table, held, self._records_max) as work:
             work.parse(_records(held, meant or Quarantined()))
             amended = None
             if work.records:
                 amended = publish_amendment(
-                    doors, work, began_at=began_at, clock=self._clock, log=self._log
+                    handles, work, began_at=began_at, clock=self._clock, log=self._log
                 )
         self._log(
             f"{spec.name}: of {work.looked_at} quarantined records {work.typed} are rows now, and {work.told_anew} "

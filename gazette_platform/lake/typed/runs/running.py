@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import DataError, LakeError, ValidationError
-from gazette_platform.lake.typed.catalog.publishing import insisting, publish_files
-from gazette_platform.lake.typed.files.written import data_file_of
+from gazette_platform.lake.iceberg.publishing import insisting, publish_files
+from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.planning.ranges import (
     Limits,
     decided,
@@ -32,7 +32,7 @@ from gazette_platform.lake.typed.runs.journals import journals_now
 from gazette_platform.lake.typed.runs.working import discard
 from gazette_platform.lake.typed.tables.opening import open_both, settle_behind
 from gazette_platform.lake.typed.tables.progress import COMPLETE_AT, measures
-from gazette_platform.lake.typed.tables.quarantined import write_list
+from gazette_platform.lake.typed.tables.quarantine import write_list
 from gazette_platform.lake.typed.tables.table import state_properties, write_state
 from gazette_platform.lake.typed.tables.upserts import publish_upserts
 from gazette_platform.message.uuid import unix_ns_of
@@ -46,10 +46,9 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
     from gazette_platform.client import Client, ClientConfig
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle, TypedCatalog
+    from gazette_platform.lake.iceberg.publishing import Published
     from gazette_platform.lake.table_spec import TableSpec
-    from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
-    from gazette_platform.lake.typed.catalog.publishing import Published
     from gazette_platform.lake.typed.planning.ranges import Hole, JournalNow, JournalRange, RunPlan
     from gazette_platform.lake.typed.planning.rounds import Done, Order
     from gazette_platform.lake.typed.planning.state import TypedState
@@ -221,7 +220,9 @@ class TypedRunner:
                 complete_at=complete_at,
                 oldest_at=_oldest_at([done[name] for name in read]),
             )
-            published = self._publish(spec, opened.doors, table, state, outputs, run=run, told=told)
+            published = self._publish(
+                spec, opened.handles, table, state, outputs, run=run, told=told
+            )
         for output in (each for one in done.values() for each in one.discarded):
             discard(job, output)
         return RunReport(
@@ -271,7 +272,7 @@ class TypedRunner:
     def _publish(
         self,
         spec: TypedSpec,
-        doors: tuple[Door, Door],
+        handles: tuple[TableHandle, TableHandle],
         table: TypedTable,
         state: TypedState,
         outputs: Sequence[Output],
@@ -293,7 +294,7 @@ class TypedRunner:
         merger = self._workers.merger if table.key else None
         if merger is not None:
             published = publish_upserts(
-                doors[0],
+                handles[0],
                 table.start,
                 files,
                 run,
@@ -311,10 +312,10 @@ class TypedRunner:
             )
         else:
             published = insisting(
-                lambda: publish_files(doors[0], table.start, files, run, properties), self._log
+                lambda: publish_files(handles[0], table.start, files, run, properties), self._log
             )
         self._log(f"{table.name}: published {len(files)} files as snapshot {published.snapshot_id}")
-        settle_behind(doors, self._log)
+        settle_behind(handles, self._log)
         return published
 
 

@@ -29,9 +29,9 @@ from gazette_platform.lake.typed.runs.journals import journals_now
 from gazette_platform.lake.typed.runs.running import work_ranges
 from gazette_platform.lake.typed.runs.working import attempt, carry_out
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema, new_schema
-from gazette_platform.lake.typed.tables.kept_deletes import with_deletes
-from gazette_platform.lake.typed.tables.quarantined import quarantine_schema
+from gazette_platform.lake.typed.tables.quarantine import quarantine_schema
 from gazette_platform.lake.typed.tables.table import require_ours, typed_table
+from gazette_platform.lake.typed.tables.upserts import with_deletes
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from gazette_platform.client import Client
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.table_spec import TableSpec
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
     from gazette_platform.lake.typed.files.sinks import SpooledBatch
     from gazette_platform.lake.typed.planning.ranges import Hole, JournalNow, RunPlan
     from gazette_platform.lake.typed.planning.rounds import Done, Order
@@ -148,7 +148,7 @@ class SpooledTail:
 
 
 def pin_tail(
-    door: Door,
+    handle: TableHandle,
     spec: TypedSpec,
     raw: TableSpec,
     client: Client,
@@ -160,7 +160,7 @@ def pin_tail(
     """The table as of now, and what of its journals is behind it.
 
     Args:
-        door: of the table, which need not be there.
+        handle: of the table, which need not be there.
         spec: of the table. Columns that are new in it are not there before a run has made them.
         raw: says which journals there are.
         client: of brokers.
@@ -172,10 +172,10 @@ def pin_tail(
         `bytes_max`. SchemaMismatch: it is of another raw table, or another `uuid`. TransportError: brokers cannot be
         reached, or tell nothing of a journal.
     """
-    loaded = door.load()
+    loaded = handle.load()
     if loaded is not None:
-        require_ours(loaded, spec, door.name)
-    table = None if loaded is None else typed_table(loaded, door.name)
+        require_ours(loaded, spec, handle.name)
+    table = None if loaded is None else typed_table(loaded, handle.name)
     before = TypedState() if table is None or is_whole else table.state
     schema = new_schema(spec) if table is None else table.schema
     now = client.run(

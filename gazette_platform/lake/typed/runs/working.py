@@ -19,14 +19,12 @@ from gazette_platform.client import Client
 from gazette_platform.errors import DataError, StatusError, StoreError, TransportError
 from gazette_platform.lake.segment_content import LineBlocks, pieces_of
 from gazette_platform.lake.segments import Segment
-from gazette_platform.lake.typed.files.change_files import ChangeWriter
-from gazette_platform.lake.typed.files.sinks import CountedRows
+from gazette_platform.lake.typed.files.sinks import ChangeWriter, CountedRows
 from gazette_platform.lake.typed.files.writing import RowWriter, remove_files
 from gazette_platform.lake.typed.planning.rounds import Done, Kind
 from gazette_platform.lake.typed.planning.screening import TaskScreen
-from gazette_platform.lake.typed.rows.change_parsing import parser_of
-from gazette_platform.lake.typed.rows.cut_lines import CutLines
-from gazette_platform.lake.typed.rows.parsing import BadRecord
+from gazette_platform.lake.typed.rows.changes import parser_of
+from gazette_platform.lake.typed.rows.parsing import BadRecord, CutLines
 from gazette_platform.lake.typed.rows.placing import bad_rows, in_schema, placed_rows
 from gazette_platform.lake.typed.runs.jobs import Output
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
@@ -39,9 +37,13 @@ if TYPE_CHECKING:
     from gazette_platform.lake.segment_content import Piece
     from gazette_platform.lake.typed.planning.ranges import Task
     from gazette_platform.lake.typed.planning.rounds import Order
-    from gazette_platform.lake.typed.rows.change_parsing import ChangeParser
-    from gazette_platform.lake.typed.rows.cut_lines import LineBlock
-    from gazette_platform.lake.typed.rows.parsing import BlockParser, LookedBlock, ParsedBlock
+    from gazette_platform.lake.typed.rows.changes import ChangeParser
+    from gazette_platform.lake.typed.rows.parsing import (
+        BlockParser,
+        LineBlock,
+        LookedBlock,
+        ParsedBlock,
+    )
     from gazette_platform.lake.typed.runs.jobs import Job
 
 __all__ = ["LocalWorkers", "Sink", "attempt", "carry_out", "discard", "local_workers"]

@@ -34,14 +34,14 @@ from pyiceberg.table.snapshots import (
 )
 
 from gazette_platform.errors import TypedRefused
-from gazette_platform.lake.typed.catalog.publishing import (
+from gazette_platform.lake.iceberg.publishing import (
     RUN,
     head_of,
     publish_files,
     publish_snapshot,
     require_parted_by,
 )
-from gazette_platform.lake.typed.files.rewriting import FileRewriter
+from gazette_platform.lake.typed.files.stored_rows import FileRewriter
 from gazette_platform.lake.typed.planning.row_ranges import Overlap
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile, ManifestFile, ManifestWriter
     from pyiceberg.table.metadata import TableMetadata
 
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
-    from gazette_platform.lake.typed.catalog.publishing import Published
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
+    from gazette_platform.lake.iceberg.publishing import Published
     from gazette_platform.lake.typed.planning.row_ranges import RowRanges
 
 __all__ = ["publish_replacing"]
@@ -60,7 +60,7 @@ _CODEC: Final = "deflate"
 
 
 def publish_replacing(
-    door: Door,
+    handle: TableHandle,
     start: int | None,
     removed: RowRanges,
     files: Sequence[DataFile],
@@ -78,16 +78,16 @@ def publish_replacing(
         rewriter: of these ranges; it spares what it wrote for a publication that was fenced.
     """
     if not removed:
-        return publish_files(door, start, files, run, properties)
+        return publish_files(handle, start, files, run, properties)
     rewriter = rewriter or FileRewriter(removed)
 
     def replaced(now: Loaded) -> Snapshot:
-        require_parted_by(now.metadata, files, door.name)
-        change = _planned(now, removed, rewriter, door.name)
+        require_parted_by(now.metadata, files, handle.name)
+        change = _planned(now, removed, rewriter, handle.name)
         change.added += files
         return _written(now, change, {**properties, RUN: run})
 
-    return publish_snapshot(door, start, run, replaced)
+    return publish_snapshot(handle, start, run, replaced)
 
 
 @final

@@ -1,6 +1,6 @@
 """A typed table as a run begins with it: made, or brought to what its spec says, with the state to go on from.
 
-Evolution is a commit of its own, before anything is read, by the same door and under the same fence as what a run
+Evolution is a commit of its own, before anything is read, by the same handle and under the same fence as what a run
 publishes: a run that is late changes no shape, either.
 """
 
@@ -17,8 +17,8 @@ from pyiceberg.table import Table
 from typing_extensions import override
 
 from gazette_platform.errors import LakeError, SchemaMismatch, TypedFenced
-from gazette_platform.lake.typed.catalog.doors import NewTable
-from gazette_platform.lake.typed.catalog.publishing import (
+from gazette_platform.lake.iceberg.catalog import NewTable
+from gazette_platform.lake.iceberg.publishing import (
     MANIFESTS,
     PROGRESS,
     RUN,
@@ -28,13 +28,13 @@ from gazette_platform.lake.typed.catalog.publishing import (
     still_parted_by,
     summary_of,
 )
-from gazette_platform.lake.typed.catalog.side_files import (
+from gazette_platform.lake.iceberg.side_files import (
     QUARANTINE,
     STATE,
     read_side_file,
     write_side_file,
 )
-from gazette_platform.lake.typed.files.written import METRICS
+from gazette_platform.lake.typed.files.writing import METRICS
 from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.schema.evolution import plan_evolution
 from gazette_platform.lake.typed.schema.iceberg_types import (
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
 
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.typed.schema.evolution import Evolution
     from gazette_platform.lake.typed_spec.spec import TypedSpec
 
@@ -147,11 +147,11 @@ class TypedTable:
         return _in_words(self.state)
 
 
-def open_table(door: Door, spec: TypedSpec, location: str) -> TypedTable:
+def open_table(handle: TableHandle, spec: TypedSpec, location: str) -> TypedTable:
     """The table of a spec, made or changed so that it is what the spec says.
 
     Args:
-        door: of the table.
+        handle: of the table.
         spec: what it is to be.
         location: of a table that has to be made; nothing may be there. Of several runs that make it at once,
             one does, and the others get that one, at its own location.
@@ -161,19 +161,19 @@ def open_table(door: Door, spec: TypedSpec, location: str) -> TypedTable:
         person has to look. LakeError: the table is not ours; the state cannot be read; the catalog cannot be
         reached.
     """
-    loaded = door.load()
+    loaded = handle.load()
     if loaded is None:
         schema = new_schema(spec)
         told = {SOURCE: spec.source, UUID: _uuid_of(spec), **(UPSERTED if spec.key else {})}
         if spec.changes is not None:
             told[CHANGES] = _changes_of(spec)
         partitions = new_partition_spec(spec, schema)
-        loaded = door.create(NewTable(
+        loaded = handle.create(NewTable(
             schema=schema, partitions=partitions, location=location, properties={**_PROPERTIES, **told}
         ))  # fmt: skip
-    require_ours(loaded, spec, door.name)
-    require_progress(loaded.metadata, door.name)
-    return typed_table(_evolved(door, loaded, spec), door.name)
+    require_ours(loaded, spec, handle.name)
+    require_progress(loaded.metadata, handle.name)
+    return typed_table(_evolved(handle, loaded, spec), handle.name)
 
 
 def require_able(loaded: Loaded, spec: TypedSpec, name: str) -> None:
@@ -303,7 +303,7 @@ def _naming(table: str) -> Iterator[None]:
         raise SchemaMismatch(f"{table}: {err}") from err
 
 
-def _evolved(door: Door, loaded: Loaded, spec: TypedSpec) -> Loaded:
+def _evolved(handle: TableHandle, loaded: Loaded, spec: TypedSpec) -> Loaded:
     """The table as its spec says, changed if need be and if nobody has published meanwhile."""
     start = progress_of(loaded.metadata)
     for _ in range(_ATTEMPTS):
@@ -313,10 +313,10 @@ def _evolved(door: Door, loaded: Loaded, spec: TypedSpec) -> Loaded:
             return loaded
         if progress_of(metadata) != start:
             raise TypedFenced(
-                f"another run has published to {door.name} while this one was to change its shape, so it changed "
+                f"another run has published to {handle.name} while this one was to change its shape, so it changed "
                 "nothing; the next run does"
             )
-        requirements, updates = _changes(loaded, evolution, door.name)
+        requirements, updates = _changes(loaded, evolution, handle.name)
         required = (
             *requirements,
             still_at(metadata, start),
@@ -324,13 +324,13 @@ def _evolved(door: Door, loaded: Loaded, spec: TypedSpec) -> Loaded:
         )
         # Looked at anew, whether it was changed by this or by others.
         with suppress(CommitFailedException):
-            door.commit(loaded, required, updates)
-        again = door.load()
+            handle.commit(loaded, required, updates)
+        again = handle.load()
         if again is None:
-            raise LakeError(f"{door.name} was dropped while a run looked at it: run again")
+            raise LakeError(f"{handle.name} was dropped while a run looked at it: run again")
         loaded = again
     raise LakeError(
-        f"{door.name} was changed by others {_ATTEMPTS} times while a run was to bring it to its spec: run again"
+        f"{handle.name} was changed by others {_ATTEMPTS} times while a run was to bring it to its spec: run again"
     )
 
 
@@ -354,7 +354,7 @@ class _Enough(Exception):
 
 @final
 class _Noted(NoopCatalog):
-    """Notes what a transaction would commit, for a door to do it."""
+    """Notes what a transaction would commit, for a handle to do it."""
 
     def __init__(self) -> None:
         super().__init__("none")

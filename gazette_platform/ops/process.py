@@ -1,0 +1,345 @@
+"""The process as the operating system sees it: identity, limits, memory, stacks, a blocked event loop.
+
+A server of large messages keeps freed buffers for the next ones: content comes in the same sizes again, and
+mapping memory for each message costs a tenth of an append. After a burst a broker therefore looks as if it
+leaked. `give_back_when_idle` returns the memory once the broker has little to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import logging
+import os
+import resource
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
+
+from gazette_platform.ops.tasks import run_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Executor
+    from types import FrameType
+
+# `comm`, the second field of /proc/<pid>/stat, may hold spaces and brackets; the rest may not.
+_STAT_START_FIELD = 19
+_STAT_STATE_FIELD = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """Identifies a process for ever: pids are used again, but not together with the same start time."""
+
+    pid: int
+    started: int
+    """Clock ticks from the boot of the machine."""
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId:
+        """The process that has `pid` now; `started` is 0 if there is none."""
+        return cls(pid, _started(pid))
+
+    def is_alive(self) -> bool:
+        """Whether it still runs; a zombie does not."""
+        return self.started != 0 and _started(self.pid) == self.started
+
+
+def _started(pid: int) -> int:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace")
+    except OSError:
+        return 0
+    fields = stat.rpartition(")")[2].split()
+    return 0 if fields[_STAT_STATE_FIELD] in {"Z", "X"} else int(fields[_STAT_START_FIELD])
+
+
+# The limit of the container, as the kernel shows it within one (cgroup v2): microseconds of CPU in each
+# period, and the period.
+_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
+
+# Each file is a connection, a spool or a fragment that is being read: nobody needs more at once. Some
+# systems allow a billion, and some libraries then make tables of that size.
+_FILES_MAX = 1 << 16
+
+
+def raise_file_limit() -> int:
+    """Let this process open as many files as the system allows it, within reason.
+
+    Most systems begin with 1024, for the sake of programs of long ago, and a thousand idle connections
+    would leave none for spools.
+
+    Returns: how many.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, _FILES_MAX)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use, at least 1.
+
+    It is the smallest of those that the machine has, those that the process may run on, and the CPU
+    limit of its container.
+    """
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS does not say
+        cores = os.cpu_count() or 1
+    try:
+        return min(cores, cores_of_quota(_QUOTA.read_text()) or cores)
+    except OSError:
+        return cores
+
+
+def cores_of_quota(text: str) -> int:
+    """Return the whole cores in a CPU quota of a container, at least 1; 0: there is no quota.
+
+    >>> [cores_of_quota(text) for text in ("max 100000", "250000 100000", "50000 100000", "?")]
+    [0, 2, 1, 0]
+    """
+    parts = text.split()
+    if len(parts) != 2 or not all(part.isdigit() for part in parts) or not int(parts[1]):
+        return 0
+    return max(1, int(parts[0]) // int(parts[1]))
+
+
+# Parameters of glibc's mallopt, and what we set them to. By default each content message is mapped,
+# faulted in page by page and unmapped again.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
+_TRIM_BYTES = 128 << 20
+_MMAP_BYTES = 32 << 20
+# By default threads get up to eight heaps a core. What one has freed serves no other, and
+# malloc_trim leaves the top of all but the first alone: after a burst tens of MB stay with each.
+# A second one makes reads of stored content a tenth faster, but keeps 80 MB after hostile input.
+_ARENAS = 1
+
+# Calls make little garbage in cycles, and what lives long grows with the journals: look for cycles
+# a tenth as often as CPython does, and through everything a hundredth as often.
+_GC_THRESHOLDS = (10_000, 20, 100)
+
+# Giving back takes half a millisecond for each MB, and no other thread can allocate meanwhile. So it is
+# not done under load, nor for small amounts, and rarely for memory that turned out to be in use. The
+# calls to etcd for a hundred journals that come at once leave about as much as is worth it.
+_LOOK_S = 5.0
+_IDLE_CORES_MAX = 0.25
+_GROWTH_BYTES_MIN = 4 << 20
+_VAIN_LOOKS_MAX = 24
+
+
+def tune_malloc() -> None:
+    """Call once, before any thread is started."""
+    mallopt = _libc("mallopt")
+    if mallopt is not None:  # another libc has limits of its own
+        mallopt(_M_ARENA_MAX, _ARENAS)
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
+
+
+def settle_memory() -> None:
+    """Call once, when all that lives as long as the process was built.
+
+    Modules and specs are kept from the garbage collector, because a full pass over them would show
+    as latency. What was needed only to import them goes back to the system.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
+    trim = _libc("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def resident_bytes() -> int:
+    """What this process has of the machine's memory."""
+    return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def give_back_when_idle(
+    executor: Executor, *, look_s: float = _LOOK_S, idle_cores_max: float = _IDLE_CORES_MAX
+) -> None:
+    """Give free memory back to the system, whenever this process has grown and has little to do.
+
+    Args:
+        look_s: seconds between two looks.
+        idle_cores_max: cores that it uses at most while it counts as idle.
+
+    Returns: at once where the C library cannot do it; else never.
+    Cancellation: safe.
+    """
+    trim = _libc("malloc_trim")
+    if trim is None:
+        return
+    loop = asyncio.get_running_loop()
+    least, pause_s = resident_bytes(), look_s
+    while True:
+        began, used_s = loop.time(), _cpu_s()
+        await asyncio.sleep(pause_s)
+        is_idle = _cpu_s() - used_s < idle_cores_max * (loop.time() - began)
+        grown = resident_bytes()
+        if is_idle and grown - least >= _GROWTH_BYTES_MIN:
+            await run_in(executor, trim, 0)
+            # What is in use may be freed later, and nothing shows that: so look again, but ever
+            # more rarely.
+            is_vain = grown - resident_bytes() < _GROWTH_BYTES_MIN // 2
+            pause_s = min(pause_s * 2, _VAIN_LOOKS_MAX * look_s) if is_vain else look_s
+        least = min(least, resident_bytes())
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _libc(name: str) -> Callable[..., int] | None:
+    return getattr(ctypes.CDLL(None), name, None)
+
+
+_log = logging.getLogger(__name__)
+
+# Where frames are not an application's: what blocks is its call of them. An application may be installed as libraries are.
+_OURS: Final = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]))
+_LIBRARIES: Final = (*_OURS, sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+
+
+@final
+class LoopWatch:
+    """Watches the event loop that it is made in, from a thread: `start` it, and in the end `stop` it.
+
+    A process that is stopped as a whole stops the thread too, so that it is not taken for a blocked loop.
+
+    Args:
+        limit_s: seconds without a turn of the loop, after which it counts as blocked.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._beaten_at = time.monotonic()
+        self._where = ""
+        self._said, self._said_at = "", 0.0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="loop watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, and wait for the thread, which takes a moment."""
+        self._stopped.set()
+        self._thread.join()
+
+    def said(self, within_s: float) -> str:
+        """Describe the last time that the loop was blocked, if that ended within so many seconds; or ""."""
+        self._beat()
+        return self._said if self._said and time.monotonic() - self._said_at < within_s else ""
+
+    def _watch(self) -> None:
+        pause_s = self._limit_s / 4
+        while not self._stopped.is_set():
+            asked_at = time.monotonic()
+            self._loop.call_soon_threadsafe(self._beat)
+            if self._stopped.wait(pause_s):
+                return
+            now_s = time.monotonic()
+            was_paused = now_s - asked_at > self._limit_s
+            if now_s - self._beaten_at > self._limit_s and not was_paused and not self._where:
+                self._where = _place(sys._current_frames().get(self._loop_thread))  # noqa: SLF001
+
+    def _beat(self) -> None:
+        """On the loop: it has a turn."""
+        now_s = time.monotonic()
+        blocked_s, self._beaten_at = now_s - self._beaten_at, now_s
+        where, self._where = self._where, ""
+        if where:
+            self._said, self._said_at = (
+                f"{where} blocked its event loop for {blocked_s:.0f} s",
+                now_s,
+            )
+            _log.warning(
+                "%s: all else of the process waited, its lease too (have a thread do what takes long, as by "
+                "`asyncio.to_thread`)",
+                self._said,
+            )
+
+
+def _place(frame: FrameType | None) -> str:
+    """Where a thread is, as an application's author would look for it."""
+    stack = traceback.extract_stack(frame)
+    own, loose = (
+        [each for each in stack if not each.filename.startswith(others)]
+        for others in (_LIBRARIES, _OURS)
+    )
+    at = (own or loose or stack)[-1]
+    return f"{at.name} at {Path(at.filename).name}:{at.lineno}"
+
+
+_DEPTH_MAX = 30
+_TASKS_MAX = 200
+
+
+def describe_tasks(loop: asyncio.AbstractEventLoop) -> str:
+    """The tasks that wait, each with the source lines where it and what it awaits stand, outermost first.
+
+    May be called from another thread: what changes meanwhile is described as it was before or after.
+    """
+    lines: list[str] = []
+    tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
+    for task in tasks[:_TASKS_MAX]:
+        lines.append(f"{task.get_name()}:")
+        lines += [f"  {_frame_text(frame)}" for frame in _frames(task.get_coro())]
+    if len(tasks) > _TASKS_MAX:
+        lines.append(f"and {len(tasks) - _TASKS_MAX} more")
+    return "\n".join(lines)
+
+
+def describe_threads() -> str:
+    """The threads that run Python, each with the lines at which it stands, outermost first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    lines: list[str] = []
+    for ident, innermost in sys._current_frames().items():  # noqa: SLF001  there is no other way
+        frames: list[FrameType] = []
+        frame: FrameType | None = innermost
+        while frame is not None and len(frames) < _DEPTH_MAX:
+            frames.append(frame)
+            frame = frame.f_back
+        lines.append(f"thread {names.get(ident, ident)}:")
+        lines += [f"  {_frame_text(frame)}" for frame in reversed(frames)]
+    return "\n".join(lines)
+
+
+def _frames(awaited: Any) -> list[FrameType]:
+    """Those of a coroutine and of what it awaits; futures and C code have none."""
+    frames: list[FrameType] = []
+    while awaited is not None and len(frames) < _DEPTH_MAX:
+        frame = _first(awaited, "cr_frame", "ag_frame", "gi_frame")
+        if frame is None:
+            break
+        frames.append(frame)
+        awaited = _first(awaited, "cr_await", "ag_await", "gi_yieldfrom")
+    return frames
+
+
+def _first(thing: Any, *names: str) -> Any:
+    return next(
+        (found for name in names if (found := getattr(thing, name, None)) is not None), None
+    )
+
+
+def _frame_text(frame: FrameType) -> str:
+    code = frame.f_code
+    return f"{code.co_filename}:{frame.f_lineno} {code.co_qualname}"
