@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from benchmarks.figures import Figures
     from benchmarks.lake_sensor import Ticks
     from gazette_platform.client import Client
-    from gazette_platform.lake.trino import TrinoSession
+    from gazette_platform.lake.engines.trino import TrinoSession
     from gazette_platform.ops.clock import Clock
 
 __all__ = ["Backlog", "count_pruned", "register_backlog"]

@@ -13,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gazette_platform.allocator.converge import (
     Loads,
@@ -22,7 +24,6 @@ from gazette_platform.allocator.converge import (
     converge_dead_item,
     converge_item,
 )
-from gazette_platform.allocator.metrics import AllocatorMetrics
 from gazette_platform.allocator.solver import Solver, effective_limits
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import Compare, EtcdClient, EtcdRejected, Operation, TxnResult
@@ -32,11 +33,9 @@ from gazette_platform.ops.retry import backoff_s
 from gazette_platform.protocol import endpoint_host
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from gazette_platform.protocol import ProcessId
-
-__all__ = ["Allocator", "DrainStatus"]
 
 C = TypeVar("C", bound=AnyClusterState)
 
@@ -366,3 +365,51 @@ class Allocator:
 def _slices(names: list[str]) -> Iterator[list[str]]:
     for begin in range(0, len(names), _SLICE_ITEMS):
         yield names[begin : begin + _SLICE_ITEMS]
+
+
+_PREFIX: Final = "gazette_allocator"
+
+
+@final
+class AllocatorMetrics:
+    """What this member did as leader; all stays 0 at the others.
+
+    Args:
+        registry: to show them in; None: nowhere.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        registry = registry if registry is not None else CollectorRegistry()
+        self._added = Counter(
+            f"{_PREFIX}_assignment_added", "Assignments that were added.", registry=registry
+        )
+        self._packed = Counter(
+            f"{_PREFIX}_assignment_packed",
+            "Assignments that moved to another slot.",
+            registry=registry,
+        )
+        self._removed = Counter(
+            f"{_PREFIX}_assignment_removed", "Assignments that were removed.", registry=registry
+        )
+        self.converge = Counter(
+            f"{_PREFIX}_converge", "Rounds of the allocator.", registry=registry
+        )
+        self.solving = Histogram(
+            f"{_PREFIX}_max_flow_runtime_seconds",
+            "How long solving took, in seconds, turns of others included.",
+            registry=registry,
+        )
+        self.slots = Gauge(
+            f"{_PREFIX}_desired_replication_slots",
+            "Replicas that all items together desire.",
+            registry=registry,
+        )
+        self.items = Gauge(f"{_PREFIX}_items", "Items to assign.", registry=registry)
+        self.members = Gauge(f"{_PREFIX}_members", "Members to assign to.", registry=registry)
+
+    def count(self, written: Iterable[Piece]) -> None:
+        """Count what a transaction wrote."""
+        for piece in written:
+            self._added.inc(piece.added)
+            self._packed.inc(piece.moved)
+            self._removed.inc(piece.removed)

@@ -23,10 +23,9 @@ from gazette_platform.assets.checked import Checked, rows_told, with_counts
 from gazette_platform.assets.raw import SPECS_KEY, table_key
 from gazette_platform.errors import LakeError
 from gazette_platform.lake import Finding, FindingKind, RefusedSpec, SpecFolder, TableSpec
-from gazette_platform.lake.applying import problems_with_journals
-from gazette_platform.lake.full_audit import audit_content, audit_index
-from gazette_platform.lake.overdue import overdue
-from gazette_platform.lake.standing import table_standing
+from gazette_platform.lake.raw.applying import problems_with_journals
+from gazette_platform.lake.raw.full_audit import audit_content, audit_index
+from gazette_platform.lake.raw.status import overdue, table_standing
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.text import counted
 from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource

@@ -38,6 +38,7 @@ from gazette_platform.assets.freshness import SOURCES_KEY, sources_mark
 from gazette_platform.assets.query_checks import QUERY_CHECK, QUERY_TEXT, query_evaluation
 from gazette_platform.errors import RollupFenced
 from gazette_platform.lake.catalogs import ICEBERG
+from gazette_platform.lake.engines.spark import prepare_environment
 from gazette_platform.lake.rollups import PythonRollup, RollupSpec
 from gazette_platform.lake.rollups.query_check import (
     QueryCheck,
@@ -45,7 +46,6 @@ from gazette_platform.lake.rollups.query_check import (
     made_by,
     source_columns,
 )
-from gazette_platform.lake.spark import prepare_environment
 from gazette_platform.ops.text import counted
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from gazette_platform.assets.typed_keys import (
 from gazette_platform.assets.typed_runs import look_at_table, run_table
 from gazette_platform.lake import TableSpec
 from gazette_platform.lake.catalogs import ICEBERG
-from gazette_platform.lake.typed_spec import TypedSpec
+from gazette_platform.lake.spec.typed import TypedSpec
 
 __all__ = ["TypedConfig", "quarantine_asset_spec", "typed_asset"]
 

@@ -28,16 +28,15 @@ from dagster import (
 from pydantic import Field
 
 from gazette_platform.assets.checks import in_lines, result_of
-from gazette_platform.assets.partition_keys import time_partition
-from gazette_platform.assets.raw import table_key, table_partitions
+from gazette_platform.assets.raw import table_key, table_partitions, time_partition
 from gazette_platform.assets.typed_events import COMPLETE_CHECK, complete_evaluation, measured
 from gazette_platform.assets.typed_keys import backfill_key, pool_of
 from gazette_platform.assets.typed_runs import workers_of
 from gazette_platform.errors import TypedFenced
 from gazette_platform.lake import TableSpec
-from gazette_platform.lake.aside import home_directory
-from gazette_platform.lake.times import time_of_directory
-from gazette_platform.lake.typed_spec import TypedSpec
+from gazette_platform.lake.raw.set_aside import home_directory
+from gazette_platform.lake.raw.times import time_of_directory
+from gazette_platform.lake.spec.typed import TypedSpec
 
 if TYPE_CHECKING:
     from dagster import RawMetadataValue

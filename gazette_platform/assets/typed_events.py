@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from dagster import AssetKey, DagsterInstance, RawMetadataValue
 
     from gazette_platform.lake import TableSpec
+    from gazette_platform.lake.spec.typed import TypedSpec
     from gazette_platform.lake.typed.checks.completeness import Completeness
     from gazette_platform.lake.typed.planning.ranges import Hole
     from gazette_platform.lake.typed.planning.state import Counts, TypedState
     from gazette_platform.lake.typed.runs.lag import Behind
     from gazette_platform.lake.typed.tables.progress import TypedProgress
-    from gazette_platform.lake.typed_spec import TypedSpec
 
 __all__ = [
     "COMPLETE_CHECK",

@@ -15,7 +15,7 @@ from gazette_platform.assets.typed_maintenance import (
 )
 from gazette_platform.lake import TableSpec
 from gazette_platform.lake.catalogs import ICEBERG
-from gazette_platform.lake.typed_spec import TypedSpec
+from gazette_platform.lake.spec.typed import TypedSpec
 
 __all__ = ["typed_definitions"]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from gazette_platform.lake import TableSpec
-    from gazette_platform.lake.typed_spec import TypedSpec
+    from gazette_platform.lake.spec.typed import TypedSpec
 
 __all__ = [
     "TypedSources",

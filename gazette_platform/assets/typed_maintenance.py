@@ -17,8 +17,8 @@ from dagster import (
 
 from gazette_platform.assets.maintenance import MAINTENANCE_POOL
 from gazette_platform.assets.typed_keys import maintenance_key, typed_key
-from gazette_platform.lake.spark import prepare_environment
-from gazette_platform.lake.typed_spec import TypedSpec
+from gazette_platform.lake.engines.spark import prepare_environment
+from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from gazette_platform.assets.typed_events import (
 from gazette_platform.assets.typed_keys import TypedSources, quarantine_key, typed_key
 from gazette_platform.errors import TypedFenced, TypedProgressGone, TypedRolledBack
 from gazette_platform.lake import TableSpec
-from gazette_platform.lake.spark import prepare_environment
-from gazette_platform.lake.typed_spec import TypedSpec
+from gazette_platform.lake.engines.spark import prepare_environment
+from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:

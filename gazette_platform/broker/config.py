@@ -18,8 +18,6 @@ from gazette_platform.serving.config import (
     expect_setting,
 )
 
-__all__ = ["BrokerConfig", "FsyncMode"]
-
 
 class FsyncMode(Enum):
     """When spools are brought to the disk itself; the values are those of --broker.fsync.

@@ -1,7 +1,7 @@
 """Who holds all that was acknowledged of a journal, and what follows from that. Pure: no I/O.
 
 Spools outlive their processes. They come back at once, after weeks, or never. So etcd has a record of
-each journal, under no lease, that names its *holders*: tenures (see `spool_home`) that each have all
+each journal, under no lease, that names its *holders*: tenures (see `spool.home`) that each have all
 that was acknowledged. Nothing is acknowledged unless every holder has it.
 
 A primary that has brought the brokers of its route into step may take appends
@@ -30,27 +30,6 @@ from gazette_platform.protocol import LabelSet, ProcessId
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-__all__ = [
-    "Await",
-    "Claim",
-    "Decision",
-    "Doubled",
-    "EpochRecord",
-    "GoOn",
-    "Held",
-    "Holder",
-    "Past",
-    "Released",
-    "Standing",
-    "announce",
-    "claim",
-    "is_long",
-    "noted",
-    "release",
-    "save",
-    "settled",
-    "standing",
-]
 
 _VERSION: Final = 1
 # How many epochs the record remembers of which a tenure may hold content that is in no store. A tenure
@@ -271,6 +250,7 @@ def claim(
             one go on without a holder, unless the record covers it.
         is_reset: whether an operator gives up what only others hold.
     """
+    # The journal was deleted and created again: its former holders hold bytes of another journal.
     if record is not None and record.create_revision != create_revision:
         record = EpochRecord(create_revision, record.epoch, ())
     if is_reset and record is not None:
@@ -317,6 +297,7 @@ def _claim(  # noqa: PLR0911  one per condition
         if record is None or not (record.holders or record.released):
             return Held()
         return Claim(record._next((), end))  # noqa: SLF001
+    # Two brokers cannot hold one tenure: each begins its own, at random. So a disk was copied, and both go on.
     ours = tuple(sorted(holders))
     tenures = {one.tenure for one in holders}
     if len(tenures) < len(ours):
@@ -333,6 +314,8 @@ def _claim(  # noqa: PLR0911  one per condition
         # An operator gives up what lies behind `end`, whoever held it: other content takes its place.
         past = tuple(replace(one, end=min(one.end, end)) for one in record.past)
         return Claim(replace(record, past=past)._next(ours, end, kept))  # noqa: SLF001
+    # One holder of before is enough: each of them has all that was acknowledged, since an append is answered only when
+    # all of the route have it. Without any of them nobody knows whether more was acknowledged than is here.
     has_heir = any(one.tenure in tenures for one in record.holders)
     is_covered = (
         released is not None and noted_head is not None and noted_head <= released.head == end
@@ -399,6 +382,7 @@ def standing(
     if any(one.tenure == tenure for one in record.holders):
         is_alone = len(record.holders) == 1
         return Standing(is_holder=True, is_alone=is_alone, is_wanted=record.is_wanted)
+    # The latest epoch of a tenure counts: it may have been a holder, lost the journal, and got it back.
     for past in reversed(record.past):
         if any(one.tenure == tenure for one in past.holders):
             return Standing(is_holder=False, valid_to=past.end)
@@ -495,6 +479,8 @@ def release(
     if record is None or record.create_revision != create_revision:
         return None
     released = Released(head, registers)
+    # The first holder that lets go ends the epoch for all. Those that follow may only move the head forward: what
+    # they have beyond it was never acknowledged, but is the journal's once stored.
     if any(one.tenure == tenure for one in record.holders):
         released = _furthest(record.released, released)
         return record._next((), released.head, released)  # noqa: SLF001

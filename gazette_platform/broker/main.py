@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.serving.members.line import SupervisorLine
 
-__all__ = ["run"]
-
 
 def run(config: BrokerConfig, line: SupervisorLine | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then drain.

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from gazette_platform.etcd import Lease
     from gazette_platform.keyspace import BrokerState
 
-__all__ = ["Membership"]
 
 # Stands in for our identity while etcd does not have our member key.
 _MISSING_ID = ProcessId("local-BrokerSpec", "missing-from-Etcd")

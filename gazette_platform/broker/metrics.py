@@ -10,8 +10,6 @@ from gazette_platform.allocator import AllocatorMetrics
 from gazette_platform.serving.call_metrics import CallMetrics, Tallies
 from gazette_platform.stores.metrics import StoreMetrics
 
-__all__ = ["BrokerMetrics"]
-
 
 @final
 class BrokerMetrics:

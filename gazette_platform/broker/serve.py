@@ -13,29 +13,32 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.allocator import Allocator, announce, leaving
+from gazette_platform.allocator import Allocator, announce, member
 from gazette_platform.broker.api.service import BrokerService
 from gazette_platform.broker.config import FsyncMode
 from gazette_platform.broker.context import BrokerContext
 from gazette_platform.broker.crash.evictor import Evictor
-from gazette_platform.broker.crash.former import await_former
-from gazette_platform.broker.crash.former_spools import recover_spools, take_homes
-from gazette_platform.broker.crash.hand_over import say_leaving, wait_handed_over
-from gazette_platform.broker.crash.noted_heads import held_alone, note_heads
-from gazette_platform.broker.homes_said import OtherHomes, say_homes
+from gazette_platform.broker.crash.former import await_former, recover_spools, take_homes
+from gazette_platform.broker.crash.leaving import (
+    held_alone,
+    note_heads,
+    say_leaving,
+    wait_handed_over,
+)
+from gazette_platform.broker.etcd_records import own_member_key
 from gazette_platform.broker.http.gateway import Gateway
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.resolver import Resolver
 from gazette_platform.broker.journal.storing import still_storing
-from gazette_platform.broker.leftovers import Leftovers
 from gazette_platform.broker.membership import Membership
 from gazette_platform.broker.metrics import BrokerMetrics
-from gazette_platform.broker.side_keys import own_member_key
+from gazette_platform.broker.peers import Peers
+from gazette_platform.broker.spool.copied_homes import OtherHomes, say_homes
+from gazette_platform.broker.spool.leftovers import Leftovers
+from gazette_platform.broker.spool.persister import Persister
 from gazette_platform.broker.store_guard import StoreGuard
-from gazette_platform.broker.wire.peers import Peers
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import EtcdClient, Put
-from gazette_platform.fragment.persister import Persister
 from gazette_platform.fragment.refresh import FragmentLister
 from gazette_platform.keyspace import BrokerState, KeySpace
 from gazette_platform.ops.clock import SystemClock
@@ -63,7 +66,6 @@ if TYPE_CHECKING:
     from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.protocol import Fragment, JournalSpec
 
-__all__ = ["Broker"]
 
 _log = logging.getLogger(__name__)
 
@@ -197,7 +199,7 @@ class Broker:
         except BaseException:  # peers never saw our port, so they would wait until our lease ends
             self._context.membership.give_up("this broker does not start")
             await self._departure.step(
-                _GRACE_S, "giving back the lease", leaving.give_back(self._lease)
+                _GRACE_S, "giving back the lease", member.give_back(self._lease)
             )
             raise
         self._allocating = self.tasks.keep(
@@ -523,14 +525,14 @@ class Broker:
         await self._departure.step(3 * _GRACE_S, "noting write heads", note())
 
     async def _say_leaving(self) -> None:
-        is_over = leaving.deadline(self._context.clock, self._lease, _SAY_S)
+        is_over = member.deadline(self._context.clock, self._lease, _SAY_S)
         with contextlib.suppress(EtcdError):
             await insist(self._announcement.set_exiting, is_over=is_over)
 
     async def _release(self) -> None:
         """Give back the lease: others may take over what is still assigned to us."""
         self._allocating.cancel()  # it would take the end of our lease for a loss
-        await leaving.give_back(self._lease)
+        await member.give_back(self._lease)
 
     async def _tidy_up(self) -> None:
         """Let go of what is stored, so that nobody waits for us to come back."""

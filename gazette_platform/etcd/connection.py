@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["Connection", "EtcdTls", "parse_endpoint"]
 
 _log = logging.getLogger(__name__)
 

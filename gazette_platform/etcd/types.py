@@ -12,25 +12,6 @@ from typing import ClassVar
 
 from gazette_platform.errors import EtcdError
 
-__all__ = [
-    "Compacted",
-    "Compare",
-    "CompareTarget",
-    "Delete",
-    "EtcdFull",
-    "EtcdRejected",
-    "Event",
-    "Get",
-    "KeyValue",
-    "Operation",
-    "Put",
-    "RangeResult",
-    "ResponseHeader",
-    "ServerStatus",
-    "TxnResult",
-    "WatchBatch",
-]
-
 
 class EtcdRejected(EtcdError):
     """Etcd understood the call and refused it; the same call will be refused again."""

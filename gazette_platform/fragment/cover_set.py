@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["CoverSet", "Span"]
-
 
 class Span(Protocol):
     """Bytes [begin, end) of a journal."""

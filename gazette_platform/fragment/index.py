@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.protocol import Fragment, Status
@@ -18,10 +18,8 @@ from gazette_platform.protocol import Fragment, Status
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from gazette_platform.fragment.completed import LocalFile
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["JUMP_AGE_S", "KEPT_S", "Index", "IndexSummary", "QueryResult"]
 
 JUMP_AGE_S: Final = 6 * 3600
 """Seconds. A younger hole may be a fragment that another broker is still uploading, so readers wait for
@@ -33,6 +31,23 @@ older than their store, by caches between, but not by this much. Three intervals
 have them when they say nothing."""
 
 _FROM_HEAD: Final = -1
+
+
+class LocalFile(Protocol):
+    """An open file with several holders, closed when the last one releases it."""
+
+    @property
+    def fd(self) -> int:
+        """Its descriptor; valid while held."""
+        ...
+
+    def hold(self) -> object:
+        """Keep it open until a matching `release`. Raises: ValueError: it is closed already."""
+        ...
+
+    def release(self) -> None:
+        """Give up one hold."""
+        ...
 
 
 class IndexSummary(NamedTuple):

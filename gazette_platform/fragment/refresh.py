@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import JournalSpec
     from gazette_platform.stores import StoredObject, StoreRegistry
 
-__all__ = ["FragmentLister", "Refresher", "fragment_of"]
 
 _log = logging.getLogger(__name__)
 

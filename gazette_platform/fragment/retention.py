@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.protocol import Fragment
 
-__all__ = ["Kept", "PrunePlan", "PruneRule", "StoredFragment", "plan_prune"]
 
 _OFFSET_MAX: Final = (1 << 63) - 1
 

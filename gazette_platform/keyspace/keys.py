@@ -14,21 +14,6 @@ from functools import lru_cache
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import ProcessId
 
-__all__ = [
-    "AssignmentKey",
-    "ItemKey",
-    "Key",
-    "MemberKey",
-    "assignment_key",
-    "assignments_prefix",
-    "item_key",
-    "items_prefix",
-    "member_key",
-    "members_prefix",
-    "parse_key",
-    "validate_prefix",
-]
-
 _SEPARATOR = "#"
 _ITEMS = "/items/"
 _MEMBERS = "/members/"

@@ -38,7 +38,6 @@ from gazette_platform.protocol import EtcdHeader
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["WATCH_DELAY_S", "KeySpace", "View"]
 
 _log = logging.getLogger(__name__)
 

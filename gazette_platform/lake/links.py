@@ -12,7 +12,7 @@ from gazette_platform.lake.catalogs import HIVE, TrinoCatalogs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.lake.spec.table_spec import TableSpec
 
 __all__ = ["check_table_url", "partition_query", "table_link"]
 

@@ -26,7 +26,7 @@ variable of its own, which wins:
 | GAZETTE_TABLE_URL | a page of a table: an address with {catalog}, {schema} and {table} | none: no links |
 | GAZETTE_SENSOR_SHARDS | sensors that share out the tables, 1 to 32 | ``1`` |
 
-Who asks Trino, or a catalog, is no part of it, since settings are shown: see `gazette_platform.lake.trino.TrinoLogin` and
+Who asks Trino, or a catalog, is no part of it, since settings are shown: see `gazette_platform.lake.engines.trino.TrinoLogin` and
 `gazette_platform.lake.iceberg_catalog`.
 """
 
@@ -40,9 +40,9 @@ from typing import TYPE_CHECKING, Any, final
 from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.lake.catalogs import HIVE, ICEBERG, TrinoCatalogs
 from gazette_platform.lake.iceberg_catalog import VARIABLE, IcebergCatalog
-from gazette_platform.lake.layout import StoreRoots
 from gazette_platform.lake.links import check_table_url
 from gazette_platform.lake.s3 import S3Access
+from gazette_platform.lake.spec.layout import StoreRoots
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,7 +86,7 @@ class LakeSettings:
     spark_master: str = "local[2]"
     """Spark master URL; ``sc://host:port`` of a server of Spark Connect."""
     spark_properties: str = ""
-    """Path of a file of properties of Spark; see `gazette_platform.lake.spark_properties`."""
+    """Path of a file of properties of Spark; see `gazette_platform.lake.engines.spark`."""
     store_roots: Mapping[str, str] = field(default_factory=dict)
     """Fragment-store URL → table location."""
     sensor_shards: int = 1

@@ -14,17 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "COMMIT_MARKER",
-    "CONTENT_CHUNK_BYTES",
-    "decode_append_content",
-    "decode_read_content",
-    "decode_replicate_content",
-    "encode_append_content",
-    "encode_append_pieces",
-    "encode_read_content",
-    "encode_replicate_content",
-]
 
 # Larger messages cost fewer Python steps a byte; the receive limit of Gazette's servers is 4 MiB.
 CONTENT_CHUNK_BYTES = 512 * 1024

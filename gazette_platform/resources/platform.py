@@ -3,8 +3,8 @@
 import os
 
 from gazette_platform.lake import LakeSettings, SpecFolder
+from gazette_platform.lake.engines.spark import spark_configuration
 from gazette_platform.lake.rollups import RollupFolder
-from gazette_platform.lake.spark import spark_configuration
 from gazette_platform.resources.lake import LakeResource, MetastoreResource, catalog_digest
 from gazette_platform.resources.services import BrokerResource, TrinoResource
 from gazette_platform.resources.spark import NoSparkResource, SparkResource

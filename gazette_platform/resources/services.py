@@ -13,7 +13,7 @@ from gazette_platform.client import Client, ClientConfig
 from gazette_platform.errors import SetupError
 from gazette_platform.lake import BrokerSource, FragmentSource
 from gazette_platform.lake.catalogs import HIVE, ICEBERG, TrinoCatalogs
-from gazette_platform.lake.trino import TrinoLogin, TrinoSession
+from gazette_platform.lake.engines.trino import TrinoLogin, TrinoSession
 
 __all__ = ["BrokerResource", "TrinoResource"]
 

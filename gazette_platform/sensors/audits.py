@@ -33,12 +33,12 @@ from gazette_platform.lake import (
     missing_columns,
     without_columns,
 )
-from gazette_platform.lake.accounting import partition_accounts
 from gazette_platform.lake.catalogs import HIVE
-from gazette_platform.lake.fit import is_of_spec
-from gazette_platform.lake.standing import partition_standings
-from gazette_platform.lake.tables import text_columns
-from gazette_platform.lake.unfit_finding import PartitionFit, partition_fit, table_finding
+from gazette_platform.lake.raw.accounting import partition_accounts
+from gazette_platform.lake.raw.fit import is_of_spec
+from gazette_platform.lake.raw.status import partition_standings
+from gazette_platform.lake.raw.tables import text_columns
+from gazette_platform.lake.raw.unfit_finding import PartitionFit, partition_fit, table_finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.assets.checked import Checked
     from gazette_platform.hive import HiveTable, MetastoreSession
-    from gazette_platform.lake.registration import Metastore
+    from gazette_platform.lake.raw.registration import Metastore
 
 __all__ = ["AuditOutcome", "AuditState", "TableAudits"]
 

@@ -8,20 +8,20 @@ from urllib.parse import unquote
 
 from dagster import AssetMaterialization, AssetObservation, MetadataValue
 
-from gazette_platform.assets.partition_keys import time_partition
 from gazette_platform.assets.raw import (
     SPECS_KEY,
     column_schema,
     describes_partitions,
     journals_key,
     table_key,
+    time_partition,
 )
 from gazette_platform.lake import PartitionColumn, partition_key
 from gazette_platform.lake.catalogs import HIVE
-from gazette_platform.lake.layout import partition_values
 from gazette_platform.lake.links import partition_query
+from gazette_platform.lake.spec.layout import partition_values
 from gazette_platform.ops.text import counted
-from gazette_platform.sensors.versions import DATA_VERSION, data_version
+from gazette_platform.sensors.reports import DATA_VERSION, data_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
         SpecFolder,
         TableSpec,
     )
-    from gazette_platform.lake.times import TimeAccount
-    from gazette_platform.sensors.told import Added, TableRows
+    from gazette_platform.lake.raw.times import TimeAccount
+    from gazette_platform.sensors.reports import Added, TableRows
 
 __all__ = [
     "journal_materialization",

@@ -42,12 +42,11 @@ from gazette_platform.sensors.audits import AuditState, TableAudits
 from gazette_platform.sensors.cursor import SensorCursor, problem_digest
 from gazette_platform.sensors.events import observation, specs_materialization
 from gazette_platform.sensors.hand_over import former_cursors, former_retention
-from gazette_platform.sensors.outcome import TickOutcome
+from gazette_platform.sensors.reporting import KnownSlice, Telling, TellingPorts
+from gazette_platform.sensors.reports import InstanceTold, Told
 from gazette_platform.sensors.retention import PruneTick, Retention
 from gazette_platform.sensors.shards import Shard, epoch_metadata, epoch_of, shards
-from gazette_platform.sensors.telling import KnownSlice, Telling, TellingPorts
-from gazette_platform.sensors.told import InstanceTold, Told
-from gazette_platform.sensors.turns import TickState, following, in_turn
+from gazette_platform.sensors.tick import TickOutcome, TickState, following, in_turn
 from gazette_platform.sensors.waits import follow
 
 __all__ = ["TickOutcome", "TickPorts", "fragments_sensor", "fragments_sensors", "run_tick"]

@@ -18,14 +18,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, final
 
-from gazette_platform.assets.partition_keys import former_partitions, time_partition
-from gazette_platform.assets.raw import table_key, table_partitions
+from gazette_platform.assets.raw import (
+    former_partitions,
+    table_key,
+    table_partitions,
+    time_partition,
+)
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.lake import JournalCursor
-from gazette_platform.lake.retention import Break
-from gazette_platform.lake.times import time_of
+from gazette_platform.lake.raw.retention import Break
+from gazette_platform.lake.raw.times import time_of
 from gazette_platform.ops.text import counted
-from gazette_platform.sensors.versions import data_version
+from gazette_platform.sensors.reports import data_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,9 +38,9 @@ if TYPE_CHECKING:
 
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake import Look, PartitionAccount, Shrinker, TableSpec
-    from gazette_platform.lake.registration import Metastore
-    from gazette_platform.lake.times import TimeAccount
-    from gazette_platform.sensors.told import Told
+    from gazette_platform.lake.raw.registration import Metastore
+    from gazette_platform.lake.raw.times import TimeAccount
+    from gazette_platform.sensors.reports import Told
 
 __all__ = [
     "PrunePoint",

@@ -43,10 +43,10 @@ from gazette_platform.assets.typed_events import (
 from gazette_platform.assets.typed_keys import quarantine_key, typed_key, typed_pairs
 from gazette_platform.errors import GazetteError, TypedProgressGone, TypedRolledBack
 from gazette_platform.lake import TableSpec
-from gazette_platform.lake.typed_spec import TypedSpec
+from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
-from gazette_platform.sensors.turns import following, in_turn
+from gazette_platform.sensors.tick import following, in_turn
 
 if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.catalog import TypedCatalog

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, final
 
-from gazette_platform.lake.overdue import STALLED_S
+from gazette_platform.lake.raw.status import STALLED_S
 from gazette_platform.ops.durations import SECOND_NS, format_duration
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import orjson
 from google.protobuf import json_format
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.protocol.json_form import escape_html, message_jsonpb
+from gazette_platform.protocol.forms import escape_html, message_jsonpb
 from gazette_platform.serving.interface import Code, Denied
 
 if TYPE_CHECKING:

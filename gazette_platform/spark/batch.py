@@ -21,8 +21,7 @@ from typing_extensions import override
 from gazette_platform.client import Client
 from gazette_platform.errors import ValidationError
 from gazette_platform.spark.planning import ranges_of_batch, splits_of
-from gazette_platform.spark.reading import read_spans
-from gazette_platform.spark.splits import Bounds, Span
+from gazette_platform.spark.reading import Bounds, Span, read_spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

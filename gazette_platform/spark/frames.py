@@ -1,4 +1,7 @@
-"""Rows of Spark as records of JSON or CSV: each a line. With a place for a UUID, if they are to have one."""
+"""Lines of JSON of which nothing is looked at but their UUIDs.
+
+Rows of Spark as records of JSON or CSV: each a line. With a place for a UUID, if they are to have one.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,17 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyarrow import csv as arrow_csv
 
 from gazette_platform.errors import DataError, ValidationError
-from gazette_platform.message.uuid import Flags, MessageClock, uuid_text
+from gazette_platform.message.arrow import Framed
+from gazette_platform.message.framing import LineSplitter
+from gazette_platform.message.json_lines import JsonUuids
+from gazette_platform.message.uuid import (
+    NO_UUID,
+    Flags,
+    MessageClock,
+    UuidParts,
+    parse_uuid,
+    uuid_text,
+)
 from gazette_platform.spark.records import CSV, JSON
 
 if TYPE_CHECKING:
@@ -20,7 +33,49 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-__all__ = ["Encoder", "Layout", "encoder", "layout_of", "stamped"]
+__all__ = ["Encoder", "JsonFrames", "Layout", "encoder", "layout_of", "stamped"]
+
+
+@final
+class JsonFrames:
+    """The `Unframing` of lines. One without a UUID that can be read has that of zeros, and counts as committed.
+
+    Args:
+        path: keys that lead to the UUID.
+    """
+
+    content_type = JSON
+
+    def __init__(self, path: tuple[str, ...]) -> None:
+        self._uuids = JsonUuids(path)
+
+    def decoder(self) -> _Decoder:
+        """See `Unframing`."""
+        return _Decoder(self._uuid)
+
+    def uuid_of(self, message: Framed) -> UuidParts:
+        """See `Unframing`."""
+        return message.uuid
+
+    def parts(self, content: bytes) -> pa.StructArray | None:
+        """See `JsonUuids`."""
+        return self._uuids.parts(content)
+
+    def _uuid(self, frame: bytes) -> UuidParts:
+        text = self._uuids.text_of(frame)
+        return NO_UUID if text is None else parse_uuid(text)
+
+
+@final
+class _Decoder(LineSplitter):
+    def __init__(self, uuid_of: Callable[[bytes], UuidParts]) -> None:
+        super().__init__()
+        self._uuid_of = uuid_of
+
+    def decode(self, frame: bytes) -> Framed:
+        """See `Decoder`."""
+        return Framed(frame, self._uuid_of(frame))
+
 
 _NO_UUID: Final = "00000000-0000-0000-0000-000000000000"
 _READ_ONLY: Final = ("_begin", "_end", "_uuid", "_corrupt")

@@ -10,8 +10,8 @@ from gazette_platform.message.content_types import framing_of_labels
 from gazette_platform.message.framing import FIXED_HEADER, FIXED_MAGIC
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import require_same
+from gazette_platform.spark.reading import Bounds, Range, Span, pack, plan_range
 from gazette_platform.spark.records import FIXED, TEXTS
-from gazette_platform.spark.splits import Bounds, Range, Span, pack, plan_range
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -17,9 +17,13 @@ from typing_extensions import override
 from gazette_platform.ops import platforms
 from gazette_platform.spark.batch import BatchReader, FilteringReader
 from gazette_platform.spark.columns import DEFAULT_SCHEMA, columns_of
-from gazette_platform.spark.options import SourceOptions, parse_options
+from gazette_platform.spark.options import (
+    SinkOptions,
+    SourceOptions,
+    parse_options,
+    parse_sink_options,
+)
 from gazette_platform.spark.sink import BatchWriter, StreamWriter
-from gazette_platform.spark.sink_options import SinkOptions, parse_sink_options
 from gazette_platform.spark.stream import StreamReader
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import AsyncClient
     from gazette_platform.spark.frames import Layout
-    from gazette_platform.spark.sink_options import MappingName, SinkOptions
+    from gazette_platform.spark.options import MappingName, SinkOptions
 
 __all__ = ["Router", "Targets", "find_targets"]
 

@@ -30,8 +30,7 @@ from gazette_platform.errors import (
     StoreError,
     StoreUnavailable,
 )
-from gazette_platform.stores.interface import PIECE_BYTES, StoredObject
-from gazette_platform.stores.prefix import KeyRule, take_args
+from gazette_platform.stores.interface import PIECE_BYTES, KeyRule, StoredObject, take_args
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.protocol import StoreUrl
 
-__all__ = ["FileStore"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -15,15 +15,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.stores.interface import FragmentStore
 
-__all__ = [
-    "DELETE_PROBE_PATH",
-    "HEALTH_CHECK_CONTENT",
-    "HEALTH_CHECK_PATH",
-    "clock_probe",
-    "delete_probe",
-    "health_check",
-    "put_bytes",
-]
 
 HEALTH_CHECK_PATH: Final = ".test/health-check"
 HEALTH_CHECK_CONTENT: Final = b"health-check\n"

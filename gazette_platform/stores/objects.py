@@ -13,21 +13,20 @@ import contextlib
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
-from gazette_platform.errors import (
-    DataError,
-    ObjectNotFound,
-    StoreError,
-    StoreUnavailable,
-)
+from gazette_platform.errors import DataError, ObjectNotFound, StoreError, StoreUnavailable
 from gazette_platform.ops.tasks import run_in
-from gazette_platform.stores.interface import PIECE_BYTES
-from gazette_platform.stores.listing_calls import answer_to, listing_session
-from gazette_platform.stores.listings import next_token, seen_below
+from gazette_platform.stores.interface import PIECE_BYTES, check_segments
+from gazette_platform.stores.listings import OddAnswer, next_token, seen_below
 from gazette_platform.stores.object_errors import ErrorCodes, store_error
-from gazette_platform.stores.prefix import check_segments
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import aiohttp
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
@@ -37,21 +36,12 @@ if TYPE_CHECKING:
     import aiohttp
     from obstore.store import AzureStore, ClientConfig, GCSStore, RetryConfig, S3Store
 
-    from gazette_platform.stores.interface import StoredObject
+    from gazette_platform.stores.interface import KeyRule, StoredObject
     from gazette_platform.stores.listings import Page
-    from gazette_platform.stores.prefix import KeyRule
-    from gazette_platform.stores.renewed import Renewed
+    from gazette_platform.stores.object_errors import Renewed
 
     Bucket = S3Store | GCSStore | AzureStore
 
-__all__ = [
-    "SMALL_BYTES_MAX",
-    "ObjectStore",
-    "Provider",
-    "client_options",
-    "retry_options",
-    "upload_slots",
-]
 
 # Content up to this size is one request; above it, parts of this size, each of which is in memory
 # while it is sent (and again, if the network fails).
@@ -397,3 +387,69 @@ def upload_slots() -> asyncio.Semaphore:
 
 
 _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+# A page of a thousand keys, each of 1 KiB and escaped.
+_BODY_BYTES_MAX: Final = 16 << 20
+_ERROR_BYTES_MAX: Final = 1 << 16
+# Before each further attempt; they bridge a lost connection or a 503, as obstore does for other calls.
+_PAUSES_S: Final = (0.1, 0.4, 1.6)
+_PASSING: Final = frozenset({408, 429, 500, 502, 503, 504})
+
+
+def listing_session() -> aiohttp.ClientSession:
+    """The connections of one listing: a store has no end at which others could be closed."""
+    import aiohttp  # noqa: PLC0415  slow to import
+
+    timeout = aiohttp.ClientTimeout(
+        total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=_READ_TIMEOUT_S
+    )
+    return aiohttp.ClientSession(timeout=timeout, trust_env=True)  # proxies, as obstore has them
+
+
+async def answer_to(
+    session: aiohttp.ClientSession, address: str, headers: Mapping[str, str]
+) -> bytes:
+    """Return the body that is answered to a GET.
+
+    Args:
+        address: a URL whose escapes stay as they are.
+
+    Raises: an error of the network, or one whose text has the status and body as obstore words them.
+            OddAnswer: the body has no end.
+    Cancellation: safe.
+    """
+    import aiohttp  # noqa: PLC0415  slow to import
+
+    for pause_s in (*_PAUSES_S, None):
+        try:
+            status, body = await _get(session, address, headers)
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError):
+            if pause_s is None:
+                raise
+        else:
+            if status == HTTPStatus.OK:
+                return body
+            if pause_s is None or status not in _PASSING:
+                text = body[:_ERROR_BYTES_MAX].decode("utf-8", "replace")
+                raise OSError(f"the server answers with status code: {status}: {text}")
+        await asyncio.sleep(pause_s)
+    raise AssertionError("the last attempt returns or raises")
+
+
+async def _get(
+    session: aiohttp.ClientSession, address: str, headers: Mapping[str, str]
+) -> tuple[int, bytes]:
+    async with session.get(_as_is(address), headers=headers, allow_redirects=False) as response:
+        body = bytearray()
+        async for piece in response.content.iter_any():
+            body += piece
+            if len(body) > _BODY_BYTES_MAX:
+                raise OddAnswer(f"it is longer than {_BODY_BYTES_MAX} bytes", bytes(body))
+        return response.status, bytes(body)
+
+
+def _as_is(address: str) -> Any:
+    import yarl  # noqa: PLC0415  comes with aiohttp
+
+    return yarl.URL(address, encoded=True)

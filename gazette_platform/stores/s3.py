@@ -15,16 +15,15 @@ from urllib.parse import quote, urlencode
 
 from gazette_platform.errors import StoreUnavailable, ValidationError
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.stores.interface import KeyRule, take_args
 from gazette_platform.stores.listings import s3_page
-from gazette_platform.stores.object_errors import ErrorCodes
+from gazette_platform.stores.object_errors import ErrorCodes, Renewed
 from gazette_platform.stores.objects import (
     ObjectStore,
     Provider,
     client_options,
     retry_options,
 )
-from gazette_platform.stores.prefix import KeyRule, take_args
-from gazette_platform.stores.renewed import Renewed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.protocol import StoreUrl
 
-__all__ = ["S3Settings", "address_of", "config_of", "open_s3"]
 
 _ARGS: Final = frozenset(
     {"profile", "endpoint", "acl", "storageclass", "sse", "ssekmskeyid", "region"}

@@ -23,8 +23,7 @@ from gazette_platform.errors import (
     StoreUnavailable,
     ValidationError,
 )
-from gazette_platform.stores.interface import PIECE_BYTES, StoredObject
-from gazette_platform.stores.prefix import KeyRule, take_args
+from gazette_platform.stores.interface import PIECE_BYTES, KeyRule, StoredObject, take_args
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.protocol import StoreUrl
 
-__all__ = ["WebHdfsStore"]
 
 _ARGS: Final = frozenset({"webhdfs", "user"})
 _HTTP_PORT: Final = 9870  # of a NameNode, unless configured otherwise

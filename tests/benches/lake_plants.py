@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from gazette_platform.fragment import index
-from gazette_platform.lake import accounting, listing, progress, registration, shrinking
-from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.retention import Judgement
-from gazette_platform.sensors import audits, retention, telling
+from gazette_platform.lake.raw import (
+    accounting,
+    listing,
+    progress,
+    pruning as shrinking,
+    registration,
+)
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.retention import Judgement
+from gazette_platform.sensors import audits, reporting as telling, retention
 from gazette_platform.stores import objects
 from gazette_platform.stores.listings import OddAnswer, Page
 

@@ -11,10 +11,10 @@ import time
 import pytest
 
 from gazette_platform.broker import serve
-from gazette_platform.broker.crash.noted_heads import note_heads
+from gazette_platform.broker.crash.leaving import note_heads
+from gazette_platform.broker.spool.spool import Spool
 from gazette_platform.client import Change, Client, ClientConfig
 from gazette_platform.errors import EtcdError, SetupError
-from gazette_platform.fragment.spool import Spool
 from gazette_platform.keyspace import KeySpace
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.serving.grpc_server import GrpcServer

@@ -28,7 +28,7 @@ PROGRAM = textwrap.dedent("""
     from gazette_platform.broker import serve
     from gazette_platform.serving.process import running, signals
     from gazette_platform.cli import gazette
-    from gazette_platform.fragment.spool import Spool
+    from gazette_platform.broker.spool.spool import Spool
 
     def hang():
         print("stands still", flush=True)

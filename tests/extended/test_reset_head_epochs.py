@@ -14,7 +14,7 @@ import pytest
 from journal_calls import JOURNAL, client_of, read_all, spec
 
 from gazette_platform.broker.journal.replica import Replica
-from gazette_platform.broker.leftovers import Leftovers
+from gazette_platform.broker.spool.leftovers import Leftovers
 from gazette_platform.client import AwaitedBroker, Change
 from gazette_platform.errors import GazetteError, SpoolsAwaited
 from gazette_platform.protocol import AppendSuspend

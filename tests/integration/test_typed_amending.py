@@ -14,6 +14,7 @@ from gazette_platform.errors import (
     TypedFenced,
 )
 from gazette_platform.lake.iceberg.publishing import summary_of
+from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
 from gazette_platform.lake.typed.planning.ranges import Limits
 from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
 from gazette_platform.lake.typed.runs.reprocessing import Quarantined, Reprocessor
@@ -22,7 +23,6 @@ from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.lake.typed.tables.progress import COMPLETE_AT
 from gazette_platform.lake.typed.tables.quarantine import quarantined_rows
 from gazette_platform.lake.typed.tables.table import typed_table
-from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.ops.clock import ManualClock
 
 pytestmark = pytest.mark.etcd

@@ -20,8 +20,8 @@ from gazette_platform.codecs import compressor
 from gazette_platform.errors import LakeError, StatusError
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import PartitionAccount, StoreRoots
-from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.storage import Storage, _wait
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.reading.storage import Storage, _wait
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import (

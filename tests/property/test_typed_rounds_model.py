@@ -27,7 +27,7 @@ from typed_logs import (
 
 from gazette_platform.client import FragmentListing
 from gazette_platform.errors import DataError, LakeError
-from gazette_platform.lake.segments import Segment
+from gazette_platform.lake.reading.segments import Segment
 from gazette_platform.lake.typed.planning import rounds, screening
 from gazette_platform.lake.typed.planning.ranges import (
     JournalNow,

@@ -14,8 +14,8 @@ from gazette_platform.broker.append import appender as module, batch as batches,
 from gazette_platform.broker.append.batch import Outcome, Pending
 from gazette_platform.broker.spool import digester, journal_spool
 from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
+from gazette_platform.broker.spool.spool import Spool
 from gazette_platform.errors import EtcdError
-from gazette_platform.fragment.spool import Spool
 from gazette_platform.protocol import (
     ZERO_SUM,
     AppendSuspend,

@@ -8,12 +8,12 @@ import pytest
 
 from gazette_platform.cli.gazctl import main
 from gazette_platform.cli.gazctl.lake.flush import nothing_more
-from gazette_platform.lake import meant as meant_module
-from gazette_platform.lake.local_sql import advice
-from gazette_platform.lake.meant import meant
-from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.standing import PartitionStanding, TableStanding, table_standing
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.engines.duckdb import advice
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.status import PartitionStanding, TableStanding, table_standing
+from gazette_platform.lake.spec import folder as meant_module
+from gazette_platform.lake.spec.folder import meant
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.ops import text
 
 TABLE = "name: my.packages\nselector: name=x\nformat: json\ncolumns: [{name: a, type: int}]\n"

@@ -22,21 +22,21 @@ from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.cli.gazctl.lake.list import prometheus_text
 from gazette_platform.client import ClientConfig, ClientCounts
 from gazette_platform.consumer.process.metrics import ShardMetrics
-from gazette_platform.lake.schema import type_names
-from gazette_platform.lake.table_spec import Column, Partition, TableSpec, parse_table_spec
-from gazette_platform.lake.typed.schema.iceberg_types import iceberg_type
-from gazette_platform.lake.typed_spec import read_typed_spec
-from gazette_platform.lake.typed_spec.columns import (
+from gazette_platform.lake.spec.schema import type_names
+from gazette_platform.lake.spec.table_spec import Column, Partition, TableSpec, parse_table_spec
+from gazette_platform.lake.spec.typed import read_typed_spec
+from gazette_platform.lake.spec.typed.columns import (
     SCALARS,
     parse_typed,
     spark_ddl,
     text_of,
     trino_name,
 )
-from gazette_platform.lake.typed_spec.typed_columns import ColumnEntry
+from gazette_platform.lake.spec.typed.typed_columns import ColumnEntry
+from gazette_platform.lake.typed.schema.iceberg_types import iceberg_type
 from gazette_platform.platform.layout import Endpoints, PlatformDir
 from gazette_platform.protocol.pb import admin_pb2, protocol_pb2
-from gazette_platform.yaml_specs import parse_journal_tree, to_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree, to_journal_tree
 from tests.checker.report import ANOMALIES
 
 ROOT = Path(__file__).resolve().parents[2]

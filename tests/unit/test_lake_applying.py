@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gazette_platform.lake.applying import (
+from gazette_platform.lake.raw.applying import (
     SpecFile,
     problems_among,
     problems_with_data,
@@ -13,11 +13,10 @@ from gazette_platform.lake.applying import (
     problems_with_table,
     put_files,
 )
-from gazette_platform.lake.expected import expected_layout, expected_location
-from gazette_platform.lake.layout import Layout, StoreRoots
-from gazette_platform.lake.spec_folder import specs_by_file
-from gazette_platform.lake.table_spec import parse_table_spec
-from gazette_platform.lake.tables import table_definition
+from gazette_platform.lake.raw.tables import table_definition
+from gazette_platform.lake.spec.folder import specs_by_file
+from gazette_platform.lake.spec.layout import Layout, StoreRoots, expected_layout, expected_location
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 
 SPEC = """name: shop.orders

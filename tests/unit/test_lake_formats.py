@@ -12,9 +12,17 @@ import pytest
 import zstandard
 
 from gazette_platform.errors import SchemaMismatch
-from gazette_platform.lake import csv_header, formats, infer
-from gazette_platform.lake.formats import HEAD_BYTES, ContentFormat, Kind, recognize, remedy, title
-from gazette_platform.lake.infer import format_of, infer_spec, refusal
+from gazette_platform.lake.inference import infer
+from gazette_platform.lake.inference.infer import format_of, infer_spec, refusal
+from gazette_platform.lake.spec import formats, formats as csv_header
+from gazette_platform.lake.spec.formats import (
+    HEAD_BYTES,
+    ContentFormat,
+    Kind,
+    recognize,
+    remedy,
+    title,
+)
 from gazette_platform.message import json_lines
 
 RECORDS = [{"id": number, "name": f"n{number}"} for number in range(40)]

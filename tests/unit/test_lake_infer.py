@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from gazette_platform.errors import LakeError, SchemaMismatch
-from gazette_platform.lake.applying import problems_with_data
-from gazette_platform.lake.check import check_sample
-from gazette_platform.lake.infer import infer_spec
-from gazette_platform.lake.spec_rules import COLUMNS_MAX
-from gazette_platform.lake.table_spec import parse_table_spec
-from gazette_platform.lake.values_json import JsonScanner
+from gazette_platform.lake.inference.infer import infer_spec
+from gazette_platform.lake.raw.applying import problems_with_data
+from gazette_platform.lake.reading.check import check_sample
+from gazette_platform.lake.reading.values import JsonScanner
+from gazette_platform.lake.spec.rules import COLUMNS_MAX
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 
 NAME, SELECTOR = "shop.orders", "name:prefix=orders/"

@@ -15,7 +15,16 @@ from gazette_platform.errors import LakeError, SetupError, ValidationError
 from gazette_platform.hive import JSON_STORAGE, HiveColumn, HiveTable
 from gazette_platform.lake import LakeSettings, parse_table_spec
 from gazette_platform.lake.catalogs import TrinoCatalogs
-from gazette_platform.lake.exact import exact_view
+from gazette_platform.lake.engines.spark import (
+    combined,
+    is_connect,
+    is_local,
+    open_session,
+    parse_properties,
+    spark_configuration,
+)
+from gazette_platform.lake.engines.trino import TrinoLogin, TrinoSession
+from gazette_platform.lake.raw.views import exact_view
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.rollups.engines import (
     SourceTable,
@@ -24,14 +33,6 @@ from gazette_platform.lake.rollups.engines import (
     insert_staging,
 )
 from gazette_platform.lake.rollups.maintenance import maintenance_statements
-from gazette_platform.lake.spark import (
-    is_connect,
-    is_local,
-    open_session,
-    spark_configuration,
-)
-from gazette_platform.lake.spark_properties import combined, parse_properties
-from gazette_platform.lake.trino import TrinoLogin, TrinoSession
 from gazette_platform.platform import tools
 from gazette_platform.platform.layout import PlatformDir
 from gazette_platform.platform.platform import (

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gazette_platform.errors import Desynchronized
-from gazette_platform.lake import segment_content
-from gazette_platform.lake.segment_content import LineBlocks
+from gazette_platform.lake.reading import segment_content
+from gazette_platform.lake.reading.segment_content import LineBlocks
 
 
 def pieces_of(content, cuts, begin):

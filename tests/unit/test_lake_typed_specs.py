@@ -13,19 +13,19 @@ from gazette_platform.cli.gazctl.arguments import (
     complete_tables,
     complete_typed_tables,
 )
-from gazette_platform.lake.applying import (
+from gazette_platform.lake.raw.applying import (
     SpecFile,
     files_to_put,
     problems_among,
     put_files,
 )
 from gazette_platform.lake.rollups import read_rollup_folder
-from gazette_platform.lake.spec_folder import (
+from gazette_platform.lake.spec.folder import (
     problems_with_files,
     read_spec_folder,
     specs_by_file,
 )
-from gazette_platform.lake.table_spec import json_schema_of, parse_table_spec, read_table_spec
+from gazette_platform.lake.spec.table_spec import json_schema_of, parse_table_spec, read_table_spec
 
 RAW = """name: shop.orders
 selector: name:prefix=orders/

@@ -31,7 +31,7 @@ from gazette_platform.spark.offsets import (
     reach,
     require_created,
 )
-from gazette_platform.spark.splits import Bounds, Range, Span, pack, plan_range
+from gazette_platform.spark.reading import Bounds, Range, Span, pack, plan_range
 
 
 def listing(begin, end, *, is_stored=True):

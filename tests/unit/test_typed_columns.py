@@ -12,9 +12,8 @@ from pyiceberg.transforms import parse_transform
 from pyiceberg.types import FixedType, NestedField, TimeType
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.schema import parse_type
-from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema, iceberg_type, spec_type
-from gazette_platform.lake.typed_spec.columns import (
+from gazette_platform.lake.spec.schema import parse_type
+from gazette_platform.lake.spec.typed.columns import (
     FORMATS,
     KEY_TYPES,
     SCALARS,
@@ -26,7 +25,8 @@ from gazette_platform.lake.typed_spec.columns import (
     trino_name,
     typed_from_raw,
 )
-from gazette_platform.lake.typed_spec.partitions import PartitionTransform, parse_partition
+from gazette_platform.lake.spec.typed.partitions import PartitionTransform, parse_partition
+from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema, iceberg_type, spec_type
 
 # spec, Iceberg, Arrow, Spark, Trino
 TYPES = [

@@ -12,7 +12,8 @@ from pyiceberg.transforms import (
 )
 from pyiceberg.types import IntegerType, MapType, NestedField, StringType
 
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.spec.table_spec import parse_table_spec
+from gazette_platform.lake.spec.typed import read_typed_spec
 from gazette_platform.lake.typed.schema.evolution import (
     AddColumn,
     AddPartition,
@@ -24,7 +25,6 @@ from gazette_platform.lake.typed.schema.evolution import (
     plan_evolution,
 )
 from gazette_platform.lake.typed.schema.iceberg_types import new_partition_spec, new_schema
-from gazette_platform.lake.typed_spec import read_typed_spec
 
 RAW = parse_table_spec("""
 name: shop.orders

@@ -37,6 +37,7 @@ from gazette_platform.lake.iceberg.publishing import (
     updates_moving,
 )
 from gazette_platform.lake.iceberg.side_files import unnamed_files
+from gazette_platform.lake.spec.typed.partitions import parse_partition
 from gazette_platform.lake.typed.files.writing import (
     WrittenFile,
     data_file_of,
@@ -47,7 +48,6 @@ from gazette_platform.lake.typed.tables.quarantine import (
     open_quarantine,
 )
 from gazette_platform.lake.typed.tables.table import open_table, write_state
-from gazette_platform.lake.typed_spec.partitions import parse_partition
 
 pytestmark = pytest.mark.long
 

@@ -20,6 +20,7 @@ from gazette_platform.lake.iceberg.publishing import (
     progress_of,
     publish_files,
 )
+from gazette_platform.lake.spec.typed.partitions import parse_partition
 from gazette_platform.lake.typed.files.stored_rows import FileRewriter
 from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.planning.row_ranges import Overlap, RowRanges
@@ -27,7 +28,6 @@ from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.schema.iceberg_types import new_schema
 from gazette_platform.lake.typed.tables.replacing import publish_replacing
 from gazette_platform.lake.typed.tables.table import state_properties, write_state
-from gazette_platform.lake.typed_spec.partitions import parse_partition
 
 pytestmark = pytest.mark.long
 

@@ -13,12 +13,12 @@ from typed_world import JOURNAL, Held, World
 
 from gazette_platform.errors import LakeError, SchemaMismatch, TypedFenced, TypedRolledBack
 from gazette_platform.lake.iceberg.publishing import RUN, head_of, progress_of, publish_staged
+from gazette_platform.lake.spec.typed.changes import ChangeOrder
 from gazette_platform.lake.typed.checks.completeness import check_counts
 from gazette_platform.lake.typed.planning.state import JournalState
 from gazette_platform.lake.typed.tables import upserts
 from gazette_platform.lake.typed.tables.table import open_table
 from gazette_platform.lake.typed.tables.upserts import DELETES, deletes_of
-from gazette_platform.lake.typed_spec.changes import ChangeOrder
 
 pytestmark = pytest.mark.long
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, final
 from google.protobuf.message import DecodeError
 
 from gazette_platform.broker.api.append_calls import Asked, Counts, Gathered, WaitingAppend
-from gazette_platform.broker.api.prologue import find, rules
-from gazette_platform.broker.api.proxy import PrimaryNotReached
+from gazette_platform.broker.api.routing import PrimaryNotReached, find, rules
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.batch import Outcome, Pending, content_sum
 from gazette_platform.broker.append.content import (
@@ -30,7 +29,7 @@ from gazette_platform.broker.append.content import (
     pump,
     whole_content,
 )
-from gazette_platform.broker.journal.spec_writes import write_suspend
+from gazette_platform.broker.journal.claims import write_suspend
 from gazette_platform.protocol import (
     AppendSuspend,
     LabelSelector,
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gazette_platform.broker.api.append_calls import AppendEnds
-    from gazette_platform.broker.api.proxy import Proxy
+    from gazette_platform.broker.api.routing import Proxy
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolution, Resolver
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
     from gazette_platform.protocol.auth import Claims
     from gazette_platform.serving.interface import Waiting
 
-__all__ = ["AppendApi"]
 
 # Appends up to this size are gathered whole while the stock has room; all others stream.
 _GATHER_BYTES_MAX = 2 << 20

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from gazette_platform.serving.call_metrics import Tally
     from gazette_platform.serving.interface import ContentSource, Metadata, Waiting
 
-__all__ = ["AppendCalls", "AppendEnds", "Asked", "Counts", "Gathered", "WaitingAppend"]
-
 
 @dataclass(slots=True)
 class Asked:

@@ -7,8 +7,13 @@ import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Self, final
 
-from gazette_platform.broker.api.prologue import decode, find_readable
-from gazette_platform.broker.journal.known import check_fence, wait_known, wait_synced
+from gazette_platform.broker.api.routing import (
+    check_fence,
+    decode,
+    find_readable,
+    wait_known,
+    wait_synced,
+)
 from gazette_platform.codecs import decompress_steps, decompressor
 from gazette_platform.errors import DataError, GazetteError, ObjectNotFound, StoreError
 from gazette_platform.fragment.index import QueryResult
@@ -21,22 +26,21 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import ALL_CLAIMS
 from gazette_platform.protocol.content import encode_read_content
-from gazette_platform.protocol.fragment_check import FragmentCheck
+from gazette_platform.protocol.fragments import FragmentCheck
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, NotNow, RpcFailed
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from gazette_platform.broker.api.proxy import Proxy
+    from gazette_platform.broker.api.routing import Proxy
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolution, Resolver
-    from gazette_platform.fragment.completed import LocalFile
+    from gazette_platform.fragment.index import LocalFile
     from gazette_platform.protocol.auth import Claims
     from gazette_platform.serving.interface import Send
 
-__all__ = ["ReadApi"]
 
 # Read on the event loop up to this size: it comes from the page cache, and a thread costs more.
 _INLINE_BYTES_MAX = 64 << 10

@@ -31,7 +31,7 @@ from gazette_platform.broker.append.batch import (
     not_ours,
     refuse,
 )
-from gazette_platform.broker.spool.disk import DiskFull
+from gazette_platform.broker.spool.files import DiskFull
 from gazette_platform.errors import GazetteError
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.retry import backoff_s
@@ -39,16 +39,15 @@ from gazette_platform.serving.interface import ASK_ANOTHER, Code, NotNow, RpcFai
 
 if TYPE_CHECKING:
     from gazette_platform.broker.append.batch import Pending
-    from gazette_platform.broker.port import JournalPort
     from gazette_platform.broker.replicate.replicator import Replicator
     from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
-    from gazette_platform.fragment.recovery import RecoveredTenure
-    from gazette_platform.fragment.spool import Digest, Spool
+    from gazette_platform.broker.spool.port import JournalPort
+    from gazette_platform.broker.spool.recovery import RecoveredTenure
+    from gazette_platform.broker.spool.spool import Digest, Spool
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol import LabelSet
 
-__all__ = ["Appender"]
 
 _log = logging.getLogger(__name__)
 

@@ -37,18 +37,6 @@ if TYPE_CHECKING:
     from gazette_platform.broker.append.batch import Outcome, Pending
     from gazette_platform.ops.clock import Clock
 
-__all__ = [
-    "Body",
-    "ContentQueue",
-    "Flow",
-    "Judge",
-    "RateBalance",
-    "Replay",
-    "Stock",
-    "cost_of",
-    "pump",
-    "whole_content",
-]
 
 # Seconds of credit that a client has while its append is gathered. Meanwhile it holds up nobody, and
 # many clients of one connection may slow each other down. While it streams it has Gazette's one second.

@@ -5,40 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from gazette_platform.broker.replicate.synced import Invalidated, Synced, SyncMismatch, WrongRoute
+from gazette_platform.broker.replicate.fsm import Invalidated, Synced, SyncMismatch, WrongRoute
 from gazette_platform.protocol import AppendSuspend, Status
 
 if TYPE_CHECKING:
     from gazette_platform.protocol import JournalSpec, LabelSelector, LabelSet, SuspendSpec
-
-__all__ = [
-    "Acknowledged",
-    "AppendRequest",
-    "AssignmentsFresh",
-    "AwaitReady",
-    "CheckAssignments",
-    "Commit",
-    "Content",
-    "ContentBroken",
-    "ContentEnd",
-    "CountReplicas",
-    "Effect",
-    "Event",
-    "Fail",
-    "Finish",
-    "Forward",
-    "Ready",
-    "ReplicaView",
-    "Replicas",
-    "Resolve",
-    "Resolved",
-    "Rollback",
-    "Sync",
-    "TakeContent",
-    "Unhealthy",
-    "WriteSuspend",
-    "Written",
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ from gazette_platform.broker.append.events import (
     WriteSuspend,
     Written,
 )
-from gazette_platform.broker.replicate.synced import Invalidated, Synced, SyncMismatch, WrongRoute
+from gazette_platform.broker.replicate.fsm import Invalidated, Synced, SyncMismatch, WrongRoute
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import (
     AppendSuspend,
@@ -88,20 +88,11 @@ from gazette_platform.protocol import (
     SuspendLevel,
     SuspendSpec,
 )
-from gazette_platform.protocol.request_rules import OFFSET_MAX
+from gazette_platform.protocol.rules import OFFSET_MAX
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-__all__ = [
-    "AppendFSM",
-    "State",
-    "is_suspending",
-    "must_roll",
-    "preconditions",
-    "registers_problem",
-    "updated_registers",
-]
 
 # Every append sends the registers to each replica, and back to its client.
 _REGISTER_BYTES_MAX = 256 << 10
@@ -163,6 +154,8 @@ class AppendFSM:
 
         Allowed while none of its content is taken, and while nobody was told of a refusal.
         """
+        # Content that was taken cannot be read from the client a second time. After COMMIT replicas may have it: to
+        # start over could append it twice.
         if self.state is State.COMMIT or (self.content_length and self.state is not State.DONE):
             raise RuntimeError(f"append of {self.request.journal}: it cannot start over")
         self.story.append(f"{self.state.name}: starts over")
@@ -186,6 +179,8 @@ class AppendFSM:
 
         Returns: whether it did; False: nothing has changed.
         """
+        # Identity, not equality: requests without options share one object, and a comparison of all fields would
+        # cost more than the transitions that this saves.
         request = self.request
         if (
             request is not other.request
@@ -234,6 +229,7 @@ class AppendFSM:
         match self.state, event:
             case ((State.SYNC | State.ASSIGNMENTS | State.READY), Invalidated()):
                 return self._resolve(0)
+            # Only before content: what was taken from the client cannot be asked for again.
             case State.STREAM, Invalidated() if self.content_length == 0:
                 return self._resolve(0)
             case ((State.REPLICAS | State.REMOTE), Replicas()):
@@ -254,6 +250,8 @@ class AppendFSM:
                 raise RuntimeError(f"append of {self.request.journal}: {event} in {self.state}")
 
     def _resolve(self, revision: int) -> Effect:
+        # Never below what the caller has seen: a broker that proxied the append knows a later route, and resolving
+        # by an older one would send the append back to it.
         self.state = State.RESOLVE
         return Resolve(max(revision, self.request.min_revision))
 
@@ -267,6 +265,8 @@ class AppendFSM:
             self.state = State.SUSPEND
             offset = event.spec.suspend.offset if event.spec.suspend else 0
             return WriteSuspend(SuspendSpec(SuspendLevel.NONE, offset))
+        # The next revision, not a pause: whatever ends the wait is a write to etcd. Polling would answer the client
+        # either late or without reason.
         if event.status in _PASSING and event.may_wait:
             return self._resolve(event.revision + 1)
         if event.status is not Status.OK:
@@ -313,6 +313,8 @@ class AppendFSM:
 
     def _on_content(self, length: int) -> Effect | None:
         assert self.view is not None
+        # Only now, and not with the other preconditions: an append without content is a barrier, and
+        # is allowed where writing is not.
         if not self.view.spec.flags.may_write or self.request.suspend in _WITHOUT_CONTENT:
             self.state = State.DONE
             return Rollback(status=Status.NOT_ALLOWED)
@@ -321,6 +323,8 @@ class AppendFSM:
 
     def _on_content_end(self) -> Effect:
         assert self.view is not None
+        # Registers have no place of their own: they are those at an end of content. Without content a change would
+        # be lost by the next primary that takes the registers from a fragment which ends there.
         changes = bool(self.request.union_registers or self.request.subtract_registers)
         if self.content_length == 0 and changes:
             self.state = State.DONE

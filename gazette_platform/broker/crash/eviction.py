@@ -63,26 +63,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.protocol import ProcessId
 
-__all__ = [
-    "LOOKS_MAX",
-    "Accuse",
-    "Accused",
-    "Connect",
-    "Connected",
-    "CrashWatch",
-    "Effect",
-    "Event",
-    "Evict",
-    "Evicted",
-    "Hinted",
-    "MembersChanged",
-    "Peer",
-    "Refuted",
-    "Seen",
-    "Ticked",
-    "Unheard",
-    "Withdraw",
-]
 
 LOOKS_MAX = 16
 """Looks at peers that may be under way at a time."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, final
 from urllib.parse import urlsplit
 
 from gazette_platform.broker.crash import eviction as fsm
-from gazette_platform.broker.side_keys import testimonies_prefix, testimony_key, witness_of
+from gazette_platform.broker.etcd_records import testimonies_prefix, testimony_key, witness_of
 from gazette_platform.errors import EtcdError
 from gazette_platform.etcd import Compare, EtcdRejected, Get, Operation, Put
 from gazette_platform.keyspace import member_key
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol import ProcessId
 
-__all__ = ["Evictor", "look"]
 
 _log = logging.getLogger(__name__)
 

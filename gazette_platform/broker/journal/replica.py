@@ -11,20 +11,22 @@ from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.appender import Appender
 from gazette_platform.broker.append.batch import Outcome, view_of
 from gazette_platform.broker.append.content import RateBalance
-from gazette_platform.broker.epoch_store import read_record
 from gazette_platform.broker.epochs import GoOn
-from gazette_platform.broker.journal.adoption import adopt
-from gazette_platform.broker.journal.claims import HoldersAway, claim_journal, forget_holders
-from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps
-from gazette_platform.broker.journal.healthy import wait_healthy
-from gazette_platform.broker.journal.hole import Hole
-from gazette_platform.broker.journal.pulses import Pulses, barrier
-from gazette_platform.broker.journal.spec_writes import Noting, write_suspend
-from gazette_platform.broker.journal.timers import FlushTimer, RefreshTimer
-from gazette_platform.broker.journal.unstored import ask_others
+from gazette_platform.broker.etcd_records import read_record
+from gazette_platform.broker.journal.claims import (
+    HoldersAway,
+    Noting,
+    claim_journal,
+    forget_holders,
+    write_suspend,
+)
+from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps, Hole
+from gazette_platform.broker.journal.pulses import FlushTimer, Pulses, RefreshTimer, barrier
+from gazette_platform.broker.journal.readiness import adopt, wait_healthy
+from gazette_platform.broker.journal.storing import ask_others
+from gazette_platform.broker.peers import open_replicate
 from gazette_platform.broker.replicate.replicator import Replicator
 from gazette_platform.broker.spool.journal_spool import JournalSpool
-from gazette_platform.broker.wire.peer_stream import open_replicate
 from gazette_platform.errors import GazetteError
 from gazette_platform.fragment.index import Index
 from gazette_platform.fragment.refresh import Refresher
@@ -47,13 +49,12 @@ if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.epochs import Holder
     from gazette_platform.broker.journal.resolver import Resolver
-    from gazette_platform.broker.wire.peer_stream import PeerStream
-    from gazette_platform.fragment.completed import CompletedSpool
-    from gazette_platform.fragment.spool import Spool
+    from gazette_platform.broker.peers import PeerStream
+    from gazette_platform.broker.spool.files import CompletedSpool
+    from gazette_platform.broker.spool.spool import Spool
     from gazette_platform.protocol import EtcdHeader, LabelSet, ProcessId, Route
     from gazette_platform.stores import ActiveStore
 
-__all__ = ["Replica"]
 
 _log = logging.getLogger(__name__)
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol.auth import Claims
 
-__all__ = ["LocalReplica", "Resolution", "Resolver", "Stopped"]
 
 _log = logging.getLogger(__name__)
 

@@ -17,9 +17,13 @@ from collections import deque
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.epochs import Holder
-from gazette_platform.broker.replicate import synced
-from gazette_platform.broker.replicate.messages import encode_proposal
-from gazette_platform.broker.replicate.pipeline import Pipeline
+from gazette_platform.broker.replicate.fsm import (
+    Invalidated,
+    Synced,
+    SyncMismatch,
+    WrongRoute,
+)
+from gazette_platform.broker.replicate.pipeline import Pipeline, encode_proposal
 from gazette_platform.ops.tasks import Interrupt, Interrupted
 from gazette_platform.protocol import ZERO_SUM, Fragment
 from gazette_platform.protocol.content import encode_replicate_content
@@ -28,14 +32,13 @@ from gazette_platform.serving.interface import Code, RpcFailed
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gazette_platform.broker.port import JournalPort
-    from gazette_platform.broker.replicate.pipeline_fsm import SyncOutcome
+    from gazette_platform.broker.replicate.fsm import SyncOutcome, SyncResult
     from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
+    from gazette_platform.broker.spool.port import JournalPort
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol import LabelSet, ProcessId, Route
 
-__all__ = ["Replicator"]
 
 # Proposals that may be under way at once. While there is one, small appends wait and go together with
 # the next, which costs less than it takes. Larger appends do not wait, and keep all replicas busy.
@@ -138,7 +141,7 @@ class Replicator:
     # ------------------------------------------------------------------------------------ sync
     async def sync(
         self, roll_to: int, registers: LabelSet | None, *, must_roll: Callable[[], bool]
-    ) -> synced.SyncResult:
+    ) -> SyncResult:
         """Bring all replicas to the same fragment.
 
         Args:
@@ -156,7 +159,7 @@ class Replicator:
             return await interrupt.wait(self._sync(route, roll_to, registers, must_roll))
         except Interrupted:
             self._drop_pipeline()
-            return synced.Invalidated()
+            return Invalidated()
         except BaseException:
             self._drop_pipeline()
             raise
@@ -169,11 +172,11 @@ class Replicator:
         roll_to: int,
         registers: LabelSet | None,
         must_roll: Callable[[], bool],
-    ) -> synced.SyncResult:
+    ) -> SyncResult:
         journal, spool = self._journal, self._spool
         await self.settled()
         if route.primary_id != journal.process_id:
-            return synced.Invalidated()
+            return Invalidated()
         pipeline = self._pipeline
         if pipeline is not None and not (pipeline.is_usable and pipeline.route.equivalent(route)):
             await self._close_pipeline()
@@ -198,9 +201,9 @@ class Replicator:
         self._doubtful = frozenset()
         self.is_synced = True
         self._touch()
-        return synced.Synced()
+        return Synced()
 
-    async def _ask_of_staged(self, route: Route) -> synced.SyncResult | None:
+    async def _ask_of_staged(self, route: Route) -> SyncResult | None:
         """Ask all replicas how much they have, because content is staged whose outcome is unknown.
 
         If it were proposed as it is, replicas that lack it would move to its end. If another one then
@@ -217,22 +220,22 @@ class Replicator:
         settled, registers = spool.settled_proposal()
         outcome = await self._answers(route, settled, registers)
         if outcome.read_revision:
-            return synced.WrongRoute(outcome.read_revision)
+            return WrongRoute(outcome.read_revision)
         if outcome.roll_to > settled.end or not self._doubtful <= set(route.members):
             return None
         spool.drop_staged()
         self._doubtful = frozenset()
-        return synced.Invalidated()
+        return Invalidated()
 
-    async def _propose_to_all(self, route: Route) -> synced.SyncResult | None:
+    async def _propose_to_all(self, route: Route) -> SyncResult | None:
         """Propose the open fragment to all. Returns: what is wrong with it; None: all have it."""
         spool = self._spool
         await spool.catch_up()
         outcome = await self._answers(route, spool.proposal(), spool.registers)
         if outcome.read_revision:
-            return synced.WrongRoute(outcome.read_revision)
+            return WrongRoute(outcome.read_revision)
         if outcome.roll_to:
-            return synced.SyncMismatch(outcome.roll_to, outcome.registers)
+            return SyncMismatch(outcome.roll_to, outcome.registers)
         return None
 
     async def _answers(self, route: Route, proposal: Fragment, registers: LabelSet) -> SyncOutcome:

@@ -29,13 +29,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.config import FsyncMode
-from gazette_platform.broker.spool.closing import Closing
-from gazette_platform.broker.spool.digester import DISK_RETRY_S, Digester
-from gazette_platform.broker.spool.disk import DiskFull, not_kept
-from gazette_platform.fragment.files import FULL
-from gazette_platform.fragment.recovery import RecoveredTenure
-from gazette_platform.fragment.spool import LAG_BYTES_MAX, Spool
-from gazette_platform.ops.disk_pace import SLOW_S, DiskPace
+from gazette_platform.broker.spool.digester import DISK_RETRY_S, Closing, Digester
+from gazette_platform.broker.spool.files import FULL, SLOW_S, DiskFull, DiskPace, not_kept
+from gazette_platform.broker.spool.recovery import RecoveredTenure
+from gazette_platform.broker.spool.spool import LAG_BYTES_MAX, Spool
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import run_in
 from gazette_platform.protocol import ZERO_SUM, CompressionCodec, Fragment, LabelSet
@@ -45,13 +42,12 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from gazette_platform.broker.port import JournalPort
-    from gazette_platform.fragment.spool import Digest
-    from gazette_platform.fragment.tenure import Tenure
+    from gazette_platform.broker.spool.port import JournalPort
+    from gazette_platform.broker.spool.spool import Digest
+    from gazette_platform.broker.spool.tenure import Tenure
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
 
-__all__ = ["Draft", "JournalSpool"]
 
 _log = logging.getLogger(__name__)
 

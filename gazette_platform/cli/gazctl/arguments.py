@@ -165,7 +165,7 @@ def _hush(_note: str) -> None:
 def _specs(ctx: typer.Context) -> Mapping[str, TableSpec]:
     try:
         from gazette_platform.lake.settings import LakeSettings  # noqa: PLC0415  completion only
-        from gazette_platform.lake.spec_folder import read_spec_folder  # noqa: PLC0415  as well
+        from gazette_platform.lake.spec.folder import read_spec_folder  # noqa: PLC0415  as well
 
         environment = platforms.complete(os.environ, say=_hush)
         folder = ctx.params.get("tables") or LakeSettings.from_environment(environment).tables

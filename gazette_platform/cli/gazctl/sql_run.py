@@ -21,7 +21,7 @@ from gazette_platform.cli.gazctl.connection import Connection
 from gazette_platform.cli.output import note, print_table, writing
 from gazette_platform.client import Client
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.local_sql import LocalSql, QueryResult, connect
+from gazette_platform.lake.engines.duckdb import LocalSql, QueryResult, connect
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.ops.extras import required
 from gazette_platform.ops.text import counted

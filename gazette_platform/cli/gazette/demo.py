@@ -23,29 +23,26 @@ from rich.table import Table
 from gazette_platform.cli.gazette.root import remember
 from gazette_platform.client import AsyncClient, ClientConfig, lines
 from gazette_platform.errors import LakeError, SetupError
+from gazette_platform.lake.engines.spark import running_session
+from gazette_platform.lake.engines.trino import TrinoSession, load_sql, sql_folder
 from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.settings import LakeSettings
-from gazette_platform.lake.spark import running_session
-from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
-from gazette_platform.lake.sql import load_sql, sql_folder
-from gazette_platform.lake.trino import TrinoSession
+from gazette_platform.lake.spec.rules import QUARANTINE_SUFFIX
 from gazette_platform.lake.typed.checks.completeness import check_counts
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.platform import tools
 from gazette_platform.platform.board import Board, address_table
 from gazette_platform.platform.control import start_detached, stop_platform
-from gazette_platform.platform.flights import FLIGHTS, journal_of, load_flights
-from gazette_platform.platform.layout import PlatformDir
+from gazette_platform.platform.flights import FLIGHTS, Flight, journal_of, load_flights
+from gazette_platform.platform.layout import Endpoints, PlatformDir
 from gazette_platform.platform.platform import PlatformOptions, environment_of, install_tools
-from gazette_platform.yaml_specs import parse_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from pyspark.sql import SparkSession
 
-    from gazette_platform.platform.flights import Flight
-    from gazette_platform.platform.layout import Endpoints
 
 # Flights that are handed to the writer at a time; it makes appends of them as fast as they commit.
 _GROUP = 500

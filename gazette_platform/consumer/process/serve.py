@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final, final
 from urllib.parse import urlsplit
 
-from gazette_platform.allocator import Allocator, announce, leaving
+from gazette_platform.allocator import Allocator, announce, member
 from gazette_platform.client import AsyncClient
 from gazette_platform.consumer.application import raised_by
 from gazette_platform.consumer.cluster import ConsumerState
@@ -66,7 +66,7 @@ _GRACE_S: Final = 15.0
 _BLOCKED_S_MIN: Final = 1.0
 # Binding to these says nothing of how one is reached.
 _ANY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  compared, not bound
-_WORDS: Final = leaving.Words("shards", "consumer", "", "consumer.drain-timeout")
+_WORDS: Final = member.Words("shards", "consumer", "", "consumer.drain-timeout")
 
 
 @final
@@ -363,7 +363,7 @@ class ConsumerProcess:
     async def _hand_over(self) -> None:
         timeout_s = self.config.drain_timeout_s
         try:
-            await leaving.say_leaving(
+            await member.say_leaving(
                 self._space,
                 self._announcement,
                 self._lease,
@@ -373,7 +373,7 @@ class ConsumerProcess:
         except EtcdError as err:
             _log.warning("others are not asked to take over, since etcd fails: %s", err)
             return
-        await leaving.wait_handed_over(
+        await member.wait_handed_over(
             self._space,
             self._allocator,
             self._allocating,
@@ -393,9 +393,7 @@ class ConsumerProcess:
         stopping = self.tasks.spawn(self._server.stop(grace_s=_GRACE_S), name="stop serving")
         await self._departure.step(_GRACE_S, "stopping shards", self.replicas.close())
         self._allocating.cancel()  # it would take the end of our lease for a loss
-        await self._departure.step(
-            _GRACE_S, "giving back the lease", leaving.give_back(self._lease)
-        )
+        await self._departure.step(_GRACE_S, "giving back the lease", member.give_back(self._lease))
         await self._departure.step(2 * _GRACE_S, "finishing calls", stopping)
         await self.abandon()
 

@@ -22,15 +22,15 @@ from gazette_platform.protocol import (
     validate_token,
 )
 from gazette_platform.protocol.enums import WireEnum
-from gazette_platform.protocol.field_context import check_field
 from gazette_platform.protocol.labels import EMPTY_LABELS
+from gazette_platform.protocol.names import check_field
 from gazette_platform.protocol.pb import consumer_pb2 as pb
-from gazette_platform.protocol.request_rules import (
+from gazette_platform.protocol.routing import validate_header
+from gazette_platform.protocol.rules import (
     SELECTOR_LABELS_MAX,
     SPEC_BYTES_MAX,
     SPEC_LABELS_MAX,
 )
-from gazette_platform.protocol.routing import validate_header
 from gazette_platform.protocol.specs import validate_single_values
 
 if TYPE_CHECKING:

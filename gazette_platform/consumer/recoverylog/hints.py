@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.protocol import escape_html, validate_journal_name
-from gazette_platform.protocol.field_context import check_field
+from gazette_platform.protocol.names import check_field
 from gazette_platform.protocol.pb import recoverylog_pb2 as pb
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from gazette_platform.keyspace import item_key, items_prefix
 from gazette_platform.ops.tasks import Turns
 from gazette_platform.protocol import Header, LabelSelector, LabelSet, Route
 from gazette_platform.protocol.auth import Forbidden
-from gazette_platform.protocol.field_context import check_field
+from gazette_platform.protocol.names import check_field
 from gazette_platform.protocol.pb import consumer_pb2 as pb
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
     from gazette_platform.hive import MetastoreSession
-    from gazette_platform.lake.registration import Metastore
+    from gazette_platform.lake.raw.registration import Metastore
 
 __all__ = ["IcebergTable", "IcebergTables", "deleting", "slice_of"]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.progress import subtract
+from gazette_platform.lake.raw.progress import subtract
 from gazette_platform.lake.rollups.covers import Covers, Seen, SliceCover
 
 if TYPE_CHECKING:

@@ -31,8 +31,9 @@ from pyarrow.fs import FileSelector  # type: ignore[import-untyped]
 
 from gazette_platform.errors import LakeError, ValidationError
 from gazette_platform.hive import partition_name
-from gazette_platform.lake.exact import VIEW_OF, excluded_digests
-from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.tables import LAYOUT
+from gazette_platform.lake.raw.views import VIEW_OF, excluded_digests
 from gazette_platform.lake.rollups.commit import Commit, Committed, commit
 from gazette_platform.lake.rollups.covers import Seen, merged_ranges
 from gazette_platform.lake.rollups.engines import SourceTable, StagingTable
@@ -47,8 +48,7 @@ from gazette_platform.lake.rollups.planning import (
 )
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
 from gazette_platform.lake.rollups.stored_covers import covers_path, read_covers
-from gazette_platform.lake.spec_rules import EXACT_SUFFIX, LINES_SUFFIX
-from gazette_platform.lake.tables import LAYOUT
+from gazette_platform.lake.spec.rules import EXACT_SUFFIX, LINES_SUFFIX
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import parse_fragment_path
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.iceberg.metastore import IcebergTable, IcebergTables
-    from gazette_platform.lake.registration import Metastore
+    from gazette_platform.lake.raw.registration import Metastore
     from gazette_platform.lake.rollups.covers import Covers, SliceCover
     from gazette_platform.lake.rollups.engines import RollupEngine
     from gazette_platform.lake.rollups.spec import RollupSpec

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Literal, final
 import msgspec
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.ownership import ownership_errors, shown
-from gazette_platform.lake.spec_files import read_spec_file, shown_name
-from gazette_platform.lake.spec_rules import (
+from gazette_platform.lake.spec.folder import read_spec_file, shown_name
+from gazette_platform.lake.spec.ownership import ownership_errors, shown
+from gazette_platform.lake.spec.rules import (
     cron_errors,
     freshness_errors,
     is_sql_name,
@@ -40,7 +40,7 @@ from gazette_platform.lake.spec_rules import (
 )
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import parse_duration
-from gazette_platform.yaml_specs.strict_yaml import check_yaml
+from gazette_platform.yaml_specs.documents import check_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping

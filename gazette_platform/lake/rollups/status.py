@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.dagster_web import DagsterWeb, LastRun, RedCheck
     from gazette_platform.lake.iceberg.metastore import IcebergTable, IcebergTables
-    from gazette_platform.lake.registration import Metastore
+    from gazette_platform.lake.raw.registration import Metastore
     from gazette_platform.lake.rollups.planning import Plan
     from gazette_platform.lake.rollups.spec import RollupSpec
 

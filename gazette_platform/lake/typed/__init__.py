@@ -1,6 +1,6 @@
 """Typed tables: each committed message of their journals exactly once, as a typed row of an Iceberg table.
 
-Nouns, besides those of `lake.typed_spec`: an *evolution* has the steps by which an existing table becomes what its spec
+Nouns, besides those of `lake.spec.typed`: an *evolution* has the steps by which an existing table becomes what its spec
 says, or why it cannot. A *run* reads of each journal a *range* of bytes, in *tasks* that run side by side; *screening* tells which of their messages are committed and new, in *rounds* of *orders* to workers; the *state* says how far a table has come, and is published with the rows or not at all.
 
 A *job* is what all workers of a run are told. A *handle* is the catalog of one table; to *publish* is one change of its metadata, by which what workers have *written*

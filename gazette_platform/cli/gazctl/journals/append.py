@@ -15,12 +15,11 @@ import typer
 from gazette_platform.cli.gazctl.arguments import Selection, SelectorOrNames, complete_names
 from gazette_platform.cli.gazctl.connection import connected, matching
 from gazette_platform.cli.output import note
-from gazette_platform.client import AppendWriter, AsyncClient
+from gazette_platform.client import AppendWriter, AsyncClient, JournalListing
 from gazette_platform.errors import DataError, JournalNotFound, ValidationError
 
 if TYPE_CHECKING:
     from gazette_platform.cli.gazctl.journals.append_input import AppendInput
-    from gazette_platform.client import JournalListing
 
 _KEY_BYTES_SHOWN = 80
 
@@ -209,7 +208,7 @@ def _warn(listing: "JournalListing", source: "AppendInput", framing: Framing) ->
         source: of the content, read to its end.
         framing: by which it was appended.
     """
-    from gazette_platform.lake.formats import (  # noqa: PLC0415
+    from gazette_platform.lake.spec.formats import (  # noqa: PLC0415
         OVER_LINES,
         Kind,
         recognize,
@@ -310,7 +309,7 @@ async def _records(source: "AppendInput", framing: Framing) -> AsyncIterator[lis
 
 async def _values(source: "AppendInput") -> AsyncIterator[list[bytes]]:
     """Batches of JSON values, each as a line."""
-    from gazette_platform.lake.formats import recognize, remedy, title  # noqa: PLC0415
+    from gazette_platform.lake.spec.formats import recognize, remedy, title  # noqa: PLC0415
     from gazette_platform.message.json_lines import JsonValues  # noqa: PLC0415
 
     values = JsonValues()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -28,7 +28,7 @@ from gazette_platform.cli.gazctl.specs import (
     require_distinct,
 )
 from gazette_platform.cli.output import note, print_text
-from gazette_platform.client import AsyncClient, Change
+from gazette_platform.client import AsyncClient, Change, JournalListing
 from gazette_platform.client.journals import apply_request
 from gazette_platform.errors import CallFailed, GazetteError, ValidationError
 from gazette_platform.protocol import (
@@ -38,11 +38,6 @@ from gazette_platform.protocol import (
     message_text,
     validate_apply_request,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from gazette_platform.client import JournalListing
 
 # Brokers assign a new journal within a fraction of a second, and check a store that works as fast.
 _ASSIGNED_S = 3.0
@@ -311,14 +306,14 @@ def _wanted(change: Change, found: Mapping[str, Found[JournalSpec]]) -> Wanted[J
 
 
 def _spec_yaml(spec: JournalSpec) -> str:
-    from gazette_platform.yaml_specs import to_journal_tree  # noqa: PLC0415  slow to import
+    from gazette_platform.yaml_specs.journal_tree import to_journal_tree  # noqa: PLC0415  slow to import
 
     return to_journal_tree([(spec, 0)])
 
 
 def _parse(document: bytes, name: str) -> list[Change]:
     """Changes of a tree, checked as the broker would."""
-    from gazette_platform.yaml_specs import parse_journal_tree  # noqa: PLC0415  slow to import
+    from gazette_platform.yaml_specs.journal_tree import parse_journal_tree  # noqa: PLC0415  slow to import
 
     try:
         changes = parse_journal_tree(document)
@@ -333,7 +328,7 @@ def _parse(document: bytes, name: str) -> list[Change]:
 
 def _is_of_table(document: bytes) -> bool:
     """Whether a document has the keys of a table spec that no spec of journals has."""
-    from gazette_platform.yaml_specs.strict_yaml import read_yaml  # noqa: PLC0415  as above
+    from gazette_platform.yaml_specs.documents import read_yaml  # noqa: PLC0415  as above
 
     try:
         mapping = read_yaml(document)

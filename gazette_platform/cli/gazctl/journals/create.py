@@ -20,6 +20,7 @@ from gazette_platform.errors import GazetteError, ValidationError
 from gazette_platform.ops import platforms
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import (
+    BrokerSpec,
     CompressionCodec,
     FragmentSpec,
     JournalSpec,
@@ -32,7 +33,6 @@ from gazette_platform.protocol.specs import REPLICATION_MAX
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gazette_platform.protocol import BrokerSpec
 
 # Two replicas survive the loss of one zone, and three that of one while another is being replaced.
 _REPLICATION_MAX: Final = 3
@@ -309,7 +309,7 @@ def create(
             for name in sorted(set(names))
         ]
         if is_printed:
-            from gazette_platform.yaml_specs import to_journal_tree  # noqa: PLC0415  slow to import
+            from gazette_platform.yaml_specs.journal_tree import to_journal_tree  # noqa: PLC0415  slow to import
 
             print_text(to_journal_tree([(spec, 0) for spec in specs]), end="")
             return

@@ -136,7 +136,7 @@ def _stores(journal: JournalListing) -> str:
 
 def spec_tree(journals: Iterable[JournalListing]) -> str:
     """Specs as YAML, in a tree by their names."""
-    from gazette_platform.yaml_specs import to_journal_tree  # noqa: PLC0415  slow to import
+    from gazette_platform.yaml_specs.journal_tree import to_journal_tree  # noqa: PLC0415  slow to import
 
     return to_journal_tree([(each.spec, each.mod_revision) for each in journals])
 

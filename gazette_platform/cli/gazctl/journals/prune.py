@@ -16,7 +16,7 @@ import typer
 from gazette_platform.cli.gazctl.arguments import Names, Selection, SelectorOrNames
 from gazette_platform.cli.gazctl.connection import connected, matching
 from gazette_platform.cli.output import note, print_text
-from gazette_platform.client import AsyncClient
+from gazette_platform.client import AsyncClient, JournalListing
 from gazette_platform.errors import (
     CallFailed,
     GazetteError,
@@ -28,20 +28,21 @@ from gazette_platform.errors import (
     ValidationError,
 )
 from gazette_platform.fragment.refresh import fragment_of
-from gazette_platform.fragment.retention import Kept, PruneRule, StoredFragment, plan_prune
-from gazette_platform.ops.clock import SystemClock
+from gazette_platform.fragment.retention import (
+    Kept,
+    PrunePlan,
+    PruneRule,
+    StoredFragment,
+    plan_prune,
+)
+from gazette_platform.ops.clock import Clock, SystemClock
 from gazette_platform.ops.retry import insist
-from gazette_platform.protocol import SuspendLevel, parse_store_url
-from gazette_platform.stores import clock_probe, open_store
+from gazette_platform.protocol import Fragment, SuspendLevel, parse_store_url
+from gazette_platform.stores import FragmentStore, clock_probe, open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
 
-    from gazette_platform.client import JournalListing
-    from gazette_platform.fragment.retention import PrunePlan
-    from gazette_platform.ops.clock import Clock
-    from gazette_platform.protocol import Fragment
-    from gazette_platform.stores import FragmentStore
 
 # Clocks that differ by less are not worth a line: retentions are hours.
 _TOLD_S: Final = 60.0
@@ -530,9 +531,7 @@ def prune(
                 f"is an offset of one journal, and {len(journals)} match {selection.text}",
                 path="--before-offset",
             )
-        # Slow to import, and no other command needs them.
-        from gazette_platform.cli.bars import FragmentBar  # noqa: PLC0415
-        from gazette_platform.cli.gazctl.journals.prune import Pruner  # noqa: PLC0415
+        from gazette_platform.cli.bars import FragmentBar  # noqa: PLC0415  slow to import
 
         with FragmentBar("pruning", is_shown=sys.stderr.isatty() and not dry_run) as bar:
 
@@ -570,8 +569,6 @@ def _rule(begin: int, end: int | None) -> PruneRule | None:
         if begin:
             raise ValidationError("needs --before-offset", path="--from-offset")
         return None
-    from gazette_platform.fragment.retention import PruneRule  # noqa: PLC0415
-
     try:
         return PruneRule(begin=begin, end=end)
     except ValidationError as err:

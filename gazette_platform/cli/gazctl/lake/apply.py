@@ -18,30 +18,27 @@ from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError, JournalNotFound, LakeError, ValidationError
 from gazette_platform.hive import HiveTable, MetastoreClient, MetastoreSession
 from gazette_platform.lake import LakeSettings, SpecFolder, StoreRoots, TableSpec, read_spec_folder
-from gazette_platform.lake.applying import (
+from gazette_platform.lake.inference.sampling import BrokerContent, served, spread
+from gazette_platform.lake.raw.applying import (
     FolderFile,
+    HeldNow,
     SpecFile,
+    drop_entries,
+    entries_of,
     files_to_put,
+    held_states,
     problems_among,
     problems_with_data,
     problems_with_journals,
     problems_with_table,
     put_files,
-)
-from gazette_platform.lake.check import SAMPLE_BYTES
-from gazette_platform.lake.meant import or_meant
-from gazette_platform.lake.recreating import (
-    HeldNow,
-    drop_entries,
-    entries_of,
-    held_states,
     stored_entry,
     why_missed,
 )
+from gazette_platform.lake.reading.check import SAMPLE_BYTES
 from gazette_platform.lake.rollups.spec import read_rollup_folder
-from gazette_platform.lake.sampling import BrokerContent, served, spread
-from gazette_platform.lake.spec_folder import in_file, problems_with_files, specs_by_file
-from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
+from gazette_platform.lake.spec.folder import in_file, or_meant, problems_with_files, specs_by_file
+from gazette_platform.lake.spec.rules import QUARANTINE_SUFFIX
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.text import counted
 from gazette_platform.protocol import JournalSpec

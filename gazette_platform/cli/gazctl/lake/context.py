@@ -34,10 +34,10 @@ from gazette_platform.lake import (
     TableSpec,
     read_spec_folder,
 )
-from gazette_platform.lake.meant import or_meant
+from gazette_platform.lake.raw.status import table_standing
 from gazette_platform.lake.rollups.spec import read_rollup_folder
-from gazette_platform.lake.standing import table_standing
-from gazette_platform.lake.typed_spec import TypedSpec
+from gazette_platform.lake.spec.folder import or_meant
+from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import side_by_side
 from gazette_platform.protocol import JournalSpec

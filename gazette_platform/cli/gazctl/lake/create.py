@@ -16,18 +16,18 @@ from gazette_platform.cli.output import confirmed, note, print_text
 from gazette_platform.client import Client
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import LakeSettings, TableSpec
-from gazette_platform.lake.applying import SpecFile
-from gazette_platform.lake.infer import Inference, infer_spec
-from gazette_platform.lake.local_sql import LocalSql
-from gazette_platform.lake.sampling import (
+from gazette_platform.lake.engines.duckdb import LocalSql
+from gazette_platform.lake.inference.infer import Inference, infer_spec
+from gazette_platform.lake.inference.sampling import (
     BrokerContent,
     Sample,
     SampleLimits,
     require_whole_lines,
     sample_lines,
 )
-from gazette_platform.lake.spec_folder import read_spec_folder
-from gazette_platform.lake.spec_rules import is_table_name
+from gazette_platform.lake.raw.applying import SpecFile
+from gazette_platform.lake.spec.folder import read_spec_folder
+from gazette_platform.lake.spec.rules import is_table_name
 from gazette_platform.ops.text import counted
 
 _LINES_SHOWN = 3

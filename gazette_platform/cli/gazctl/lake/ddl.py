@@ -16,12 +16,16 @@ from gazette_platform.cli.gazctl.lake.context import (
 from gazette_platform.cli.output import print_text
 from gazette_platform.errors import LakeError, ValidationError
 from gazette_platform.lake import LakeSettings, StoreRoots, TableSpec, parse_table_spec
-from gazette_platform.lake.ddl import MountedTable, create_statement
-from gazette_platform.lake.expected import expected_layout, expected_location
+from gazette_platform.lake.engines.ddl import MountedTable, create_statement
 from gazette_platform.lake.iceberg.catalog import typed_catalog
-from gazette_platform.lake.layout import Layout, partition_columns
-from gazette_platform.lake.spec_folder import files_beside
-from gazette_platform.lake.tables import LAYOUT
+from gazette_platform.lake.raw.tables import LAYOUT
+from gazette_platform.lake.spec.folder import files_beside
+from gazette_platform.lake.spec.layout import (
+    Layout,
+    expected_layout,
+    expected_location,
+    partition_columns,
+)
 from gazette_platform.lake.typed.schema.mounting import mount_statement
 from gazette_platform.ops.clock import SystemClock
 

@@ -41,7 +41,7 @@ from gazette_platform.lake.iceberg.catalog import (
     typed_catalog,
 )
 from gazette_platform.lake.iceberg.metastore import IcebergTables
-from gazette_platform.lake.overdue import overdue
+from gazette_platform.lake.raw.status import TableStanding, overdue, table_standing
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.rollups.spec import read_rollup_folder
 from gazette_platform.lake.rollups.status import (
@@ -50,9 +50,8 @@ from gazette_platform.lake.rollups.status import (
     RollupState,
     rollup_standing,
 )
-from gazette_platform.lake.standing import TableStanding, table_standing
+from gazette_platform.lake.spec.typed.spec import TypedSpec
 from gazette_platform.lake.typed.checks.status import TypedStanding, typed_standing
-from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.text import counted
 from gazette_platform.protocol import is_another

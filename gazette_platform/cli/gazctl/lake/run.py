@@ -33,8 +33,8 @@ from gazette_platform.cli.output import note, print_json, print_text, printable
 from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError, TransportError, ValidationError
 from gazette_platform.lake import LakeSettings
+from gazette_platform.lake.engines.spark import running_session
 from gazette_platform.lake.iceberg.catalog import typed_catalog
-from gazette_platform.lake.spark import running_session
 from gazette_platform.lake.typed.runs.jobs import Workers
 from gazette_platform.lake.typed.runs.running import RunReport, TypedRunner
 from gazette_platform.lake.typed.runs.working import local_workers

@@ -19,20 +19,17 @@ from gazette_platform.cli.gazctl.shards.connection import (
     matching_shards,
 )
 from gazette_platform.cli.output import note, print_text
-from gazette_platform.consumer.recoverylog import ShardHints, judge_fragment, needs_of
+from gazette_platform.consumer.recoverylog import Segment, ShardHints, judge_fragment, needs_of
 from gazette_platform.errors import AccessDenied, DataError, GazetteError, StoreError
-from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.clock import Clock, SystemClock
 from gazette_platform.ops.tasks import side_by_side
-from gazette_platform.protocol import SuspendLevel
+from gazette_platform.protocol import Fragment, SuspendLevel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from gazette_platform.client import AsyncClient, FragmentListing, JournalListing
     from gazette_platform.consumer.client import ShardClient, ShardListing
-    from gazette_platform.consumer.recoverylog import Segment
-    from gazette_platform.ops.clock import Clock
-    from gazette_platform.protocol import Fragment
 
 # As many as Gazette has under way.
 _REMOVALS_MAX: Final = 32

@@ -25,6 +25,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from gazette_platform.errors import LakeError, OffsetJump
+from gazette_platform.lake.spec.typed.changes import TRUNCATE
 from gazette_platform.lake.typed.checks.completeness import HEAL, Completeness, Incomplete
 from gazette_platform.lake.typed.files.sinks import are_deletions
 from gazette_platform.lake.typed.planning.ranges import held_ranges, plan_backfill, tasks_between
@@ -38,7 +39,6 @@ from gazette_platform.lake.typed.tables.opening import handles_of
 from gazette_platform.lake.typed.tables.progress import FormerStates
 from gazette_platform.lake.typed.tables.quarantine import begins_at, moment_of
 from gazette_platform.lake.typed.tables.table import typed_table
-from gazette_platform.lake.typed_spec.changes import TRUNCATE
 from gazette_platform.message.uuid import parse_uuid
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.text import counted
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import Client, FragmentListing
     from gazette_platform.lake.iceberg.catalog import Loaded, TypedCatalog
-    from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.lake.spec.table_spec import TableSpec
+    from gazette_platform.lake.spec.typed.changes import ChangeOrder
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.planning.ranges import BackfillRange, JournalNow, Task
     from gazette_platform.lake.typed.planning.rounds import Done
     from gazette_platform.lake.typed.runs.jobs import Workers
     from gazette_platform.lake.typed.runs.tail import PinnedTail
-    from gazette_platform.lake.typed_spec.changes import ChangeOrder
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
     from gazette_platform.ops.clock import Clock
 
 __all__ = [

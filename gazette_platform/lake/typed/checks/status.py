@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import Client
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle, TypedCatalog
-    from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.lake.spec.table_spec import TableSpec
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.runs.lag import Behind
     from gazette_platform.lake.typed.tables.progress import TypedProgress
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
 
 __all__ = [
     "TypedStanding",

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from gazette_platform.lake.typed_spec.changes import DELETE, POSITION
-from gazette_platform.lake.typed_spec.typed_columns import SYSTEM_COLUMNS
+from gazette_platform.lake.spec.typed.changes import DELETE, POSITION
+from gazette_platform.lake.spec.typed.typed_columns import SYSTEM_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gazette_platform.lake.typed_spec.changes import ChangeOrder
+    from gazette_platform.lake.spec.typed.changes import ChangeOrder
 
 __all__ = ["changes_of", "is_later", "last_of_each", "view_of"]
 

@@ -32,7 +32,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import OffsetJump, ValidationError
-from gazette_platform.lake.segments import Segment, plan_segments
+from gazette_platform.lake.reading.segments import Segment, plan_segments
 from gazette_platform.lake.typed.planning.state import JournalState
 from gazette_platform.protocol import DOUBTED, is_another, learned
 

@@ -15,9 +15,9 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyiceberg.conversions import from_bytes
 from pyiceberg.types import LongType
 
-from gazette_platform.lake.aside import home_directory
-from gazette_platform.lake.layout import Layout, PartitionColumn
-from gazette_platform.lake.table_spec import Partition
+from gazette_platform.lake.raw.set_aside import home_directory
+from gazette_platform.lake.spec.layout import Layout, PartitionColumn
+from gazette_platform.lake.spec.table_spec import Partition
 from gazette_platform.lake.typed.planning.ranges import merged_ranges
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
 
     from gazette_platform.client import FragmentListing
-    from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.lake.spec.table_spec import TableSpec
 
 __all__ = ["Overlap", "RowRanges", "fragments_of"]
 

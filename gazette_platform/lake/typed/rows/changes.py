@@ -29,17 +29,17 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import structs
 
+from gazette_platform.lake.spec.typed.changes import DELETE, OP_KEY, POSITION_KEY, TRUNCATE
 from gazette_platform.lake.typed.rows.parsing import BadRecord, BlockParser, ParsedBlock
 from gazette_platform.lake.typed.rows.reasons import REASON_CHARACTERS_MAX
 from gazette_platform.lake.typed.rows.records import acks_of
-from gazette_platform.lake.typed_spec.changes import DELETE, OP_KEY, POSITION_KEY, TRUNCATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
+    from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
     from gazette_platform.lake.typed.rows.parsing import LookedBlock
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
-    from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 
 __all__ = ["ChangeParser", "EnvelopeReader", "Envelopes", "parser_of"]
 

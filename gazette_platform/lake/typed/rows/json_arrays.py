@@ -28,15 +28,15 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
 from gazette_platform.errors import DataError
+from gazette_platform.lake.spec.typed.columns import TRUNCATED
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema, iceberg_type
-from gazette_platform.lake.typed_spec.columns import TRUNCATED
 from gazette_platform.message.arrow_parsers import DEPTH_MAX, check_depth, depth_of
 from gazette_platform.message.uuid import uuid_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from gazette_platform.lake.schema import ColumnType
+    from gazette_platform.lake.spec.schema import ColumnType
 
 __all__ = [
     "LineReader",

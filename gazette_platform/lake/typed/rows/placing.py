@@ -14,9 +14,9 @@ from gazette_platform.lake.typed.rows.json_arrays import rebuilt
 from gazette_platform.message.uuid import uuid_column
 
 if TYPE_CHECKING:
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
+    from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
     from gazette_platform.lake.typed.rows.parsing import ParsedBlock
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
-    from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 
 __all__ = ["BAD_ROWS_SCHEMA", "bad_rows", "in_schema", "placed_rows"]
 

@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from gazette_platform.errors import DataError
+from gazette_platform.lake.spec.typed.columns import FORMATS, TRUNCATED, text_of
 from gazette_platform.lake.typed.rows.json_arrays import (
     LineReader,
     RefusedError,
@@ -19,14 +20,13 @@ from gazette_platform.lake.typed.rows.json_arrays import (
     repeated_keys,
 )
 from gazette_platform.lake.typed.rows.records import record_columns
-from gazette_platform.lake.typed_spec.columns import FORMATS, TRUNCATED, text_of
 from gazette_platform.message.uuid import parse_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.rows.json_arrays import ValueReader
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
 
 __all__ = ["REASON_CHARACTERS_MAX", "Reasons"]
 

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.iceberg.publishing import Published
+    from gazette_platform.lake.spec.typed import TypedSpec
     from gazette_platform.lake.typed.files.writing import WrittenFile
     from gazette_platform.lake.typed.planning.row_ranges import RowRanges
     from gazette_platform.lake.typed.tables.table import TypedTable
-    from gazette_platform.lake.typed_spec import TypedSpec
     from gazette_platform.ops.clock import Clock
 
 __all__ = ["LATE_S", "Amended", "Amending", "Amendment", "publish_amendment", "require_no_key"]

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import Client
     from gazette_platform.lake.iceberg.catalog import TypedCatalog
-    from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.lake.spec.table_spec import TableSpec
+    from gazette_platform.lake.spec.typed import TypedSpec
     from gazette_platform.lake.typed.planning.ranges import (
         BackfillPlan,
         BackfillRange,
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.runs.amending import Amended
     from gazette_platform.lake.typed.runs.jobs import Job, Output, Workers
     from gazette_platform.lake.typed.tables.table import TypedTable
-    from gazette_platform.lake.typed_spec import TypedSpec
     from gazette_platform.ops.clock import Clock
 
 __all__ = ["BackfillReport", "BackfillRunner", "Wanted"]

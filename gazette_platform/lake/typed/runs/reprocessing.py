@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
     from gazette_platform.lake.iceberg.catalog import Loaded, TypedCatalog
+    from gazette_platform.lake.spec.typed import TypedSpec
     from gazette_platform.lake.typed.files.writing import WrittenFile
     from gazette_platform.lake.typed.planning.state import TypedState
     from gazette_platform.lake.typed.rows.parsing import ParsedBlock
     from gazette_platform.lake.typed.tables.table import TypedTable
-    from gazette_platform.lake.typed_spec import TypedSpec
     from gazette_platform.ops.clock import Clock
 
 __all__ = ["Quarantined", "ReprocessReport", "Reprocessor"]

@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     from gazette_platform.client import Client, ClientConfig
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle, TypedCatalog
     from gazette_platform.lake.iceberg.publishing import Published
-    from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.lake.spec.table_spec import TableSpec
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.planning.ranges import Hole, JournalNow, JournalRange, RunPlan
     from gazette_platform.lake.typed.planning.rounds import Done, Order
     from gazette_platform.lake.typed.planning.state import TypedState
     from gazette_platform.lake.typed.runs.jobs import Output, Workers
     from gazette_platform.lake.typed.tables.table import TypedTable
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
     from gazette_platform.ops.clock import Clock
 
 __all__ = [

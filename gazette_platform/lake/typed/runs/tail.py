@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import Client
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
-    from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.lake.spec.table_spec import TableSpec
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.files.sinks import SpooledBatch
     from gazette_platform.lake.typed.planning.ranges import Hole, JournalNow, RunPlan
     from gazette_platform.lake.typed.planning.rounds import Done, Order
     from gazette_platform.lake.typed.runs.working import Sink
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
     from gazette_platform.ops.clock import Clock
 
 __all__ = [

@@ -17,8 +17,8 @@ from pyiceberg.schema import Schema
 
 from gazette_platform.client import Client
 from gazette_platform.errors import DataError, StatusError, StoreError, TransportError
-from gazette_platform.lake.segment_content import LineBlocks, pieces_of
-from gazette_platform.lake.segments import Segment
+from gazette_platform.lake.reading.segment_content import LineBlocks, pieces_of
+from gazette_platform.lake.reading.segments import Segment
 from gazette_platform.lake.typed.files.sinks import ChangeWriter, CountedRows
 from gazette_platform.lake.typed.files.writing import RowWriter, remove_files
 from gazette_platform.lake.typed.planning.rounds import Done, Kind
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.io import FileIO
 
-    from gazette_platform.lake.segment_content import Piece
+    from gazette_platform.lake.reading.segment_content import Piece
     from gazette_platform.lake.typed.planning.ranges import Task
     from gazette_platform.lake.typed.planning.rounds import Order
     from gazette_platform.lake.typed.rows.changes import ChangeParser

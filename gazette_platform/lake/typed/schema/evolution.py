@@ -38,10 +38,10 @@ from pyiceberg.types import (
 )
 
 from gazette_platform.errors import SchemaMismatch
+from gazette_platform.lake.spec.typed.changes import CHANGE_COLUMNS
+from gazette_platform.lake.spec.typed.columns import text_of
+from gazette_platform.lake.spec.typed.typed_columns import SYSTEM_COLUMNS
 from gazette_platform.lake.typed.schema.iceberg_types import spec_type, wanted_fields
-from gazette_platform.lake.typed_spec.changes import CHANGE_COLUMNS
-from gazette_platform.lake.typed_spec.columns import text_of
-from gazette_platform.lake.typed_spec.typed_columns import SYSTEM_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.update.spec import UpdateSpec
     from pyiceberg.types import NestedField
 
-    from gazette_platform.lake.typed_spec.partitions import PartitionTransform
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
+    from gazette_platform.lake.spec.typed.partitions import PartitionTransform
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
 
 __all__ = [
     "AddColumn",

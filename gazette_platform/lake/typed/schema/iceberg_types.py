@@ -33,12 +33,12 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from gazette_platform.lake.schema import ColumnType
+from gazette_platform.lake.spec.schema import ColumnType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
 
 __all__ = [
     "arrow_schema",

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle, TypedCatalog
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.tables.table import TypedTable
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
 
 __all__ = ["Opened", "handles_of", "open_both", "settle_behind"]
 

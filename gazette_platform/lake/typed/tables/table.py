@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.schema.evolution import Evolution
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
 
 __all__ = [
     "OFFSETS",
