@@ -65,7 +65,7 @@ def with_counts(evaluation: AssetCheckEvaluation, checked: Checked) -> AssetChec
 
 
 def rows_told(instance: DagsterInstance, asset: AssetKey) -> int | None:
-    """Return the rows of a table that its newest event tells; None: it does not."""
+    """Return the rows of a table in its newest event; None: it has none."""
     for record in instance.fetch_materializations(asset, limit=1).records:
         event = record.asset_materialization
         rows = event.metadata.get("dagster/row_count") if event is not None else None

@@ -148,7 +148,7 @@ def specs_check() -> AssetChecksDefinition:
 
 
 def raw_checks(specs: Iterable[TableSpec]) -> list[AssetChecksDefinition]:
-    """The checks of the tables known when definitions load, each of which can be executed alone."""
+    """The checks of the tables known when definitions load; each can be executed alone."""
     return [
         check
         for spec in specs

@@ -62,7 +62,7 @@ class Sourced(Protocol):
 
     @property
     def code_version(self) -> str:
-        """What tells that its code has changed."""
+        """Marks a change of its code."""
         ...
 
     @property

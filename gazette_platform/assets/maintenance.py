@@ -1,4 +1,4 @@
-"""Once a day: put small files of rollups together, and remove old snapshots and what nobody names."""
+"""Once a day: merge small files of rollups, and remove old snapshots and unreferenced files."""
 
 from collections.abc import Mapping, Sequence
 

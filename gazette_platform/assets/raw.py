@@ -98,7 +98,7 @@ def parse_partition(key: str, columns: Sequence[str], own: Iterable[int]) -> Tim
 
 
 def _values(key: str) -> str:
-    # A percent sign within a value has digits behind it.
+    # A percent sign within a value has digits after it.
     values = [part.partition("=")[2] or "%" for part in key.split("/")]
     return key if key == WHOLE else "/".join(values)
 
@@ -180,7 +180,7 @@ def column_schema(spec: TableSpec, partitions: Iterable[HiveColumn] | None = Non
 
 
 def partition_column(name: str, kind: str, text: str = "") -> TableColumn:
-    """Return a column by which a table is partitioned."""
+    """Return a partition column of a table."""
     return TableColumn(
         name,
         kind,

@@ -124,7 +124,7 @@ def column_lineage(raw: TableSpec, spec: TypedSpec) -> TableColumnLineage:
     """Which column of the raw table each column is made of.
 
     Those of a JSON Schema may be of keys that the raw table has no column of, and those of segments are made of the
-    journal's name, of which a raw table has a column of its own.
+    journal's name, for which a raw table has its own column.
     """
     by_key = {column.key: column.name for column in raw.columns}
     segments = {partition.name: partition.column for partition in raw.partitions}

@@ -52,7 +52,7 @@ def run(app: typer.Typer, prog: str, argv: Sequence[str] | None = None) -> int:
 
 def _discard_output() -> None:
     """Point stdout elsewhere, or the interpreter complains at exit of what it cannot write."""
-    with contextlib.suppress(OSError):  # a stdout that is no file has nothing to complain of
+    with contextlib.suppress(OSError):  # a stdout that is not a file has no error to report
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

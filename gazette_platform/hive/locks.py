@@ -85,7 +85,7 @@ def this_process() -> str:
     try:
         space = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
-        space = ""  # no such thing here: then only the lease tells that a holder is gone
+        space = ""  # unavailable here: then only the lease shows that a holder is gone
     return f"gazette {socket.gethostname()} {space or '-'} {os.getpid()}"
 
 

@@ -109,7 +109,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-if not TYPE_CHECKING:  # to which any name would be there
+if not TYPE_CHECKING:  # else any name would exist
 
     def __getattr__(name: str) -> Any:
         # Imported when first used: SQL in this process needs few of them, and no metastore.

@@ -129,7 +129,7 @@ def extend(layout: PlatformDir, options: PlatformOptions, observer: Observer) ->
     request = secrets.token_hex(8)
     state = PlatformState.load(layout.state)
     supervisor = state.process
-    observer.changed(state)  # what runs is no news from here on
+    observer.changed(state)  # what runs is not news from here on
     write_json(layout.request, {"id": request, "options": options.to_json()})
     os.kill(supervisor.pid, signal.SIGUSR1)
     while supervisor.is_alive():

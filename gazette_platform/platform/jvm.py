@@ -1,4 +1,4 @@
-"""A Java virtual machine driven from Python over py4j, both of which PySpark ships."""
+"""A Java virtual machine driven from Python over py4j; PySpark ships both."""
 
 from __future__ import annotations
 

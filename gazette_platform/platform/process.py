@@ -119,7 +119,7 @@ def _tie_to_parent(parent: int) -> Callable[[], None] | None:
 
     def tie() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        # The parent may have died before the call: then nobody would ever send the signal.
+        # The parent may have died before the call: then the signal would never be sent.
         if os.getppid() != parent:
             os._exit(1)
 

@@ -129,7 +129,7 @@ def iceberg_spark_runtime() -> Path:
 
 
 def postgres_driver() -> Path:
-    """The jar by which Spark reaches PostgreSQL, installed if need be."""
+    """The jar of Spark's driver for PostgreSQL, installed if need be."""
     return _jar("postgresql", "PostgreSQL for Spark")
 
 
@@ -448,7 +448,7 @@ def _share_classes(runtime: Path) -> None:
     """Make the archive of Java's own classes, which slim runtimes lack: a JVM maps it at its start.
 
     A Spark or Trino takes a tenth less of a processor until it is ready. Where it cannot be made,
-    as in a cache of somebody else, Java does without.
+    as in another user's cache, Java does without.
     """
     archive = runtime / "lib" / "server" / "classes.jsa"
     if archive.exists() or not os.access(archive.parent, os.W_OK):

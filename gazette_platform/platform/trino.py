@@ -142,7 +142,7 @@ def write_configuration(
     extra: Sequence[ExtraCatalog] = (),
     jvm_options: Sequence[str] = (),
 ) -> None:
-    """Write Trino's configuration folder, over what is there; other users cannot read it.
+    """Write Trino's configuration folder, over an existing one; other users cannot read it.
 
     Args:
         host: address to bind.

@@ -20,7 +20,7 @@ def platform_resources(
 ) -> dict[str, object]:
     """Resources ``broker``, ``metastore``, ``lake``, ``trino`` and ``spark``.
 
-    A server, or Spark, that is not configured is told when it is used.
+    A server, or Spark, that is not configured raises when it is used.
 
     Args:
         settings: where all is; None: as the environment says.

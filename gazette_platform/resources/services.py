@@ -67,7 +67,7 @@ class BrokerResource(ConfigurableResource["BrokerResource"]):
 class TrinoResource(ConfigurableResource["TrinoResource"]):
     """Trino, over its DB-API client.
 
-    Passwords and tokens are no part of it, since Dagster shows resources: they are taken from the
+    Passwords and tokens are not part of it, since Dagster shows resources: they are taken from the
     environment at each query, as `TrinoLogin.from_environment` reads it.
     """
 

@@ -62,7 +62,7 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_ping_strikes", 0),
 )
 
-# A caller that takes no response for so long is told to come back, which clients do by themselves.
+# A caller that takes no response for so long gets UNAVAILABLE, and clients retry by themselves.
 # It then holds no files any more, and no memory beyond the message on its way. The same limit ends an
 # append whose caller sends no first message.
 _STALL_S = 60.0

@@ -87,7 +87,7 @@ def _parsed(variable: str, value: str) -> Proxy | None:
 
 
 def _of_url(variable: str, url: SplitResult) -> Proxy | None:
-    """Raises: ValueError: the port is no number."""
+    """Raises: ValueError: the port is not a number."""
     if url.scheme != "http" or url.hostname is None:
         return None
     authorization = ""

@@ -47,7 +47,7 @@ class TlsFiles:
     def load(self) -> TlsMaterial:
         """Read the files, and check that certificate and key fit.
 
-        Raises: SetupError: one cannot be read, or is no PEM of its kind.
+        Raises: SetupError: one cannot be read, or is not a PEM of its kind.
         """
         material = TlsMaterial(
             self._read(self.cert_file, "cert-file"),

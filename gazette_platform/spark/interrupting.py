@@ -31,7 +31,7 @@ def interruptible(session: SparkSession, call: Callable[[], _T]) -> _T:
     """What `call` gives. It runs in a thread of its own: calls of Spark do not end when a signal comes.
 
     Args:
-        session: by which it has Spark do something. That is ended, if this is.
+        session: runs its Spark jobs, which end with this.
     """
     tag = f"gazette-{uuid.uuid4().hex}"
     future: Future[_T] = Future()

@@ -268,7 +268,7 @@ def typed_view(
     """A typed table as of now: its rows, and those that the next run would publish, each message once.
 
     The table and write heads are pinned at once, and however often the frame is used, it has the same rows; the tail is read
-    anew each time. Of a table with a `key` it has the last message of each. Records of the tail of which no row can be
+    again each time. Of a table with a `key` it has the last message of each. Records of the tail that cannot be rows are
     made are left out. A table that no run has made yet is all tail.
 
     To find out which messages are rows, Spark reads the tail once. The frame works as long as the session does, maintenance has

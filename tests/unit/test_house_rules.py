@@ -251,6 +251,31 @@ def test_no_module_is_called_utils():
     assert not found, "name a module for its concept"
 
 
+def test_changelog_fragments_have_a_name_and_a_kind():
+    kinds = {each["directory"] for each in PROJECT["tool"]["towncrier"]["type"]}
+    rule = re.compile(rf"[a-z0-9-]+\.({'|'.join(kinds)})\.md")
+    names = {p.name for p in tracked(".md") if p.parent == ROOT / "changelog.d"} - {"README.md"}
+    assert not {name for name in names if not rule.fullmatch(name)}, "see changelog.d/README.md"
+    documented = (ROOT / "changelog.d/README.md").read_text()
+    assert kinds == set(re.findall(r"^\| `(\w+)` \|", documented, re.MULTILINE))
+
+
+def test_every_decision_is_listed_in_order():
+    folder = ROOT / "docs" / "adr"
+    listed = re.findall(
+        r"\| (\d+) \| \[.+\]\((\d{4}-.+\.md)\) \|", (folder / "README.md").read_text()
+    )
+    assert [name for _, name in listed] == sorted(path.name for path in folder.glob("0*.md"))
+    for number, name in listed:
+        text = (folder / name).read_text()
+        assert text.startswith(f"# {number}. ")
+        assert re.findall(r"^## (.+)", text, re.MULTILINE) == [
+            "Context",
+            "Decision",
+            "Consequences",
+        ]
+
+
 def test_hive_metastore_folder_holds_no_python():
     # PyIceberg installs a package of that name; one of ours would shadow it.
     assert not [name_of(path) for path in python_files("hive_metastore")]

@@ -54,7 +54,7 @@ def types_of(*records):
         ([True, None], "boolean", None),
         ([True, 1], "string", "mixed: 1 boolean (e.g. true), 1 integer (e.g. 1)"),
         (["2026-01-02", None], "date", None),
-        (["2026-01-02", "soon"], "string", "1 of 2 texts are no dates"),
+        (["2026-01-02", "soon"], "string", "1 of 2 texts are not dates"),
         (["2026-02-30"], "string", None),
         (["20260102"], "string", "numbers written as text"),
         (["2026-01-02T03:04:05Z"], "string", "times"),
@@ -173,7 +173,7 @@ def test_what_is_no_record_is_told_and_does_not_matter():
     found = infer_spec(NAME, SELECTOR, [*lines, b'{"a": 4}'])
     assert found.records == 3
     assert found.unread == [b"[1, 2]", b"oops", b'{"a": 3']
-    assert found.remarks[0].startswith("3 lines are no JSON objects")
+    assert found.remarks[0].startswith("3 lines are not JSON objects")
 
 
 def test_a_record_behind_a_byte_order_mark_counts_as_engines_read_it():
@@ -217,7 +217,7 @@ def test_csv_with_quotes_and_other_widths():
 def test_csv_with_a_line_of_names():
     found = infer_spec(NAME, SELECTOR, [b"Order id,Name", b"1,x", b"2,y"])
     assert [c.name for c in found.spec.columns] == ["order_id", "name"]
-    assert "a line that repeats the header is not a row" in " ".join(found.remarks)
+    assert "rows that name the columns are header rows" in " ".join(found.remarks)
 
 
 def test_csv_of_several_lines_a_record_is_told():

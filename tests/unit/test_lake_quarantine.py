@@ -313,7 +313,7 @@ def test_nothing_is_overwritten_when_it_comes_back(lake):
     lake.set_aside(bad)
     aside = lake.listed()[0]
     lake.path(bad).write_bytes(b"another")
-    with pytest.raises(LakeError, match="is there again: compare it with"):
+    with pytest.raises(LakeError, match="exists again: compare it with"):
         lake.restore(aside)
     assert lake.path(bad).read_bytes() == b"another"
 

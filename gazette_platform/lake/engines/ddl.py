@@ -51,7 +51,7 @@ def create_statement(table: MountedTable, dialect: str) -> str:
     make = _MAKERS.get(dialect)
     if make is None:
         raise ValidationError(
-            f"{dialect!r} is no dialect (use one of {', '.join(DIALECTS)})", path="--dialect"
+            f"{dialect!r} is not a dialect (use one of {', '.join(DIALECTS)})", path="--dialect"
         )
     return make(table)
 

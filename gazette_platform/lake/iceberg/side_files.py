@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["QUARANTINE", "STATE", "read_side_file", "unnamed_files", "write_side_file"]
 
 STATE: Final = "gazette.state"
-"""Property of a snapshot: path of the file with the state behind it."""
+"""Property of a snapshot: path of the file with the state after it."""
 QUARANTINE: Final = "gazette.quarantine"
 """Property of a snapshot: path of the list of files that the run has quarantined; absent: none."""
 
@@ -61,7 +61,7 @@ def read_side_file(io: FileIO, path: str, name: str) -> bytes:
         raise LakeError(
             f"cannot read {path}, which a snapshot of {name} names ({err}): if it is gone, fetch it from a "
             "backup, or roll the table and its tag "
-            f"{PROGRESS} back to a snapshot whose file is there, and what came behind it is read again"
+            f"{PROGRESS} back to a snapshot whose file exists, and what came after it is read again"
         ) from err
 
 

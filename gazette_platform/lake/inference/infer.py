@@ -80,7 +80,7 @@ class Inference:
     columns: list[InferredColumn]
     records: int
     unread: list[bytes] = field(default_factory=list)
-    """Lines that are no record."""
+    """Lines that are not records."""
     remarks: list[str] = field(default_factory=list)
     """On the data."""
 
@@ -178,7 +178,7 @@ def infer_spec(
     found.unread = others
     if others:
         found.remarks.insert(
-            0, f"{len(others)} lines are no JSON objects; they are rows of NULL in both engines"
+            0, f"{len(others)} lines are not JSON objects; they are rows of NULL in both engines"
         )
     return found
 
@@ -194,7 +194,7 @@ def refusal(found: ContentFormat) -> str:
     >>> refusal(recognize(b"\x1f\x8b\x08..."))
     'is compressed by gzip: append it decompressed (`gazctl journals append --decompress`)'
     """
-    # Only characters beyond ASCII are lost, which is no reason to see nothing.
+    # Only characters beyond ASCII are lost; the rest is worth showing.
     if found.encoding == WINDOWS and found.kind in {Kind.JSON_LINES, Kind.CSV}:
         return ""
     what = remedy(found)
@@ -202,7 +202,7 @@ def refusal(found: ContentFormat) -> str:
 
 
 def _add_typed(found: Inference, records: Profile, lines: Sequence[bytes]) -> None:
-    """Have the spec say of a typed table what can be told of the records."""
+    """Add to the spec what the records show about a typed table."""
     # Slow to import, and only needed for this.
     from gazette_platform.lake.inference.types import propose_typed, set_aside_of  # noqa: PLC0415
 
@@ -291,7 +291,7 @@ def _usable_fields(fields: Mapping[str, Profile], remarks: list[str]) -> dict[st
             usable[key] = fields[key]
     if odd:
         shown = ", ".join(repr(key[:40]) for key in odd[:_LEFT_OUT_SHOWN])
-        remarks.append(f"keys that not all readers can be told of are left out: {shown}")
+        remarks.append(f"keys that not all readers can take are left out: {shown}")
     return {key: profile for key, profile in fields.items() if key in usable}
 
 
@@ -417,7 +417,7 @@ def _infer_csv(
     remarks += _of_encoding(found)
     if header:
         remarks.append(
-            "a line that repeats the header is not a row, wherever it stands (`header: true`)"
+            "rows that name the columns are header rows, wherever they stand (`header: true`)"
         )
         rows = [row for row in rows if not is_header(row, header)]
     names = _column_names(header, width)

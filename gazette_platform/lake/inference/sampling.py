@@ -56,7 +56,7 @@ class Sample:
 
 
 class JournalContent(Protocol):
-    """Answers what there is of a journal, and reads it."""
+    """Lists the content of a journal, and reads it."""
 
     def span(self, journal: str) -> tuple[int, int]:
         """The first byte that there is, and the write head."""
@@ -160,7 +160,7 @@ def _samples_of(content: JournalContent, journal: str, length: int) -> list[Samp
     for n in (2, 3):
         amid = begin + total * n // 4
         # Fragments begin where an append does, so their first line is whole. What is in one alone, such as the
-        # only append of somebody new, is read amid all the same.
+        # only append of a new user, is read from its middle all the same.
         found = content.fragment_begin(journal, amid)
         begins.setdefault(amid if found is None else found, found is None)
     samples: list[Sample] = []

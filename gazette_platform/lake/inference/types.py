@@ -6,7 +6,7 @@ that was seen fits the type that was inferred from it.
 A section `typed:` out of samples of journals: where messages have their UUID, and which texts are times or UUIDs.
 
 It is a proposal, as all that is inferred. Who wrote the records knows better what they are; the section says in
-comments what it is taken from, and the same samples are parsed as the typed table would, to tell what would be set aside.
+comments what it is taken from, and the same samples are parsed as the typed table would parse them, to report what it would quarantine.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _text(profile: Profile) -> InferredType:
     elif profile.numerals == count:
         found.remark("numbers written as text, kept as text: cast them in SQL")
     elif profile.dates:
-        other = f"{count - profile.dates} of {count} texts are no dates"
+        other = f"{count - profile.dates} of {count} texts are not dates"
         found.remark(f"{other}, so it is a string")
     return found
 

@@ -219,7 +219,7 @@ class _Reader:
         """Take the accounts of a Hive partition."""
         self.accounts.states[values] = state
         if state.journal not in ("", self.journal):
-            return  # of a journal whose name goes on where this one's ends
+            return  # of a journal whose name continues this journal's name
         plain = plain_location(location)
         found = self.known.get(plain)
         for base, store in self.bases.items():

@@ -66,9 +66,9 @@ def catch_up(
         begins: per journal, where to begin: as the accounts say.
         ends: per journal, the offset below which all is in its store.
         deadline: by the monotonic clock.
-        clock: tells the time.
+        clock: gives the time.
 
-    Raises: LakeError: an error is in the way, or it is not done in time; says of which journals.
+    Raises: LakeError: an error is in the way, or it is not done in time; names the journals.
         GazetteError: a server cannot be reached.
     """
     done = CaughtUp()
@@ -118,7 +118,7 @@ def _round(  # noqa: PLR0917
         if not behind and not report.has_more and is_settled:
             done.told += [text for text in report.errors if text not in done.told]
             return cursors
-        # What cannot be taken in a hole was told of long ago, and keeps nothing else waiting.
+        # What a hole cannot take was reported long ago, and delays nothing else.
         if report.errors and behind and not report.updates:
             raise LakeError(f"{spec.name}: {'; '.join(report.errors)}")
         if clock.monotonic() > deadline:

@@ -49,7 +49,7 @@ def audit_table(
         source: lists and reads fragments.
         roots: where fragment stores lie for engines.
         reads_content: whether to read every fragment, for values that do not fit the spec.
-        on_error: is told why a journal, or a fragment of it, cannot be looked at, and the others are; None: that
+        on_error: called with why a journal, or a fragment of it, cannot be looked at; the others are. None: that
             is raised.
 
     Raises: GazetteError: a server cannot be reached.

@@ -1,6 +1,6 @@
 """Directories of object stores that were listed, and held just what brokers list.
 
-Accounts may differ from what brokers list for long: where a prune cannot be told from a store that is
+Accounts may differ from what brokers list for long: where a prune looks the same as a store that is
 away, say. Each listing costs money, so such a directory is listed again only when something has changed, or after
 a while. Known to this process alone: another one lists once more.
 """
@@ -27,7 +27,7 @@ class Looked:
     """What was looked at lately. Any thread may ask.
 
     Args:
-        monotonic_s: tells the time.
+        monotonic_s: gives the time.
     """
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
@@ -48,4 +48,4 @@ class Looked:
 
 
 looked = Looked()
-"""That of this process: sensors make auditors anew at each tick."""
+"""That of this process: sensors make new auditors at each tick."""

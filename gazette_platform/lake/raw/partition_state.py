@@ -383,7 +383,7 @@ class PartitionState:
 
     @property
     def data_version(self) -> str:
-        """Text that changes when the covered bytes do, those that are there twice, or what is uncounted or unfit."""
+        """Text that changes with the covered bytes, the duplicated ones, or what is uncounted or unfit."""
         text = " ".join(f"{begin}-{end}" for begin, end in self.ranges)
         if self.overlap_bytes:
             text += f" twice-{self.overlap_bytes}"

@@ -1,8 +1,8 @@
 """How far each journal of a table is registered, and what of it is still awaited: decided purely.
 
 A journal's cursor says where to go on, and which bytes before that are missing: *holes*. A hole is
-waited for, because another broker may still be uploading its fragment, but what lies behind it is
-registered all the same. It is given up when the fragment behind it is as old as brokers let readers
+waited for, because another broker may still be uploading its fragment, but what follows it is
+registered all the same. It is given up when the fragment after it is as old as brokers let readers
 wait, or was pruned with all before it, and no sooner, so neither a slow store nor one bad file holds
 anything else up.
 
@@ -58,7 +58,7 @@ class JournalCursor:
     """Bytes before `offset` that are awaited: disjoint, ascending."""
     stored_at: int | None = None
     """Unix seconds at which that fragment had been stored when it was registered; None: not known. Another
-    time tells that it was stored once more."""
+    time shows that it was stored again."""
     created: int = 0
     """Which journal the offsets belong to (`protocol.identity`); 0: not known."""
 
@@ -159,10 +159,10 @@ class RegistrationCursor:
 
 
 def no_cursor(text: str) -> ValidationError:
-    """That `text` is no cursor, and how to go on without one."""
+    """Return the error that `text` is not a cursor, and how to continue without one."""
     return ValidationError(
         f"{text[:60]!r} is not a cursor of this sensor: clear it in the Dagster UI; "
-        "everything is then registered anew, which repeats no row and no event",
+        "everything is then registered again, which repeats no row and no event",
         path="cursor",
     )
 

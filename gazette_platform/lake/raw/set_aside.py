@@ -37,7 +37,7 @@ def aside_directory(journal: str, directory: str) -> str:
 
 
 def home_directory(fragment: Fragment) -> str:
-    """The directory of a fragment below the prefix of its store; of one that is aside, that of before."""
+    """The directory of a fragment below the prefix of its store; of one that is set aside, its former one."""
     directory = fragment.content_path.rpartition("/")[0]
     if not is_aside(fragment):
         return directory

@@ -250,7 +250,7 @@ def overdue(
         now_s: unix seconds.
         from_begin: whether to list journals from their begin; else only the next fragments behind
             what is registered.
-        on_error: is told why a journal cannot be listed, and the others are looked at; None: that is raised.
+        on_error: called with why a journal cannot be listed; the others are looked at. None: that is raised.
 
     Raises: GazetteError: brokers cannot be reached.
     """

@@ -227,10 +227,10 @@ def _listed(columns: Sequence[tuple[str, str]]) -> str:
 
 
 def key_mappings(spec: TableSpec) -> dict[str, str]:
-    """Parameters that tell the OpenX SerDe which keys columns and fields have, as written.
+    """Parameters for the OpenX SerDe: which keys columns and fields have, as written.
 
     Hive's names are lower case, and so the SerDe ignores the case of keys, which Spark does not. It
-    minds it, too, if told, and is told the keys. It applies a mapping at any depth: where one name
+    minds it, too, if configured, and gets the keys. It applies a mapping at any depth: where one name
     stands for two keys, it is left as it is.
     """
     keys: dict[str, set[str]] = {}
@@ -263,7 +263,7 @@ def _storage(spec: TableSpec, location: str) -> StorageFormat:
 
 
 def _spark_parameters(spec: TableSpec, keys: Sequence[PartitionColumn]) -> dict[str, str]:
-    """Parameters by which Spark reads the table with its JSON source, keeping the case of keys."""
+    """Parameters that let Spark read the table with its JSON source, keeping the case of keys."""
     parameters = {
         "spark.sql.create.version": "4.1.0",
         "spark.sql.sources.provider": "json",
@@ -281,7 +281,7 @@ def _spark_parameters(spec: TableSpec, keys: Sequence[PartitionColumn]) -> dict[
 def spark_schema(
     names: Sequence[str], spec: TableSpec, keys: Sequence[tuple[str, str]]
 ) -> dict[str, str]:
-    """Parameters that tell Spark the columns, as `names` calls those of `spec`.
+    """Parameters with the columns for Spark, as `names` calls those of `spec`.
 
     Args:
         names: of the data columns, in their order.

@@ -61,7 +61,7 @@ class Time(NamedTuple):
         return prefix if self.key == WHOLE else f"{prefix}/{self.key}"
 
 
-# Of the journals of some tables, each of which has many Hive partitions.
+# Of the journals of some tables; each has many Hive partitions.
 @lru_cache(maxsize=10_000)
 def own_columns(journal: str) -> int:
     """How many of the partition columns of its table the name of a journal gives.

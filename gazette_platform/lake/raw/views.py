@@ -1,6 +1,6 @@
 """SQL of Trino that gives the JSON text of a column the type that its table spec declares.
 
-It agrees with Trino's own reader of JSON, but for two things: a value of another shape is NULL rather than an error,
+It agrees with Trino's own reader of JSON, except for two things: a value of another shape is NULL rather than an error,
 and keys are matched by case. It decodes one level at a time: a cast of a whole value to a row or map would give NULL
 for all of it if one part does not fit, and would refuse objects and lists where the type is text.
 
@@ -108,7 +108,7 @@ def _of_json(value: str, kind: ColumnType, depth: int) -> str:
             row = f"IF({name} IS NOT NULL, CAST(ROW({fields}) AS {type_sql(kind)}))"
             return f"element_at(transform({parts}, {name} -> {row}), 1)"
         case "string":
-            # The text of a scalar; else JSON. A null of JSON is no text.
+            # The text of a scalar; else JSON. A null of JSON is not text.
             return (
                 f"coalesce(json_extract_scalar({value}, '$'), nullif(json_format({value}), 'null'))"
             )

@@ -2,7 +2,7 @@
 
 A table over data of another format gives rows full of NULL in both engines and no error in either;
 a number written as text reads as a number in Trino and as NULL in Spark. So such a table is refused
-with what was found. Single bad records are no reason to refuse, only what is true of the whole sample.
+with what was found. Single bad records do not cause a refusal, only faults of the whole sample.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _is_of(kind: ColumnType, value: Any) -> bool:
         return type(value) is int and -half <= value < half
     match kind.name:
         case "string":
-            return True  # both keep the text of whatever is there
+            return True  # both keep the text of any value
         case "boolean":
             return isinstance(value, bool)
         case "float" | "double" | "decimal":

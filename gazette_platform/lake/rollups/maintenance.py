@@ -1,4 +1,4 @@
-"""Upkeep of rollups: small files are put together, old snapshots and files that nobody names are removed.
+"""Upkeep of rollups: small files are merged, old snapshots and unreferenced files are removed.
 
 Each is a procedure of the engine that makes the rollup. What the table covers is untouched, so runs and
 maintenance may cross: whoever commits second builds on the first.

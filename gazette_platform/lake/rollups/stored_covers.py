@@ -55,7 +55,7 @@ def read_covers(tables: IcebergTables, table: IcebergTable | None) -> Covers:
     path = covers_path(table)
     if not path:
         raise LakeError(
-            f"{table.full_name} exists, but does not say what it covers: it is no rollup, or was "
+            f"{table.full_name} exists, but does not say what it covers: it is not a rollup, or was "
             "rolled back to before it was one; drop it, or use another name"
         )
     try:

@@ -163,7 +163,7 @@ def recognize(head: bytes) -> ContentFormat:
 
 
 def _encoding(head: bytes) -> str | None:
-    """Return the encoding of text; None if it is no text."""
+    """Return the encoding of text; None if it is not text."""
     for mark, encoding in _MARKS.items():
         if head.startswith(mark):
             return encoding
@@ -296,7 +296,7 @@ def _commas_delimit(texts: Sequence[str]) -> bool:
 def header_of(rows: Sequence[Sequence[str]], width: int) -> tuple[str, ...]:
     """Return the texts of the first row that has `width` fields if it names the columns.
 
-    It does if its texts are distinct words over columns of which one has only numbers or dates, or if it comes
+    It does if its texts are distinct words over columns with one that has only numbers or dates, or if it comes
     again, as the files that were appended each have one.
     """
     head = next((row for row in rows if len(row) == width), [])
@@ -360,7 +360,7 @@ _REMEDIES: Final = {
     "(`gazctl sql \"FROM 'FILE.parquet'\" -o json | gazctl journals append NAME`)",
     **dict.fromkeys((Kind.AVRO, Kind.ORC), "write its rows as JSON lines or CSV, and append those"),
     Kind.XLSX: "save each sheet as CSV in UTF-8, and append that",
-    Kind.FIXED: "append JSON lines or CSV, of which alone tables can be",
+    Kind.FIXED: "append JSON lines or CSV: tables need one of these",
     Kind.BINARY: "append JSON lines or CSV in UTF-8",
 }
 OVER_LINES: Final = (

@@ -240,7 +240,7 @@ class Profiler:
 
 
 def decoded(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """The records of JSON lines, and the lines that are no JSON object. Blank lines are neither.
+    """The records of JSON lines, and the lines that are not JSON objects. Blank lines are neither.
 
     A byte order mark before a record is passed over, as Spark does, and Trino at the begin of a file.
     """

@@ -61,7 +61,7 @@ class TypeLanguage:
     aliases: Mapping[str, str]
     """Other names of scalars."""
     refused: Mapping[str, str]
-    """Names that people may well try, and why they are no types here, as what follows on the name."""
+    """Names that people may well try, and why they are not types here, as what follows the name."""
 
     @property
     def names(self) -> str:

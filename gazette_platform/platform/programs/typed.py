@@ -1,7 +1,7 @@
 """Has typed tables written without end while there are such, by ``gazctl lake run --continuous``: ``python -m … programs.typed``.
 
 That costs a Spark, so it is started once a table spec says `every`, and stopped when none does any more. If it ends by itself, it
-is started again, later each time: what is wrong with it, with Spark say, is told by its log, and is no reason to end a platform.
+is started again, later each time: what is wrong with it, with Spark say, is in its log, and does not end a platform.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def failure(
 
 
 def http_refusal(stream_id: int, status: int) -> bytes:
-    """Build the answer to a request that is no call of gRPC."""
+    """Build the answer to a request that is not a call of gRPC."""
     return frame(HEADERS, _END, stream_id, literal(b":status", b"%d" % status))
 
 

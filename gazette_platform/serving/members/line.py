@@ -47,7 +47,7 @@ _LENGTH_BYTES: Final = 8
 
 
 def task_of(content: bytes) -> bytes:
-    """Return the bytes that tell a member its task: the first that its supervisor sends."""
+    """Return the bytes with a member's task: the first that its supervisor sends."""
     return len(content).to_bytes(_LENGTH_BYTES) + content
 
 

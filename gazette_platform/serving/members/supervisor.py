@@ -43,7 +43,7 @@ class Member:
     name: str
     """For logs and metrics; unique."""
     task: bytes
-    """Told to it when it starts."""
+    """Sent to it when it starts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

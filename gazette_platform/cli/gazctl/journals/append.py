@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _KEY_BYTES_SHOWN = 80
 
-# Content-types of which records are lines.
+# Content-types whose records are lines.
 _LINES = frozenset({"application/x-ndjson", "text/csv"})
 
 
@@ -206,7 +206,7 @@ def _warn(listing: "JournalListing", source: "AppendInput", framing: Framing) ->
     Args:
         listing: a journal that got it.
         source: of the content, read to its end.
-        framing: by which it was appended.
+        framing: that of the append.
     """
     from gazette_platform.lake.spec.formats import (  # noqa: PLC0415
         OVER_LINES,
@@ -262,7 +262,7 @@ async def _append_records(
                 _ = await writers[index].write(b"".join(content))
         router.finish()
     finally:
-        # Also after bad input: what came before it was accepted in order, and is told about.
+        # Also after bad input: what came before it was accepted in order, and is reported.
         appended = await _close(writers)
         if router.count or sys.exc_info()[0] is None:
             count = "1 record" if router.count == 1 else f"{router.count} records"

@@ -238,7 +238,7 @@ def _checked(
         for each in _check(client, session, spec, roots, failures, reads_content=reads_content):
             told.append(each)  # noqa: PERF402  those before an error are kept
     except TransportError:
-        raise  # no broker answers, so nothing is to be told of any table
+        raise  # no broker answers, so there is nothing to report on any table
     except GazetteError as err:
         failures.append(failure(spec.name, err))
     return told + failures

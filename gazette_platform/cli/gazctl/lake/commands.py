@@ -23,7 +23,7 @@ from gazette_platform.errors import SetupError, ValidationError
 
 
 class OutputFormat(enum.StrEnum):
-    """Formats of what is told of tables."""
+    """Formats of reports on tables."""
 
     TABLE = "table"
     JSON = "json"

@@ -78,7 +78,7 @@ def _more(spec: TableSpec, done: CaughtUp) -> str:
 
 
 def nothing_more(standing: TableStanding) -> str:
-    """What to say of a table of which there was nothing left to register."""
+    """What to say of a table with nothing left to register."""
     name = standing.spec.name
     if not standing.location:
         why = standing.problems[0] if standing.problems else "nothing was appended to its journals"

@@ -1,4 +1,4 @@
-"""What to tell of an error of DuckDB: in one line, with its own hints, and the next step where it has none."""
+"""Describe an error of DuckDB: in one line, with its own hints, and the next step where it has none."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ RESERVED: Final = frozenset({"information_schema", "pg_catalog"})
 
 
 def typed_of(specs: Mapping[str, TableSpec]) -> dict[str, TableSpec]:
-    """Specs by the names of their typed tables, but for those that others have, or DuckDB."""
+    """Specs by the names of their typed tables, except for names that others have, or DuckDB."""
     return {
         spec.typed.name: spec
         for spec in specs.values()
@@ -201,7 +201,7 @@ def describable(query: str, tokens: Sequence[tuple[int, object]]) -> str:
 
     Args:
         query: of DuckDB's SQL.
-        tokens: of `duckdb.tokenize`: where each begins, in bytes. Comments are no tokens.
+        tokens: of `duckdb.tokenize`: where each begins, in bytes. Comments are not tokens.
     """
     text = query.encode()
     begins = [begin for begin, _ in tokens]

@@ -148,12 +148,12 @@ class LocalSql(Closing):
         roots: fragment-store URL → where it lies on this machine.
         refused: what is wrong with other specs, by file name.
         owned: a client to close at the end.
-        catalog: opens the one of typed tables, once there is a query of one; None: these are no tables.
-        clock: by which snapshots are dated.
+        catalog: opens the one of typed tables, once there is a query of one; None: typed tables are not tables here.
+        clock: dates snapshots.
 
     Attributes:
         refused: why specs of the folder make no table, by file name.
-        on_progress: called when more was read, in any thread; `scans` tells how much.
+        on_progress: called when more was read, in any thread; `scans` says how much.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class LocalSql(Closing):
         self._tasks = TaskGroup("local-sql")
         self._pool = ReadAhead(self._tasks, client.config.read_ahead_bytes_max)
         self._parsers = ThreadPoolExecutor(_PARSERS, "gazette-sql")
-        # In memory: views over journals make no sense in a file. Tables of one's own go to one by ATTACH.
+        # In memory: views over journals make no sense in a file. Your own tables go to a file by ATTACH.
         self._duckdb = duckdb.connect()
         self._empty: DuckDBPyConnection | None = None
         self._duckdb.execute(MACRO)
@@ -256,7 +256,7 @@ class LocalSql(Closing):
         return {name: table for name, table in self._inferred.items() if name in self._datasets}
 
     def _ask(self, statement: Statement, parameters: Sequence[Any] | None) -> DuckDBPyConnection:
-        """Run a statement. DuckDB says which `journal(…)` of it is no view yet."""
+        """Run a statement. DuckDB says which `journal(…)` of it is not a view yet."""
         import duckdb  # noqa: PLC0415
 
         missing: list[str] = []
@@ -281,7 +281,7 @@ class LocalSql(Closing):
         self._register_all(self._inferred[called(name)].spec for name in names)
 
     def _forget_journals(self) -> None:
-        """Have the next query look at heads of journals anew: views that it does not find are made again."""
+        """Let the next query ask for heads of journals again: views that it does not find are made again."""
         import duckdb  # noqa: PLC0415
 
         for table, name in self._journals.items():
@@ -407,7 +407,7 @@ class LocalSql(Closing):
         return self._empty
 
     def _refresh_all(self) -> None:
-        """As `refresh`, for queries that may mean any table: one that fails is told when it is asked for."""
+        """As `refresh`, for queries that may mean any table: one that fails raises when it is asked for."""
         self._unavailable = {}
         found = self._client.run(self._snapshots(self._specs.values()))
         for name, snapshot in zip(self._specs, found, strict=True):

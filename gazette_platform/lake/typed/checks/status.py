@@ -57,7 +57,7 @@ class TypedStanding:
     """What was acknowledged before this instant is in the table; empty: the last run left something."""
     problems: list[str] = field(default_factory=list)
     is_unread: bool = False
-    """Whether something could not be looked at, so that less is told than there is."""
+    """Whether something could not be looked at, so that the report is incomplete."""
 
     @property
     def counts(self) -> Counts | None:
@@ -116,7 +116,7 @@ def typed_standing(handle: TableHandle, spec: TypedSpec, heads: Mapping[str, int
     standing.rows, standing.state = progress.rows, progress.state
     standing.complete_at = progress.complete_at.isoformat() if progress.complete_at else ""
     standing.problems += (
-        f"{journal}: {why}: `gazctl lake check` tells more"
+        f"{journal}: {why}: see `gazctl lake check`"
         for journal, why in progress.state.unaccounted.items()
     )
     return standing
@@ -157,7 +157,7 @@ def behind_now(client: Client, tables: TypedCatalog, raw: TableSpec, spec: Typed
 
 
 def completeness_of(tables: TypedCatalog, spec: TypedSpec) -> Completeness:
-    """What counting its rows tells of a table.
+    """What counting its rows shows of a table.
 
     Raises: LakeError: a table cannot be read. TypedRolledBack, TypedProgressGone: a person has to look.
     """

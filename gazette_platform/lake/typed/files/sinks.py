@@ -62,7 +62,7 @@ class RowSpool:
         self._lock = threading.Lock()
 
     def add(self, rows: pa.Table) -> list[SpooledBatch]:
-        """Write rows behind all others.
+        """Write rows after all others.
 
         Raises: LakeError: the disk is full, or fails.
         """
@@ -121,7 +121,7 @@ class SpooledRows:
         return tuple(self._places)
 
     def abort(self) -> None:
-        """See `Sink`. What was written stays in the spool, and nobody knows where."""
+        """See `Sink`. What was written stays in the spool, at an unknown place."""
         self.rows, self._places = 0, []
 
 

@@ -73,7 +73,7 @@ _DEPTH_MAX: Final = 400
 
 
 class RefusedError(Exception):
-    """Some value of many does not fit, or some line is no record."""
+    """Some value of many does not fit, or some line is not a record."""
 
 
 # ------------------------------------------------------------------ types
@@ -305,7 +305,7 @@ def _lies_outside(numbers: Any, least: int, end: int) -> Any:
 
 
 def _finite(array: Any) -> Any:
-    # `NaN` and `Infinity` are no JSON; and 1e39 does not fit 32 bits.
+    # `NaN` and `Infinity` are not JSON; and 1e39 does not fit 32 bits.
     if pc.all(pc.is_finite(array)).as_py() is False:
         raise RefusedError
     return array
@@ -347,7 +347,7 @@ _CONVERTERS: Final[dict[str, Callable[[Any], Any]]] = {
 
 @final
 class LineReader:
-    """Reads lines of which each is an object, by Arrow.
+    """Reads lines that are objects, by Arrow.
 
     Args:
         schema: types of `read_type`, by key.
@@ -366,7 +366,7 @@ class LineReader:
         Args:
             content: plain lines, as `records` looks for.
             rows: how many there are.
-            longest: bytes of the longest line; None: nobody has looked.
+            longest: bytes of the longest line; None: unknown.
 
         Raises: RefusedError: something does not fit, or there are not as many.
         """
@@ -392,7 +392,7 @@ class ValueReader:
 
     Args:
         form: how values are written, of `FORMATS`.
-        forbids_unknown: whether structs with keys that are no fields are refused.
+        forbids_unknown: whether structs with keys that are not fields are refused.
 
     Attributes:
         kind, form: as given.

@@ -29,11 +29,11 @@ class Opened:
     """Of the typed table, and of its quarantine."""
     table: TypedTable
     quarantine: Loaded
-    """As it was before it was settled: it tells where files go, and of which columns."""
+    """As it was before it was settled: it says where files go, and their columns."""
 
 
 def handles_of(catalog: TypedCatalog, spec: TypedSpec) -> tuple[TableHandle, TableHandle]:
-    """Of a typed table, and of its quarantine. Neither need be there."""
+    """Of a typed table, and of its quarantine. Neither need exist."""
     return catalog.handle(spec.name), catalog.handle(spec.quarantine)
 
 
