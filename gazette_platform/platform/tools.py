@@ -415,7 +415,9 @@ def _unpack_trino(into: Path) -> None:
     with show_step(f"unpacking Trino {artifact.version}"):
         # Jars are hard links across plugins, so all is unpacked and then pruned.
         with tarfile.open(archive, "r:gz") as tar:
-            tar.extractall(into, filter="tar")
+            # As an attribute, which Python below 3.11.4 ignores; the parameter `filter` is a TypeError there.
+            tar.extraction_filter = getattr(tarfile, "tar_filter", None)
+            tar.extractall(into)  # noqa: S202  its digest is pinned
         for entry in (into / inside).iterdir():
             entry.rename(into / entry.name)
         (into / inside).rmdir()

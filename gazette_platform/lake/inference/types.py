@@ -286,7 +286,7 @@ def set_aside_of(raw: TableSpec, lines: Sequence[bytes]) -> str:
 
 def _why_uuid(found: _Candidate | None, total: int) -> str:
     if found is None:
-        return "no place has UUIDs as producers of messages make them, so what is appended twice would be two rows"
+        return "records have no message UUID, so a record that is appended twice becomes two rows"
     return f"{found.seen} of {counted(total, 'record')} have a message's UUID there"
 
 

@@ -557,8 +557,8 @@ class LocalSql(Closing):
             return f"there is no table {name}: to read journals without a table spec, write FROM {called(name)}"
         if not self.tables and not self.refused:
             return (
-                f"there is no table {name}: no table spec is known (name their folder by --tables, or read journals "
-                "without one: FROM journal('NAME'))"
+                f"there is no table {name}: no table spec is known (create a table with `gazctl lake create`, read journals "
+                "without one by FROM journal('NAME'), or name another folder of specs by --tables)"
             )
         shown = ", ".join(self.tables[:_NAMES_SHOWN])
         more = len(self.tables) - _NAMES_SHOWN
