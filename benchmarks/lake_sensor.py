@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dagster import DagsterInstance
 
-    from gazette_platform.lake.raw.progress import JournalCursor
+    from gazette_platform.lake.raw.planning import JournalCursor
     from gazette_platform.lake.settings import LakeSettings
     from gazette_platform.ops.clock import Clock
 

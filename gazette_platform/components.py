@@ -33,8 +33,6 @@ from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.rollups import PythonRollup
 from gazette_platform.lake.rollups.spec import ENGINES
 
-__all__ = ["GazetteLake"]
-
 # Variable by attribute, of those that are text. Paths are of files and folders beside the defs.yaml.
 _PATHS = {
     "endpoints": "GAZETTE_ENDPOINTS",

@@ -32,8 +32,6 @@ from gazette_platform.lake.rollups import PythonRollup, read_rollup_folder
 from gazette_platform.resources import platform_resources
 from gazette_platform.sensors import catalog_sensor, fragments_sensors, typed_sensor
 
-__all__ = ["build_definitions", "defs", "lake_definitions"]
-
 
 def lake_definitions(
     settings: LakeSettings | None = None,

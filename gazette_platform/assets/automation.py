@@ -53,17 +53,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.assets.freshness import Sourced
 
-__all__ = [
-    "EACH_MINUTE",
-    "DepsGood",
-    "QueryFits",
-    "SourcesChanged",
-    "automation_sensors",
-    "red_checks",
-    "rollup_condition",
-    "typed_condition",
-]
-
 EACH_MINUTE = "* * * * *"
 """`cron` of what is made as soon as its sources have changed."""
 

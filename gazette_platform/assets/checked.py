@@ -12,8 +12,6 @@ from gazette_platform.ops.text import counted
 if TYPE_CHECKING:
     from dagster import AssetKey, DagsterInstance
 
-__all__ = ["Checked", "rows_told", "with_counts"]
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)

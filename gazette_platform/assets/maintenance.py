@@ -18,8 +18,6 @@ from gazette_platform.errors import GazetteError
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.ops.clock import SystemClock
 
-__all__ = ["MAINTENANCE_POOL", "maintenance_job", "maintenance_schedule"]
-
 # It reads and writes whole tables: a run that takes longer than a day is not to meet the next one. Runs of rollups may
 # cross it, so they have pools of their own.
 MAINTENANCE_POOL = "iceberg.maintenance"

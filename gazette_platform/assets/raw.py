@@ -28,23 +28,6 @@ if TYPE_CHECKING:
     from gazette_platform.hive import HiveColumn
     from gazette_platform.lake import PartitionAccount, RefusedSpec, TableSpec
 
-__all__ = [
-    "SPECS_KEY",
-    "column_schema",
-    "describes_partitions",
-    "former_partitions",
-    "journals_key",
-    "journals_partitions",
-    "parse_partition",
-    "partition_column",
-    "raw_asset_specs",
-    "refused_asset_specs",
-    "specs_asset_spec",
-    "table_key",
-    "table_partitions",
-    "time_partition",
-]
-
 
 def time_partition(time: Time) -> str:
     """Dagster's partition key of a time: its values, distinct for the times of one table.

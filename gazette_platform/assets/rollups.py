@@ -60,15 +60,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.rollups.planning import Sealed
     from gazette_platform.lake.rollups.running import RollupReport
 
-__all__ = [
-    "COMPLETE_CHECK",
-    "ENGINE_RESOURCES",
-    "RollupConfig",
-    "engine_of",
-    "rollup_asset",
-    "rollup_key",
-]
-
 # Keys of the resources of `platform_resources` by engine.
 ENGINE_RESOURCES = {"trino": "trino", "spark": "spark", "python": "spark"}
 COMPLETE_CHECK = "slices_complete"

@@ -38,8 +38,6 @@ from gazette_platform.lake import TableSpec
 from gazette_platform.lake.catalogs import ICEBERG
 from gazette_platform.lake.spec.typed import TypedSpec
 
-__all__ = ["TypedConfig", "quarantine_asset_spec", "typed_asset"]
-
 _CHECKS = {
     COMPLETE_CHECK: "Each committed message is a row, or in quarantine, and once.",
     QUARANTINE_CHECK: "All records could be made rows.",

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from gazette_platform.client import FragmentListing
     from gazette_platform.lake.typed.runs.backfilling import BackfillReport
 
-__all__ = ["BackfillConfig", "backfill_asset", "fragments_at"]
-
 # Of one run, which makes all of their rows again in one commit: a day of hours.
 _PARTITIONS_MAX = 24
 _TEXT = """\

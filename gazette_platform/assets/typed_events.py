@@ -42,21 +42,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.runs.lag import Behind
     from gazette_platform.lake.typed.tables.progress import TypedProgress
 
-__all__ = [
-    "COMPLETE_CHECK",
-    "FRESH_CHECK",
-    "QUARANTINE_CHECK",
-    "ToldTyped",
-    "complete_evaluation",
-    "fresh_evaluation",
-    "measured",
-    "quarantine_evaluation",
-    "quarantine_materialization",
-    "told_typed",
-    "typed_materialization",
-    "unreadable_evaluation",
-]
-
 COMPLETE_CHECK: Final = "complete"
 QUARANTINE_CHECK: Final = "quarantine"
 FRESH_CHECK: Final = "fresh"

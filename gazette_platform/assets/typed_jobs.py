@@ -17,8 +17,6 @@ from gazette_platform.lake import TableSpec
 from gazette_platform.lake.catalogs import ICEBERG
 from gazette_platform.lake.spec.typed import TypedSpec
 
-__all__ = ["typed_definitions"]
-
 
 def typed_definitions(
     pairs: Iterable[tuple[TableSpec, TypedSpec]],

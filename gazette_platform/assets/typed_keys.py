@@ -23,19 +23,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake import TableSpec
     from gazette_platform.lake.spec.typed import TypedSpec
 
-__all__ = [
-    "TypedSources",
-    "backfill_key",
-    "column_lineage",
-    "column_schema",
-    "fresh_within_s",
-    "maintenance_key",
-    "pool_of",
-    "quarantine_key",
-    "typed_key",
-    "typed_pairs",
-]
-
 # What is not a row after that is late, where runs go on without end; three runs may have passed by then.
 _FRESH_S_MIN: Final = 60.0
 _FRESH_RUNS: Final = 3

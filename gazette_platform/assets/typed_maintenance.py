@@ -27,12 +27,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.rollups.engines import RollupEngine
     from gazette_platform.lake.typed.checks.maintenance import TypedMaintenance, Upkeep
 
-__all__ = [
-    "UpkeepEngine",
-    "maintenance_asset",
-    "typed_maintenance_schedule",
-]
-
 _JOB = "typed_maintenance"
 # After that of rollups, which shares the pool.
 _CRON = "47 3 * * *"

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 # What the lake does is imported where it is called: it is slow to import, and every process that loads definitions
 # loads this module.
 
-__all__ = ["look_at_table", "run_table", "workers_of"]
-
 # Of one run of Dagster's. Each publishes, and the next one reads what it has left.
 _RUNS_MAX = 1000
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["MetastoreClient", "MetastoreSession", "SharedMetastore"]
-
 # A request of 500 Hive partitions takes the server about 10 s with Derby on a small machine,
 # well inside the timeout below, and its message is far under Thrift's frame limits.
 _BATCH = 500

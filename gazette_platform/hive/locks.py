@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["LEASE_S", "HeldLock", "LockSeen", "broken_locks", "this_process"]
-
 LEASE_S: Final = 60.0
 """Seconds. Half of it has room for writing a batch of accounts to a slow metastore."""
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from urllib.parse import SplitResult
 
-__all__ = ["ANSWER_S", "CONNECT_S", "VARIABLE", "CatalogLogin", "IcebergCatalog"]
-
 VARIABLE: Final = "GAZETTE_ICEBERG_CATALOG"
 CONNECT_S: Final = 10
 """Seconds in which a server takes a connection."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.spec.table_spec import TableSpec
 
-__all__ = ["check_table_url", "partition_query", "table_link"]
-
 _PLACES: Final = ("catalog", "schema", "table")
 
 

@@ -15,8 +15,6 @@ from gazette_platform.protocol import parse_store_url
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["S3Access"]
-
 # Below the prefix of the store, where no journal can be.
 _WAREHOUSE: Final = ".gazette/warehouse"
 _REGION: Final = "us-east-1"

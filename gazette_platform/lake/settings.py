@@ -47,8 +47,6 @@ from gazette_platform.lake.spec.layout import StoreRoots
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LakeSettings"]
-
 
 @final
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.platform.layout import Endpoints
 
-__all__ = ["Board", "address_table"]
-
 _MARKS = {"waiting": "·", "ready": "✓", "stopped": "■", "failed": "✗"}
 
 

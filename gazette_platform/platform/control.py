@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gazette_platform.platform.platform import PlatformOptions
     from gazette_platform.platform.supervisor import Observer
 
-__all__ = ["extend", "is_running", "platform_state", "start_detached", "stop_platform"]
-
 _POLL_S = 0.1
 # Longer than all components need one after the other.
 _STOP_TIMEOUT_S = 180.0

@@ -25,8 +25,6 @@ from gazette_platform.platform.component import HOST, Component, answer_of, answ
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-__all__ = ["CODE_SERVER", "DAEMON", "WEBSERVER", "code_servers", "dagster_components"]
-
 _log = logging.getLogger(__name__)
 
 CODE_SERVER = "dagster-code"

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-__all__ = ["Jvm", "root_cause"]
-
 _CAUSES_MAX = 20
 
 

@@ -26,19 +26,6 @@ if TYPE_CHECKING:
     from gazette_platform.platform.component import Component
     from gazette_platform.platform.layout import PlatformDir
 
-__all__ = [
-    "NOT_LIGHT",
-    "OPTIONAL",
-    "PlatformOptions",
-    "check_extras",
-    "components_of",
-    "endpoints_of",
-    "environment_of",
-    "install_tools",
-    "shell_environment",
-    "upgraded",
-]
-
 # What `--without` may name. The rest is the journal service itself.
 OPTIONAL = ("metastore", "trino", "dagster", "broker", "typed")
 NOT_LIGHT = frozenset(OPTIONAL) - {"broker"}

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["Child", "log_tail", "private_files", "stop_process"]
-
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
 _KILL_WAIT_S = 5.0

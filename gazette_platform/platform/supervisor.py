@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from gazette_platform.platform.component import Component
     from gazette_platform.platform.layout import Endpoints, PlatformDir
 
-__all__ = ["ComponentFailed", "Observer", "Supervisor", "remove_leftovers"]
-
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
@@ -249,7 +247,10 @@ class Supervisor:
         if child.exit_code() is not None:
             return child.how_it_ended()
         if not self._look_whether_ready(component, pool):
-            return f"was not ready within {component.start_timeout_s:.0f} s"
+            return (
+                f"was not ready within {component.start_timeout_s:.0f} s; if the machine was busy, run `gazette up` "
+                "again"
+            )
         return ""
 
     def _look_whether_ready(self, component: Component, pool: ThreadPoolExecutor) -> bool:

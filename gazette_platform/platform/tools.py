@@ -37,23 +37,6 @@ from gazette_platform.platform.download import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = [
-    "azure_server",
-    "cache_dir",
-    "dataset",
-    "etcd",
-    "gcs_server",
-    "grpc_java_jars",
-    "h2spec",
-    "iceberg_spark_runtime",
-    "install_all",
-    "java",
-    "postgres_driver",
-    "s3_jars",
-    "s3_server",
-    "trino",
-]
-
 _log = logging.getLogger(__name__)
 
 _INSTALL_TIMEOUT_S = 1800
@@ -432,7 +415,9 @@ def _unpack_trino(into: Path) -> None:
     with show_step(f"unpacking Trino {artifact.version}"):
         # Jars are hard links across plugins, so all is unpacked and then pruned.
         with tarfile.open(archive, "r:gz") as tar:
-            tar.extractall(into, filter="tar")
+            # As an attribute, which Python below 3.11.4 ignores; the parameter `filter` is a TypeError there.
+            tar.extraction_filter = getattr(tarfile, "tar_filter", None)
+            tar.extractall(into)  # noqa: S202  its digest is pinned
         for entry in (into / inside).iterdir():
             entry.rename(into / entry.name)
         (into / inside).rmdir()

@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
     from gazette_platform.lake.s3 import S3Access
 
-__all__ = [
-    "GUARD",
-    "NAME",
-    "ExtraCatalog",
-    "guard_component",
-    "trino_components",
-    "write_configuration",
-]
-
 NAME = "trino"
 GUARD = "trino-guard"
 

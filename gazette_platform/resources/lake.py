@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.catalog import TypedCatalog
     from gazette_platform.lake.iceberg.metastore import IcebergTables
 
-__all__ = ["LakeResource", "MetastoreResource", "catalog_digest"]
-
 
 class MetastoreResource(ConfigurableResource["MetastoreResource"]):
     """The Hive Metastore."""

@@ -9,8 +9,6 @@ from gazette_platform.resources.lake import LakeResource, MetastoreResource, cat
 from gazette_platform.resources.services import BrokerResource, TrinoResource
 from gazette_platform.resources.spark import NoSparkResource, SparkResource
 
-__all__ = ["platform_resources"]
-
 
 def platform_resources(
     settings: LakeSettings | None = None,

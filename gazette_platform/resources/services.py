@@ -15,8 +15,6 @@ from gazette_platform.lake import BrokerSource, FragmentSource
 from gazette_platform.lake.catalogs import HIVE, ICEBERG, TrinoCatalogs
 from gazette_platform.lake.engines.trino import TrinoLogin, TrinoSession
 
-__all__ = ["BrokerResource", "TrinoResource"]
-
 # A tick that cannot reach a broker should say so, and leave the next one to try.
 _RETRY_TIMEOUT_S = 20.0
 

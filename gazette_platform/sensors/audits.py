@@ -35,10 +35,14 @@ from gazette_platform.lake import (
 )
 from gazette_platform.lake.catalogs import HIVE
 from gazette_platform.lake.raw.accounting import partition_accounts
-from gazette_platform.lake.raw.fit import is_of_spec
-from gazette_platform.lake.raw.status import partition_standings
+from gazette_platform.lake.raw.audits.fit import is_of_spec
+from gazette_platform.lake.raw.audits.status import partition_standings
+from gazette_platform.lake.raw.audits.unfit_finding import (
+    PartitionFit,
+    partition_fit,
+    table_finding,
+)
 from gazette_platform.lake.raw.tables import text_columns
-from gazette_platform.lake.raw.unfit_finding import PartitionFit, partition_fit, table_finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,8 +52,6 @@ if TYPE_CHECKING:
     from gazette_platform.assets.checked import Checked
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.raw.registration import Metastore
-
-__all__ = ["AuditOutcome", "AuditState", "TableAudits"]
 
 # Hive partitions with unfit records: those that are known of a table, and those looked at again a tick.
 _UNFIT_MAX = 200

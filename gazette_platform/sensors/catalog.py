@@ -33,8 +33,6 @@ from gazette_platform.protocol import JournalSpec
 from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
 from gazette_platform.resources.lake import catalog_digest
 
-__all__ = ["catalog_sensor", "reload_location"]
-
 _INTERVAL_S = 5
 _RELOAD_TIMEOUT_S = 120
 

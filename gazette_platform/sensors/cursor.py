@@ -21,15 +21,13 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import RegistrationCursor, SweepPoint
-from gazette_platform.lake.raw.progress import no_cursor
+from gazette_platform.lake.raw.planning import no_cursor
 from gazette_platform.sensors.audits import AuditState
 from gazette_platform.sensors.retention import RetentionState
 from gazette_platform.sensors.waits import Wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-__all__ = ["SensorCursor", "is_packed", "pack", "problem_digest", "unpack", "unpacked"]
 
 # Of this form; the characters after it are those of base85, which has no colon.
 _MARK: Final = "z1:"

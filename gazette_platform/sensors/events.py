@@ -38,18 +38,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.raw.times import TimeAccount
     from gazette_platform.sensors.reports import Added, TableRows
 
-__all__ = [
-    "journal_materialization",
-    "journal_name",
-    "journal_partition",
-    "materialization",
-    "moved_aside",
-    "observation",
-    "pruned_materialization",
-    "repair_materialization",
-    "specs_materialization",
-]
-
 _JOURNAL = PartitionColumn(key="journal", column="journal", type="string")
 _PROBLEMS_SHOWN = 20
 # Events are kept for ever, and of an hour there are many.

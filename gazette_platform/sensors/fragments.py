@@ -49,8 +49,6 @@ from gazette_platform.sensors.shards import Shard, epoch_metadata, epoch_of, sha
 from gazette_platform.sensors.tick import TickOutcome, TickState, following, in_turn
 from gazette_platform.sensors.waits import follow
 
-__all__ = ["TickOutcome", "TickPorts", "fragments_sensor", "fragments_sensors", "run_tick"]
-
 _log = logging.getLogger(__name__)
 _INTERVAL_S = 3
 # Each event is a write of some milliseconds to Dagster's storage: a tick that reports more than this

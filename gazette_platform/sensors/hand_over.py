@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from dagster import SensorEvaluationContext
 
-__all__ = ["former_cursors", "former_retention"]
-
 _NAMES: Final = re.compile(r"fragments(_\d+)?")
 
 

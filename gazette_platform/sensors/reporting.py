@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from gazette_platform.sensors.reports import Added, TableRows, Told
     from gazette_platform.sensors.tick import TickOutcome
 
-__all__ = ["KnownSlice", "Telling", "TellingPorts"]
-
 # Of a table a tick: partitions that Dagster knows, and Hive partitions read for them, whatever that comes to.
 _LOOKED_MAX: Final = 100
 _LOOKED_MIN: Final = 10

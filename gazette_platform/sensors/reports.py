@@ -25,21 +25,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.raw.times import TimeAccount
 
-__all__ = [
-    "DATA_VERSION",
-    "Added",
-    "InstanceTold",
-    "RowTotal",
-    "TableRows",
-    "Told",
-    "Totals",
-    "added_since",
-    "data_version",
-    "former_totals",
-    "totals_of",
-    "untold",
-]
-
 DATA_VERSION: Final = "dagster/data_version"
 _TAG_CHARACTERS_MAX = 63
 

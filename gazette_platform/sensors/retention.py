@@ -26,7 +26,7 @@ from gazette_platform.assets.raw import (
 )
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.lake import JournalCursor
-from gazette_platform.lake.raw.retention import Break
+from gazette_platform.lake.raw.prunes.retention import Break
 from gazette_platform.lake.raw.times import time_of
 from gazette_platform.ops.text import counted
 from gazette_platform.sensors.reports import data_version
@@ -41,15 +41,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.raw.registration import Metastore
     from gazette_platform.lake.raw.times import TimeAccount
     from gazette_platform.sensors.reports import Told
-
-__all__ = [
-    "PrunePoint",
-    "PruneTick",
-    "Retention",
-    "RetentionOutcome",
-    "RetentionState",
-    "Teller",
-]
 
 # Beginnings of journals asked for in a tick.
 _FRONTS_MAX = 8

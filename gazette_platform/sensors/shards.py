@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from dagster import DagsterInstance
 
-__all__ = ["SHARDS_MAX", "Shard", "epoch_metadata", "epoch_of", "shards"]
-
 SHARDS_MAX: Final = 32
 """Sensors. Each is a thread of Dagster's daemon while it ticks, and all are in one process of its code server."""
 

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.catalog import TypedCatalog
     from gazette_platform.lake.typed.runs.lag import Behind
 
-__all__ = ["TypedOutcome", "TypedPorts", "run_typed_tick", "typed_sensor"]
-
 _log = logging.getLogger(__name__)
 _INTERVAL_S = 20
 # Seconds after which a tick begins nothing more; what was begun by then has the rest of the 60 that Dagster gives it.

@@ -15,15 +15,13 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, final
 
-from gazette_platform.lake.raw.status import STALLED_S
+from gazette_platform.lake.raw.audits.status import STALLED_S
 from gazette_platform.ops.durations import SECOND_NS, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gazette_platform.lake import JournalProgress, TableReport
-
-__all__ = ["Followed", "Wait", "follow", "stall_text"]
 
 _TOLD_EVERY_S: Final = 60
 # Dagster keeps every event: ten a minute, over all journals that wait, are 14,000 a day.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
-__all__ = ["CallMetrics", "MethodMetrics", "Tallies", "Tally"]
-
 _BOUNDS_S: Final = Histogram.DEFAULT_BUCKETS
 
 

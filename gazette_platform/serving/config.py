@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["ServerConfig", "Wire", "check_setting", "expect_setting"]
-
 _ETCD_SCHEMES: Final = ("http", "https", "unix")
 
 

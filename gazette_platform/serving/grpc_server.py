@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     )
     from gazette_platform.serving.tls import TlsMaterial
 
-__all__ = ["GrpcServer"]
-
 # Seconds. Callers may be far away, and their content may be on its way for long. But once their
 # machine is gone, they must not hold calls, spools and memory for ever.
 _PING_EVERY_S = 20.0

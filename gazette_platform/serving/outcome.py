@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.ops.faults import Faults
 
-__all__ = ["before_expiry", "failure_of"]
-
 T = TypeVar("T")
 
 

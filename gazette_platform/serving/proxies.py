@@ -15,8 +15,6 @@ from typing_extensions import override
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Proxy", "proxy_for"]
-
 _log = logging.getLogger(__name__)
 
 # The first one that is set counts; an empty one means no proxy.

@@ -12,8 +12,6 @@ from gazette_platform.errors import SetupError, ValidationError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["TlsFiles", "TlsMaterial", "http2_client_context", "http2_context"]
-
 
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from gazette_platform.spark.columns import Columns
     from gazette_platform.spark.options import SourceOptions
 
-__all__ = ["BatchReader", "FilteringReader", "SpanPartition", "bounds_of"]
-
 
 @final
 class SpanPartition(InputPartition):

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-__all__ = ["Encoder", "JsonFrames", "Layout", "encoder", "layout_of", "stamped"]
-
 
 @final
 class JsonFrames:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["SPARKS", "interruptible"]
-
 SPARKS: Final = PySparkException, Py4JError, OSError
 """What calls of Spark raise."""
 

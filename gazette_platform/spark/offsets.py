@@ -43,25 +43,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.protocol import Label
 
-__all__ = [
-    "INITIAL",
-    "PRODUCERS_MAX",
-    "Change",
-    "Mark",
-    "Producers",
-    "Writer",
-    "advance",
-    "begins_of",
-    "created_of",
-    "mark_of",
-    "offset_of",
-    "positions_of",
-    "producers_of",
-    "reach",
-    "reached",
-    "require_created",
-]
-
 _LASTING: Final = "gazette-spark/"
 _PASSING: Final = "gazette-spark-once/"
 # How long a mark is kept of a writer that is silent. A write that is not repeated is retried for a minute.

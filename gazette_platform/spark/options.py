@@ -24,25 +24,6 @@ from gazette_platform.protocol import LabelSelector, split_created
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = [
-    "CLIENT_OPTIONS",
-    "OPTIONS",
-    "SELECTING",
-    "SINK_OPTIONS",
-    "MappingName",
-    "Mode",
-    "OnJump",
-    "OptionParser",
-    "Place",
-    "SinkOptions",
-    "SourceOptions",
-    "boolean",
-    "byte_count",
-    "key_path",
-    "parse_options",
-    "parse_sink_options",
-]
-
 _CLIENT: Final = {
     "broker": "address",
     "zone": "zone",

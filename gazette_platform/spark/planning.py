@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from gazette_platform.client import AsyncClient, JournalListing
     from gazette_platform.spark.options import Place, SourceOptions
 
-__all__ = [
-    "Found",
-    "Journals",
-    "find_journals",
-    "no_match",
-    "place_of",
-    "ranges_of_batch",
-    "splits_of",
-]
-
 _log = logging.getLogger(__name__)
 
 _AT_A_TIME: Final = 16

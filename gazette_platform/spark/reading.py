@@ -39,18 +39,6 @@ if TYPE_CHECKING:
     from gazette_platform.spark.columns import Columns
     from gazette_platform.spark.options import SourceOptions
 
-__all__ = [
-    "Bounds",
-    "Range",
-    "RangePlan",
-    "Span",
-    "frames_of",
-    "line_blocks",
-    "pack",
-    "plan_range",
-    "read_spans",
-]
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,19 +27,6 @@ if TYPE_CHECKING:
     from gazette_platform.spark.columns import Columns
     from gazette_platform.spark.options import Mode
 
-__all__ = [
-    "CSV",
-    "FIXED",
-    "JSON",
-    "TEXTS",
-    "Block",
-    "JsonRecords",
-    "Records",
-    "RefusedError",
-    "check_years",
-    "json_uuids",
-]
-
 _DAY_US: Final = 86_400_000_000
 _YEAR_1_DAY: Final = -719_162
 _YEAR_10000_DAY: Final = 2_932_897

@@ -65,8 +65,6 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import LabelSet
     from gazette_platform.spark.options import SinkOptions
 
-__all__ = ["BatchWriter", "Delivery", "StreamWriter", "check_targets"]
-
 _log = logging.getLogger(__name__)
 
 # Of an append: memory goes by it, and by how many journals are appended to at a time.

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["GazetteDataSource", "register"]
-
 _PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import AsyncClient
 
-__all__ = ["CARRIED_BYTES_MAX", "Block", "Blocks", "content_of", "lay_down", "too_much"]
-
 CARRIED_BYTES_MAX: Final = 64 << 20
 """Of all that the driver carries for one write: it passes Spark's JVM, and is an append of one journal."""
 

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from gazette_platform.spark.planning import Journals
     from gazette_platform.spark.records import Block
 
-__all__ = ["ProducerStates", "StreamReader", "producers_behind"]
-
 _IN_ORDER: Final = (int(Flags.CONTINUE_TXN), int(Flags.ACK_TXN))
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gazette_platform.spark.frames import Layout
     from gazette_platform.spark.options import MappingName, SinkOptions
 
-__all__ = ["Router", "Targets", "find_targets"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

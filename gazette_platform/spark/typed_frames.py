@@ -46,15 +46,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.lake.typed.runs.tail import PinnedTail
 
-__all__ = [
-    "PlannedTail",
-    "TailReader",
-    "as_spark_has_it",
-    "tail_source_of",
-    "typed_frame",
-    "typed_view",
-]
-
 _UUID = pa.uuid()
 # Digits of a UUID between its hyphens.
 _PARTS = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))

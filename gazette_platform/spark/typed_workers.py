@@ -42,17 +42,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.runs.jobs import Job
     from gazette_platform.lake.typed.tables.upserts import Merge
 
-__all__ = [
-    "NAME",
-    "OrderPartition",
-    "OrderTasks",
-    "OrdersReader",
-    "PlannedOrders",
-    "SparkMerger",
-    "SparkWorkers",
-    "source_of",
-]
-
 NAME: Final = "gazette_typed_orders"
 
 # Of a row: what is longer comes in parts, so that no server of Connect and no heap has it whole.

@@ -15,9 +15,9 @@ from gazette_platform.lake import (
     SweepPoint,
     parse_table_spec,
 )
+from gazette_platform.lake.raw.audits.status import overdue, table_standing
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.quarantine import Quarantine
-from gazette_platform.lake.raw.status import overdue, table_standing
 from gazette_platform.lake.reading.source import all_fragments
 from gazette_platform.lake.reading.storage import StoreFiles
 from gazette_platform.ops.clock import SystemClock

@@ -51,7 +51,7 @@ def run(
     Raises: as `connect`, `LocalSql.execute` and `SavedSpec`. ValidationError: the output makes no sense.
     """
     if output_format == "parquet" and to is None:
-        raise ValidationError("names the file that parquet goes to: give it", path="--to")
+        raise ValidationError("give the file to write: -o parquet needs one", path="--to")
     if to is not None and output_format == "table":
         raise ValidationError("goes with -o json, csv or parquet", path="--to")
     settings = LakeSettings.from_environment(os.environ)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.table_spec import TableSpec
 
-__all__ = ["DIALECTS", "MountedTable", "create_statement"]
-
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import JournalSpec
 
-__all__ = ["Diagnosis", "look_at_stores", "look_at_trino", "made_tables", "read_by_spark"]
-
 # A query of a table reads a directory or two; more tables say nothing new.
 _TABLES_TRIED_MAX = 5
 _FILE_SYSTEMS = {

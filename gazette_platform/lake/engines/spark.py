@@ -34,21 +34,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.settings import LakeSettings
 
-__all__ = [
-    "PROVIDED",
-    "combined",
-    "is_connect",
-    "is_local",
-    "keeping_interrupt",
-    "open_session",
-    "parse_properties",
-    "prepare_environment",
-    "read_properties",
-    "running_session",
-    "spark_configuration",
-    "start_session",
-]
-
 # Of these a user's value says what is wanted besides: without ours, Iceberg or the store would be gone.
 _ADDED: Final = {
     "spark.jars": ",",

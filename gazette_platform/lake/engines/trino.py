@@ -25,8 +25,6 @@ from gazette_platform.lake.logins import secret_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["TrinoLogin", "TrinoSession", "load_sql", "sql_folder"]
-
 _USER = "gazette"
 _ERROR_CHARACTERS_MAX = 300
 

@@ -61,21 +61,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.raw.registration import Metastore
     from gazette_platform.lake.settings import LakeSettings
 
-__all__ = [
-    "CatalogHandle",
-    "CatalogTables",
-    "HiveTables",
-    "Loaded",
-    "MetastoreHandle",
-    "NewTable",
-    "PinnedHandle",
-    "TableHandle",
-    "TypedCatalog",
-    "io_properties_of",
-    "present",
-    "typed_catalog",
-]
-
 # What properties of stores begin with. The rest are of the catalog.
 _OF_STORES: Final = ("s3.", "gcs.", "adls.", "hdfs.", "client.", "py-io-impl")
 # Serialization failure and deadlock.

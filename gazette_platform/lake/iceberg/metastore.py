@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from gazette_platform.hive import MetastoreSession
     from gazette_platform.lake.raw.registration import Metastore
 
-__all__ = ["IcebergTable", "IcebergTables", "deleting", "slice_of"]
-
 _METADATA = "metadata_location"
 # What Iceberg's own clients write; no engine opens the files by it.
 _STORAGE = StorageFormat(

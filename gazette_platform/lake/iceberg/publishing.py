@@ -44,31 +44,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
 
-__all__ = [
-    "MANIFESTS",
-    "PROGRESS",
-    "RUN",
-    "WAP_ID",
-    "Published",
-    "head_of",
-    "insisting",
-    "is_rolled_back",
-    "loaded_from",
-    "progress_of",
-    "publish_files",
-    "publish_snapshot",
-    "publish_staged",
-    "published_by",
-    "require_parted_by",
-    "require_progress",
-    "require_start",
-    "still_at",
-    "still_headed",
-    "still_parted_by",
-    "summary_of",
-    "updates_moving",
-]
-
 PROGRESS: Final = "gazette-progress"
 """Tag of the newest snapshot that says how far the table has come."""
 RUN: Final = "gazette.run"

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
 
-__all__ = ["rest_catalog"]
-
 # PyIceberg's default.
 _SCOPE: Final = "catalog"
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Final
 
-from pyarrow.fs import (
-    FileSelector,  # type: ignore[import-untyped]
-    FileType,  # type: ignore[import-untyped]
+from pyarrow.fs import (  # type: ignore[import-untyped]
+    FileSelector,
+    FileType,
 )
 from pyiceberg.io import load_file_io
 from pyiceberg.io.pyarrow import PyArrowFileIO
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pyiceberg.io import FileIO
 
     from gazette_platform.lake.iceberg.catalog import TableHandle
-
-__all__ = ["QUARANTINE", "STATE", "read_side_file", "unnamed_files", "write_side_file"]
 
 STATE: Final = "gazette.state"
 """Property of a snapshot: path of the file with the state after it."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
 
-__all__ = ["sql_catalog"]
-
 
 def sql_catalog(
     catalog: IcebergCatalog,

@@ -17,6 +17,7 @@ import yaml
 from gazette_platform.errors import SchemaMismatch
 from gazette_platform.lake.inference.types import InferredType, infer_type
 from gazette_platform.lake.spec.formats import (
+    OVER_LINES,
     WINDOWS,
     ContentFormat,
     Kind,
@@ -37,10 +38,8 @@ from gazette_platform.lake.spec.typed.spec import SCHEMA as TYPED_SCHEMA
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gazette_platform.lake.inference.types import Proposal
+    from gazette_platform.lake.inference.typed import Proposal
     from gazette_platform.protocol import JournalSpec
-
-__all__ = ["Inference", "InferredColumn", "format_of", "infer_spec", "refusal"]
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]+")
 _NAME_CHARACTERS_MAX = 100
@@ -203,7 +202,7 @@ def refusal(found: ContentFormat) -> str:
 def _add_typed(found: Inference, records: Profile, lines: Sequence[bytes]) -> None:
     """Add to the spec what the records show about a typed table."""
     # Slow to import, and only needed for this.
-    from gazette_platform.lake.inference.types import propose_typed, set_aside_of  # noqa: PLC0415
+    from gazette_platform.lake.inference.typed import propose_typed, set_aside_of  # noqa: PLC0415
 
     proposal = propose_typed(found.spec, records)
     text = found.text + _section(found.spec, proposal)
@@ -314,11 +313,13 @@ def _names(types: Mapping[str, InferredType]) -> dict[str, str]:
 def _as_name(text: str) -> str:
     """A column name like `text`.
 
-    >>> _as_name("Straße no."), _as_name("2nd"), _as_name("…")
-    ('stra_e_no', '_2nd', 'column')
+    >>> _as_name("Straße no."), _as_name("prénom"), _as_name("2nd"), _as_name("…")
+    ('strasse_no', 'prenom', '_2nd', 'column')
     """
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "replace").decode()
-    name = _NOT_IN_NAMES.sub("_", plain).strip("_").lower()[:_NAME_CHARACTERS_MAX]
+    # Folding makes ss of ß, which has no decomposition. Accents are characters of their own then, and would be `_`.
+    letters = unicodedata.normalize("NFKD", text.casefold())
+    plain = "".join(each for each in letters if not unicodedata.combining(each))
+    name = _NOT_IN_NAMES.sub("_", plain).strip("_")[:_NAME_CHARACTERS_MAX]
     if not name:
         return "column"
     return f"_{name}" if name[0].isdigit() else name
@@ -406,8 +407,7 @@ def _infer_csv(
         )
     if len(every) < len(texts):
         remarks.append(
-            "some quoted fields go over several lines, which engines read as rows of their own: "
-            "write such data as JSON lines"
+            f"some quoted fields have line breaks, and engines read each line as a row; {OVER_LINES}"
         )
     if count < len(rows):
         remarks.append(f"{len(rows) - count} of {len(rows)} lines do not have {width} fields")

@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from gazette_platform.client import Client
     from gazette_platform.protocol import JournalSpec
 
-__all__ = [
-    "BrokerContent",
-    "JournalContent",
-    "Sample",
-    "SampleLimits",
-    "require_whole_lines",
-    "sample_lines",
-    "served",
-    "spread",
-]
-
 _READ_BYTES = 256 << 10
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import DataError, GazetteError, LakeError
 from gazette_platform.hive import HivePartition
-from gazette_platform.lake.raw.fit import (
+from gazette_platform.lake.raw.audits.fit import (
     damage,
     is_of_spec,
     json_columns,
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.lake.spec.unfit import UnfitFragment
     from gazette_platform.protocol import Fragment
-
-__all__ = ["Accountant", "Accounted", "PartitionAccount", "PartitionUpdate", "partition_accounts"]
 
 # What is added at once, and written under one lock: a second or two, so that a tick ends in time, and
 # well within half of the lease on a slow metastore.

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import Fragment
 
-__all__ = ["Accounts", "Place", "held_behind", "held_of_former", "own_values", "read_accounts"]
-
 _STEP = 24
 _BATCH = 100
 _NAMES_MAX = 3000

@@ -66,25 +66,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.protocol import Fragment, JournalSpec
 
-__all__ = [
-    "Cutover",
-    "FolderFile",
-    "HeldNow",
-    "SpecFile",
-    "adopt_journals",
-    "drop_entries",
-    "entries_of",
-    "files_to_put",
-    "held_states",
-    "problems_among",
-    "problems_with_data",
-    "problems_with_journals",
-    "problems_with_table",
-    "put_files",
-    "stored_entry",
-    "why_missed",
-]
-
 _SUFFIXES = (".yaml", ".yml")
 _JOURNALS_TOLD_MAX = 5
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.raw.listing import HOLES_LOOKED_MAX
-from gazette_platform.lake.raw.progress import JournalCursor
+from gazette_platform.lake.raw.planning import JournalCursor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol import JournalSpec
-
-__all__ = ["CaughtUp", "catch_up", "reachable"]
 
 # Brokers list a fragment a moment after their store has it.
 _AGAIN_S = 0.2

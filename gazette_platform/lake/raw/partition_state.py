@@ -20,8 +20,6 @@ from gazette_platform.protocol import is_another, learned
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["RANGES_MAX", "TRIES_MAX", "PartitionState", "Uncounted"]
-
 _STATE = "gazette.state"
 _VERSION = 1
 # Of a state that is kept in numbered parts, which earlier releases do not know.

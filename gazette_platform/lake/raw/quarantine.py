@@ -25,7 +25,7 @@ from gazette_platform.errors import (
     ObjectNotFound,
     ValidationError,
 )
-from gazette_platform.lake.raw.fit import unfit_fragment, value_scanner
+from gazette_platform.lake.raw.audits.fit import unfit_fragment, value_scanner
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.planning import directory_of
 from gazette_platform.lake.raw.set_aside import aside_directory, home_directory, is_aside, note_path
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol import Fragment
-
-__all__ = ["AsideFile", "Quarantine"]
 
 _PAGE: Final = 100
 _AGAIN_S: Final = 0.1

@@ -19,7 +19,6 @@ from gazette_platform.lake.catalogs import HIVE
 from gazette_platform.lake.raw.accounting import Accountant, PartitionAccount, PartitionUpdate
 from gazette_platform.lake.raw.accounts import held_behind, held_of_former
 from gazette_platform.lake.raw.applying import Cutover, problems_with_journals
-from gazette_platform.lake.raw.evolution import ensure_table
 from gazette_platform.lake.raw.listing import (
     JournalListing,
     SweepPoint,
@@ -29,11 +28,23 @@ from gazette_platform.lake.raw.listing import (
     rotated,
     sweep_without,
 )
-from gazette_platform.lake.raw.planning import Limits, directory_of, make_plan, require_codec
-from gazette_platform.lake.raw.progress import JournalCursor, advance
-from gazette_platform.lake.raw.retention import Break, is_broken
+from gazette_platform.lake.raw.planning import (
+    JournalCursor,
+    Limits,
+    advance,
+    directory_of,
+    make_plan,
+    require_codec,
+)
+from gazette_platform.lake.raw.prunes.retention import Break, is_broken
 from gazette_platform.lake.raw.set_aside import is_aside
-from gazette_platform.lake.raw.tables import LAYOUT, is_current, table_definition, text_columns
+from gazette_platform.lake.raw.tables import (
+    LAYOUT,
+    ensure_table,
+    is_current,
+    table_definition,
+    text_columns,
+)
 from gazette_platform.lake.raw.views import ensure_plain_view
 from gazette_platform.lake.reading.check import SAMPLE_BYTES, check_sample
 from gazette_platform.lake.reading.content import FragmentContent
@@ -53,8 +64,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol import Fragment, JournalSpec
-
-__all__ = ["JournalProgress", "Metastore", "Registrar", "TableReport"]
 
 _SAMPLES_MAX = 5
 

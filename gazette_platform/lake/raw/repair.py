@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.errors import DataError, LakeError, StatusError, StoreError, TransportError
 from gazette_platform.lake.raw.listing import JournalFiles, journal_files
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.planning import directory_of
-from gazette_platform.lake.raw.progress import JournalCursor
+from gazette_platform.lake.raw.planning import JournalCursor, directory_of
 from gazette_platform.lake.reading.content import COUNTED_BYTES_MIN, FragmentContent
 from gazette_platform.lake.reading.segments import Span, chain
 from gazette_platform.lake.reading.storage import Storage
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.protocol import Fragment
-
-__all__ = ["COVERED", "MovedFile", "Repair", "RepairLimits", "Repairer"]
 
 COVERED = ".covered"
 _LISTED_MAX = 1000

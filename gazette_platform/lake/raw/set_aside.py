@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from gazette_platform.protocol import Fragment
 
-__all__ = ["ASIDE", "aside_directory", "home_directory", "is_aside", "note_path"]
-
 ASIDE: Final = "_aside"
 """Name of the folder in that of a journal."""
 

@@ -31,17 +31,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.raw.accounting import PartitionAccount
     from gazette_platform.lake.spec.table_spec import TableSpec
 
-__all__ = [
-    "WHOLE",
-    "Time",
-    "TimeAccount",
-    "TimeReader",
-    "fold",
-    "own_columns",
-    "time_of",
-    "time_of_directory",
-]
-
 WHOLE = "all"
 """The time of Hive partitions whose columns are all given by the names of their journals."""
 

@@ -38,18 +38,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.table_spec import TableSpec
 
-__all__ = [
-    "VIEW_OF",
-    "ensure_plain_view",
-    "ensure_views",
-    "exact_view",
-    "excluded_digests",
-    "excluded_files",
-    "plain_view",
-    "type_sql",
-    "typed_sql",
-]
-
 _NESTED = frozenset({"array", "map", "struct"})
 
 

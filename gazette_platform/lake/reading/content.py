@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.reading.values import LineScanner, ValueReport
     from gazette_platform.protocol import Fragment
 
-__all__ = ["COUNTED_BYTES_MIN", "FragmentContent", "FragmentCount", "Stamp", "local_path"]
-
 _log = logging.getLogger(__name__)
 _STORED_BLOCK_BYTES = 1 << 20
 # Compressed, this is enough for a sample in nearly all cases.

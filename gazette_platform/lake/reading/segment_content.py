@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import AsyncClient, Client, FragmentListing
 
-__all__ = ["BLOCK_BYTES", "HeldBytes", "LineBlocks", "Piece", "pieces_of"]
-
 BLOCK_BYTES: Final = 1 << 20
 """Where Arrow is fastest: smaller ones cost more calls, larger ones are refused for one bad record."""
 

@@ -25,22 +25,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import FragmentListing
 
-__all__ = [
-    "Segment",
-    "SegmentPlan",
-    "Span",
-    "chain",
-    "choose",
-    "clusters",
-    "gaps",
-    "in_time",
-    "lowered",
-    "overlapping",
-    "plan_segments",
-    "uncovered",
-    "walk_outward",
-]
-
 Values = tuple[str | None, ...]
 
 

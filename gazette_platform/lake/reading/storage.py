@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.stores import FragmentStore
 
-__all__ = ["Storage", "StoreFiles", "copy_within", "object_files"]
-
 # Each may hold a file of temporary content.
 _COPIES_MAX: Final = 4
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.table_spec import Column, TableSpec
 
-__all__ = ["CsvScanner", "JsonScanner", "LineScanner", "Unfit", "ValueReport", "breaks", "is_utf8"]
-
 _PIECE_BYTES = 512 << 10
 # Trino refuses longer lines by default (`hive.text.max-line-length`).
 _LINE_BYTES_MAX = 100 << 20

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.rollups.covers import Covers
     from gazette_platform.lake.rollups.spec import RollupSpec
 
-__all__ = ["CODE", "Commit", "Committed", "commit"]
-
 CODE: Final = "gazette.code"
 """Property of a table, and of its snapshots: the code version that made it."""
 _OFFSETS: Final = "gazette.offsets"

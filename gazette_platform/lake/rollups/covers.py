@@ -19,8 +19,6 @@ from gazette_platform.protocol import is_another
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["Covers", "Seen", "SliceCover", "merged_ranges"]
-
 _VERSION = 1
 
 

@@ -30,21 +30,6 @@ if TYPE_CHECKING:
 
     _Query = tuple[RollupSpec, Mapping[str, "SourceTable"]]
 
-__all__ = [
-    "Dialect",
-    "PythonRollup",
-    "RollupEngine",
-    "SourceTable",
-    "SparkEngine",
-    "StagingTable",
-    "TrinoEngine",
-    "create_staging",
-    "iceberg_catalog",
-    "insert_staging",
-    "rollup",
-    "select_source",
-]
-
 Dialect = Literal["trino", "spark"]
 
 # Spark's catalogs have the names that the platform's configuration gives them.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     _Origins = frozenset[tuple[str, str]]
 
-__all__ = ["Tracer", "column_lineage", "query_scope"]
-
 _CHARACTERS_MAX: Final = 100_000
 _NOTHING: Final[_Origins] = frozenset()
 # Their columns have names, or origins, that the text alone does not show.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.rollups.engines import Dialect
     from gazette_platform.lake.rollups.spec import RollupSpec
 
-__all__ = ["RETAINED_S", "Maintenance", "maintain", "maintenance_statements"]
-
 RETAINED_S: Final = 7 * 24 * 3600.0
 """Seconds for which snapshots are kept, and files that none names: the least that Trino allows. Readers of an
 old snapshot, and runs that have not committed yet, have that long."""

@@ -17,23 +17,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.raw.progress import subtract
+from gazette_platform.lake.raw.planning import subtract
 from gazette_platform.lake.rollups.covers import Covers, Seen, SliceCover
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gazette_platform.lake.rollups.spec import RollupSpec
-
-__all__ = [
-    "Plan",
-    "Sealed",
-    "SourceState",
-    "batches",
-    "covers_after",
-    "make_plan",
-    "with_new_aliases",
-]
 
 
 @final

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.rollups.engines import Dialect
     from gazette_platform.lake.rollups.queries import Query
 
-__all__ = ["column_lineage_apart", "query_faults_apart"]
-
 # It takes one or two, mostly for imports, and more on a busy machine.
 _TIMEOUT_S: Final = 30.0
 # Of a check of all queries: two processes have to end within a tick of a sensor, which has 60 s.

@@ -63,17 +63,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.rollups.spec import RollupSpec
     from gazette_platform.ops.clock import Clock
 
-__all__ = [
-    "Lost",
-    "RollupReport",
-    "RollupRunner",
-    "Source",
-    "lost_slices",
-    "plan_of",
-    "read_sources",
-    "slices_behind",
-]
-
 
 @final
 @dataclass(frozen=True, slots=True)

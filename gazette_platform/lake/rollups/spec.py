@@ -45,17 +45,6 @@ from gazette_platform.yaml_specs.documents import check_yaml
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
 
-__all__ = [
-    "ENGINES",
-    "STAGING_SCHEMA",
-    "RollupFolder",
-    "RollupSpec",
-    "check_rollup",
-    "load_rollup_specs",
-    "parse_rollup",
-    "read_rollup_folder",
-]
-
 ENGINES = ("trino", "spark")
 STAGING_SCHEMA = "gazette_staging"
 """Where tables lie that are not committed yet; no rollup may be here."""

@@ -12,8 +12,6 @@ from gazette_platform.lake.rollups.covers import Covers
 if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.metastore import IcebergTable, IcebergTables
 
-__all__ = ["COVERS", "covers_path", "paths_of", "read_covers", "write_covers"]
-
 COVERS: Final = "gazette.covers"
 """Property of a snapshot, and of the table: path of the file that says what the table covers."""
 

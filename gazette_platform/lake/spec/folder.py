@@ -32,24 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Iterator, Mapping
     from pathlib import Path
 
-__all__ = [
-    "NameClash",
-    "RefusedSpec",
-    "SpecFolder",
-    "files_beside",
-    "in_file",
-    "load_table_specs",
-    "meant",
-    "name_clashes",
-    "names_made",
-    "or_meant",
-    "problems_with_files",
-    "read_spec_file",
-    "read_spec_folder",
-    "shown_name",
-    "specs_by_file",
-]
-
 
 def read_spec_file(path: Path, bytes_max: int, what: str) -> bytes:
     """The content of a file; no more of it is read than it may have.

@@ -30,23 +30,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.spec.table_spec import TableSpec
 
-__all__ = [
-    "HEAD_BYTES",
-    "WINDOWS",
-    "ContentFormat",
-    "Kind",
-    "csv_rows",
-    "header_condition",
-    "header_of",
-    "header_pattern",
-    "header_places",
-    "is_date",
-    "is_header",
-    "recognize",
-    "remedy",
-    "title",
-]
-
 HEAD_BYTES: Final = 64 << 10
 """How many bytes are enough to recognise content."""
 
@@ -126,6 +109,8 @@ class ContentFormat:
     """Of CSV."""
     header: tuple[str, ...] = ()
     """Of CSV: the texts of the row that names the columns, if one does."""
+    is_over_lines: bool = False
+    """Of CSV: whether quoted fields have line breaks, which no engine reads."""
 
     @property
     def is_records(self) -> bool:
@@ -138,8 +123,9 @@ def recognize(head: bytes) -> ContentFormat:
 
     >>> recognize(b"\x1f\x8b\x08...").kind.value, recognize(b'{"a": 1}\n').kind.value
     ('gzip', 'JSON lines')
-    >>> recognize(b"id;price\n1;2,50\n2;3,10\n")
-    ContentFormat(kind=<Kind.CSV: 'CSV'>, encoding='utf-8', delimiter=';', header=('id', 'price'))
+    >>> found = recognize(b"id;price\n1;2,50\n2;3,10\n")
+    >>> found.kind.value, found.delimiter, found.header
+    ('CSV', ';', ('id', 'price'))
     """
     if not head.strip(b" \t\r\n"):
         return ContentFormat(Kind.EMPTY)
@@ -265,8 +251,13 @@ def _csv(lines: Sequence[str]) -> ContentFormat | None:
     if "," in fit and len(fit) > 1 and not _commas_delimit(texts):
         fit.remove(",")
     delimiter = max(fit, key=lambda each: (each == ",", widths[each][0]))
+    # A record that the head cuts is one of several lines, too.
+    whole = texts[:-1] if len(texts) > 1 else texts
     return ContentFormat(
-        Kind.CSV, delimiter=delimiter, header=header_of(rows[delimiter], widths[delimiter][0])
+        Kind.CSV,
+        delimiter=delimiter,
+        header=header_of(rows[delimiter], widths[delimiter][0]),
+        is_over_lines=len(list(csv_rows(whole, delimiter))) < len(whole),
     )
 
 
@@ -354,6 +345,11 @@ _REMEDIES: Final = {
     Kind.FIXED: "append JSON lines or CSV: tables need one of these",
     Kind.BINARY: "append JSON lines or CSV in UTF-8",
 }
+OVER_LINES: Final = (
+    "append its rows as JSON lines (`gazctl sql \"FROM read_csv('FILE.csv', all_varchar=true)\" -o json | "
+    "gazctl journals append NAME`)"
+)
+"""What to do about CSV with line breaks in its fields."""
 _REMEDIES_OF_TEXT: Final = {
     Kind.JSON_ARRAY: f"append its elements, one a line ({_AS_LINES})",
     Kind.JSON_VALUES: f"append them one a line ({_AS_LINES})",

@@ -29,23 +29,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.protocol import JournalSpec
 
-__all__ = [
-    "Layout",
-    "PartitionColumn",
-    "StoreRoots",
-    "expected_directory",
-    "expected_layout",
-    "expected_location",
-    "is_same_location",
-    "journal_values",
-    "partition_columns",
-    "partition_key",
-    "partition_values",
-    "path_keys",
-    "plain_location",
-    "require_location",
-]
-
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 # As metastores' tables have room for.
 _VALUE_CHARACTERS_MAX = 256

@@ -10,8 +10,6 @@ from gazette_platform.errors import ValidationError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["ownership_errors", "shown"]
-
 _SHOWN_MAX = 80
 _OWNERS_MAX = 50
 _OWNER = re.compile(

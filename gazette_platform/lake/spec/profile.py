@@ -21,8 +21,6 @@ from gazette_platform.message.uuid import Flags, parse_uuid
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["DEPTH_MAX", "NODES_MAX", "Profile", "Profiler", "decoded"]
-
 # OpenTelemetry's attributes lie this deep. A type has 16 levels at most.
 DEPTH_MAX = 12
 NODES_MAX = 20_000

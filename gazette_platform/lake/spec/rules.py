@@ -11,26 +11,6 @@ from gazette_platform.errors import ValidationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = [
-    "COLUMNS_MAX",
-    "DURATION_EXAMPLE",
-    "ERRORS_MAX",
-    "EXACT_SUFFIX",
-    "KEY_CHARACTERS_MAX",
-    "LINES_SUFFIX",
-    "QUARANTINE_SUFFIX",
-    "SPEC_BYTES_MAX",
-    "TABLE_CHARACTERS_MAX",
-    "cron_errors",
-    "first_errors",
-    "freshness_errors",
-    "is_column_name",
-    "is_json_file_name",
-    "is_key",
-    "is_sql_name",
-    "is_table_name",
-]
-
 TABLE_CHARACTERS_MAX: Final = 127
 """Of each part of a table's name."""
 

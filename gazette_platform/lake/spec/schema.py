@@ -25,8 +25,6 @@ from gazette_platform.errors import ValidationError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ColumnType", "TypeLanguage", "parse_type", "type_names", "widens"]
-
 # spec name -> (Spark, Trino); the Hive name is the spec's.
 _PRIMITIVES = {
     "string": ("string", "varchar"),

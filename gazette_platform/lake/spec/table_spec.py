@@ -57,17 +57,6 @@ from gazette_platform.yaml_specs.documents import check_yaml
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = [
-    "Column",
-    "Partition",
-    "TableSpec",
-    "check_clash",
-    "fields_below",
-    "json_schema_of",
-    "parse_table_spec",
-    "read_table_spec",
-]
-
 # Types whose text in a path has one canonical value, so that two directories never claim one
 # Hive partition unnoticed.
 _PARTITION_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date")

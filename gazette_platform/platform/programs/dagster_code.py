@@ -18,8 +18,6 @@ from typing import Final
 
 from gazette_platform.ops.process import ProcessId
 
-__all__ = ["children_of", "main"]
-
 _POLL_S: Final = 1.0
 # A process that is being replaced, or has only just been started, is not one that died.
 _MISSED_MAX: Final = 5

@@ -18,8 +18,6 @@ from gazette_platform.platform.process import Child
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["is_wanted", "main", "watch"]
-
 _LOOK_S: Final = 5.0
 _POLL_S: Final = 0.2
 _PAUSE_S: Final = 2.0

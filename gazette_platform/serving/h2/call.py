@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from gazette_platform.serving.call_metrics import MethodMetrics
     from gazette_platform.serving.interface import AtOnce, Metadata, Rpc
 
-__all__ = ["Call", "Method", "method_of"]
-
 _log = logging.getLogger(__name__)
 
 _GONE = "the caller has gone"

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping
 
-__all__ = ["LATE", "ClientCall"]
-
 LATE: Final = "Deadline Exceeded"
 
 # A server learns the deadline in whole milliseconds, and its clock may be ahead.

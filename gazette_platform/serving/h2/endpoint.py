@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.serving.h2.limits import Limits
 
-__all__ = ["Endpoint"]
-
 _HEAD_BYTES: Final = 9
 _DEFAULT_WINDOW: Final = 65_535
 _DEFAULT_FRAME: Final = 16_384

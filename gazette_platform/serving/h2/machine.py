@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from gazette_platform.serving.h2.limits import Limits
     from gazette_platform.serving.h2.requests import Request, Requests
 
-__all__ = ["Machine"]
-
 _DRAIN_PAYLOAD: Final = b"draining"
 
 

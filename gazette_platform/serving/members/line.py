@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.serving.process.signals import Signals
 
-__all__ = ["HURRY", "LEAVE", "LEAVES", "METRICS", "SERVES", "SupervisorLine", "task_of"]
-
 _log = logging.getLogger(__name__)
 
 LEAVE: Final = b"leave\n"

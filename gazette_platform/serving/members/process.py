@@ -19,8 +19,6 @@ from gazette_platform.serving.members.output import LINE_BYTES_MAX, named_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["MemberProcess"]
-
 _log = logging.getLogger(__name__)
 
 # Seconds for a page of metrics. A member that is busy for longer is left out of this page.

@@ -31,8 +31,6 @@ from gazette_platform.serving.process.signals import HURRIED_S
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Member", "Supervision", "Supervisor"]
-
 _log = logging.getLogger(__name__)
 
 

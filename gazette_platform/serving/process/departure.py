@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.ops.faults import Faults
 
-__all__ = ["Departure"]
-
 _log = logging.getLogger(__name__)
 
 # Seconds for each step of leaving after a second signal.

@@ -16,8 +16,6 @@ from gazette_platform.serving.process.watchdog import Watchdog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Overseer", "Server", "run_server"]
-
 S = TypeVar("S", bound="Server")
 
 _log = logging.getLogger(__name__)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from gazette_platform.ops.faults import Faults
     from gazette_platform.serving.process.watchdog import Watchdog
 
-__all__ = ["HURRIED_S", "Leaver", "Signals", "on_loop_error"]
-
 _log = logging.getLogger(__name__)
 
 _NUMBERS: Final = (signal.SIGTERM, signal.SIGINT)

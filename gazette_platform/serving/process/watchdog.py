@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Watchdog", "aside"]
-
 _log = logging.getLogger(__name__)
 
 _FAILED = 1

@@ -34,7 +34,7 @@ from gazette_platform.lake import (
     TableSpec,
     read_spec_folder,
 )
-from gazette_platform.lake.raw.status import table_standing
+from gazette_platform.lake.raw.audits.status import table_standing
 from gazette_platform.lake.rollups.spec import read_rollup_folder
 from gazette_platform.lake.spec.folder import or_meant
 from gazette_platform.lake.spec.typed import TypedSpec

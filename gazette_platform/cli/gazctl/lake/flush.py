@@ -17,8 +17,8 @@ from gazette_platform.cli.gazctl.lake.context import (
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import BrokerSource, LakeSettings, Registrar, StoreRoots, TableSpec
+from gazette_platform.lake.raw.audits.status import TableStanding, table_standing
 from gazette_platform.lake.raw.catch_up import CaughtUp, catch_up, reachable
-from gazette_platform.lake.raw.status import TableStanding, table_standing
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.text import counted
 

@@ -26,11 +26,11 @@ from gazette_platform.errors import GazetteError
 from gazette_platform.hive import MetastoreClient, MetastoreSession
 from gazette_platform.lake import BrokerSource, Registrar, StoreRoots, TableSpec
 from gazette_platform.lake.iceberg.catalog import typed_catalog
+from gazette_platform.lake.raw.audits.full_audit import audit_content
+from gazette_platform.lake.raw.audits.status import table_standing
 from gazette_platform.lake.raw.catch_up import catch_up
-from gazette_platform.lake.raw.full_audit import audit_content
 from gazette_platform.lake.raw.quarantine import AsideFile, Quarantine
 from gazette_platform.lake.raw.set_aside import is_aside
-from gazette_platform.lake.raw.status import table_standing
 from gazette_platform.lake.typed.tables.quarantine import quarantined_rows
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import Fragment

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.engines.duckdb.snapshot import TableSnapshot
     from gazette_platform.lake.reading.segments import Segment
 
-__all__ = ["ORIGIN_COLUMNS", "Scanner", "TableDataset", "possible", "prune", "selected"]
-
 ORIGIN_COLUMNS: Final = ("_journal", "_offset", "_fragment")
 """Where a row comes from: its journal, the byte offset of its record, and the name of the persisted
 fragment's file, NULL in the live tail. One that is a name of the table's own columns is left out."""

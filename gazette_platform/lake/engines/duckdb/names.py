@@ -42,28 +42,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import JournalSpec
 
-__all__ = [
-    "DELETES_SUFFIX",
-    "HISTORY_SUFFIX",
-    "MACRO",
-    "MACRO_WITHOUT_VIEWS",
-    "OFFSETS_SUFFIX",
-    "RESERVED",
-    "TAIL_SUFFIX",
-    "InferredTable",
-    "called",
-    "data_of",
-    "describable",
-    "infer_table",
-    "journal_missing",
-    "key_of",
-    "names_of",
-    "quoted",
-    "selectors_of",
-    "typed_of",
-    "view_of",
-]
-
 OFFSETS_SUFFIX: Final = "$offsets"
 """Behind a table's name: the same table with the columns `_journal`, `_offset` and `_fragment`."""
 HISTORY_SUFFIX: Final = "$history"

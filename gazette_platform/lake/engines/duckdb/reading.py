@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.reading.segments import Segment
     from gazette_platform.lake.spec.layout import StoreRoots
 
-__all__ = ["Piece", "ScanCounts", "SegmentReader"]
-
 _log = logging.getLogger(__name__)
 
 # Of content that is parsed at a time: below that parsers are slower, above it memory grows for nothing.

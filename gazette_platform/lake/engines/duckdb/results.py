@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa  # type: ignore[import-untyped]
 
-__all__ = ["QueryResult", "require_one_answer"]
-
 T = TypeVar("T")
 
 _BATCH_ROWS: Final = 65536

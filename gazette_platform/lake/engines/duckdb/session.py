@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.reading.segments import Segment
     from gazette_platform.lake.spec.table_spec import TableSpec
 
-__all__ = ["LocalSql", "connect"]
-
 # DuckDB's name of a database without a file.
 _DATABASE: Final = "memory"
 _TABLES_AT_A_TIME: Final = 8
@@ -559,8 +557,8 @@ class LocalSql(Closing):
             return f"there is no table {name}: to read journals without a table spec, write FROM {called(name)}"
         if not self.tables and not self.refused:
             return (
-                f"there is no table {name}: no table spec is known (name their folder by --tables, or read journals "
-                "without one: FROM journal('NAME'))"
+                f"there is no table {name}: no table spec is known (create a table with `gazctl lake create`, read journals "
+                "without one by FROM journal('NAME'), or name another folder of specs by --tables)"
             )
         shown = ", ".join(self.tables[:_NAMES_SHOWN])
         more = len(self.tables) - _NAMES_SHOWN

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.reading.segments import Segment, SegmentPlan
     from gazette_platform.lake.spec.table_spec import TableSpec
 
-__all__ = ["JournalSnapshot", "TableSnapshot", "take_snapshot"]
-
 _JOURNALS_AT_A_TIME = 16
 # Of signed URLs: a query that runs longer reads the rest through brokers.
 _URL_TTL_S = 3600.0

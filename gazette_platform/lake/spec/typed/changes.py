@@ -22,18 +22,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.typed.typed_columns import RawTable
 
-__all__ = [
-    "CHANGE_COLUMNS",
-    "DELETE",
-    "OP",
-    "OP_KEY",
-    "POSITION",
-    "POSITION_KEY",
-    "TRUNCATE",
-    "ChangeOrder",
-    "base_of_envelope",
-]
-
 OP: Final = "_op"
 POSITION: Final = "_position"
 OP_KEY: Final = "#op"

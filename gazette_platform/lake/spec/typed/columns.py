@@ -52,21 +52,6 @@ from gazette_platform.lake.spec.schema import ColumnType, TypeLanguage, parse_ty
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "FORMATS",
-    "KEY_TYPES",
-    "SCALARS",
-    "TRANSFORMS",
-    "TRUNCATED",
-    "has_times",
-    "leaf_of",
-    "parse_typed",
-    "spark_ddl",
-    "text_of",
-    "trino_name",
-    "typed_from_raw",
-]
-
 _SPARK: Final = {
     "json": "string",
     "timestamp": "timestamp_ntz",

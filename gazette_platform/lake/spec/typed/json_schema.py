@@ -32,8 +32,6 @@ from gazette_platform.lake.spec.schema import ColumnType
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Property", "parse_document", "properties_of"]
-
 _FIELD_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _DEPTH_MAX: Final = 16
 # With references a short document can have places that take a day to check.

@@ -11,8 +11,6 @@ from gazette_platform.errors import ValidationError
 from gazette_platform.lake.spec.ownership import shown
 from gazette_platform.lake.spec.typed.columns import TRANSFORMS
 
-__all__ = ["PartitionTransform", "parse_partition"]
-
 _NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _FORM: Final = re.compile(
     rf"\s*(?:(?P<transform>{_NAME})\s*\(\s*(?:(?P<argument>\d+)\s*,\s*)?(?P<of>{_NAME})\s*\)|(?P<bare>{_NAME}))\s*\Z"

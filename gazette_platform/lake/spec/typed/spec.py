@@ -61,8 +61,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.typed.typed_columns import BaseColumn, RawTable
 
-__all__ = ["SCHEMA", "TypedSpec", "read_typed_spec"]
-
 SCHEMA: Final = "typed"
 """Of typed tables that have no name of their own."""
 

@@ -29,20 +29,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.typed.json_schema import Property
 
-__all__ = [
-    "SYSTEM_COLUMNS",
-    "BaseColumn",
-    "ColumnEntry",
-    "PlacedColumn",
-    "RawColumn",
-    "RawTable",
-    "TypedColumn",
-    "base_of_properties",
-    "base_of_raw",
-    "merged_columns",
-    "name_errors",
-]
-
 _SEGMENT_TYPES: Final = ("string", "int", "bigint", "date")
 
 

@@ -36,17 +36,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.planning.state import TypedState
     from gazette_platform.lake.typed.tables.quarantine import RowCounts
 
-__all__ = [
-    "HEAL",
-    "Completeness",
-    "DoubledKeys",
-    "Incomplete",
-    "account",
-    "check_counts",
-    "compared",
-    "doubled_keys",
-]
-
 # Some 200 MB of them, as long as they are.
 _KEYS_MAX: Final = 2_000_000
 

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.rollups.engines import RollupEngine
 
-__all__ = ["ORPHANS_S", "TypedMaintenance", "Upkeep", "fence_before", "keeping_s", "maintain_typed"]
-
 ORPHANS_S: Final = 24 * 3600.0
 """Seconds for which unreferenced files are kept: longer than any run takes. The least that Spark allows."""
 

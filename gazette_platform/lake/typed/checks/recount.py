@@ -57,17 +57,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.runs.tail import PinnedTail
     from gazette_platform.ops.clock import Clock
 
-__all__ = [
-    "CommittedSpan",
-    "Key",
-    "LastMessages",
-    "Message",
-    "Recounter",
-    "committed_spans",
-    "keys_of",
-    "recount_keys",
-]
-
 # Each is 128 MiB, some 400,000 messages of 330 bytes; 34 bytes of each are held here.
 _TASKS_AT_A_TIME: Final = 4
 _OFFSETS_SHOWN: Final = 5

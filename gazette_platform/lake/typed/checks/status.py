@@ -29,15 +29,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.runs.lag import Behind
     from gazette_platform.lake.typed.tables.progress import TypedProgress
 
-__all__ = [
-    "TypedStanding",
-    "behind_now",
-    "completeness_of",
-    "progress_of_table",
-    "typed_standing",
-    "unable",
-]
-
 
 @final
 @dataclass(slots=True, kw_only=True)

@@ -24,15 +24,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.typed.changes import ChangeOrder
     from gazette_platform.lake.typed.files.writing import RowWriter, WrittenFile
 
-__all__ = [
-    "ChangeWriter",
-    "CountedRows",
-    "RowSpool",
-    "SpooledBatch",
-    "SpooledRows",
-    "are_deletions",
-]
-
 _CODEC = "lz4"
 
 

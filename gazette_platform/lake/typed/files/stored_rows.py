@@ -61,8 +61,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.catalog import Loaded
     from gazette_platform.lake.typed.planning.row_ranges import RowRanges
 
-__all__ = ["FileRewriter", "StoredRows", "TableHistory", "stored_rows"]
-
 _FIELD_ID: Final = b"PARQUET:field_id"
 # As they are stored, before they are compressed; in Arrow it is about as much.
 _BATCH_BYTES: Final = 8 << 20

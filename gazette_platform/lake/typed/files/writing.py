@@ -15,9 +15,9 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, Self, final
 
 import msgspec
-from pyarrow import (
-    concat_tables,  # type: ignore[import-untyped]
-    parquet,  # type: ignore[import-untyped]
+from pyarrow import (  # type: ignore[import-untyped]
+    concat_tables,
+    parquet,
 )
 from pyiceberg.io.pyarrow import (
     compute_statistics_plan,
@@ -42,16 +42,6 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
-
-__all__ = [
-    "METRICS",
-    "FileDescriber",
-    "OpenFile",
-    "RowWriter",
-    "WrittenFile",
-    "data_file_of",
-    "remove_files",
-]
 
 METRICS: Final = {
     "write.metadata.metrics.column._journal": "full",

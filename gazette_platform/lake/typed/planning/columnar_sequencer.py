@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa  # type: ignore[import-untyped]
 
-__all__ = ["Regular", "regular_of"]
-
 _CONTINUE, _ACK = int(Flags.CONTINUE_TXN), int(Flags.ACK_TXN)
 _NONE: Final = -1
 

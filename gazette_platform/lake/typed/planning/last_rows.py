@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.spec.typed.changes import ChangeOrder
 
-__all__ = ["changes_of", "is_later", "last_of_each", "view_of"]
-
 # No names of columns, which have letters, digits and `_` only.
 _CLOCK, _OF_JOURNAL, _OF_KEY = "#clock", "#of journal", "#of key"
 

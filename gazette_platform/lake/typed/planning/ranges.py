@@ -42,27 +42,6 @@ if TYPE_CHECKING:
     from gazette_platform.client import FragmentListing
     from gazette_platform.lake.typed.planning.state import TypedState
 
-__all__ = [
-    "BackfillPlan",
-    "BackfillRange",
-    "Hole",
-    "HoleKind",
-    "JournalNow",
-    "JournalRange",
-    "Limits",
-    "RunPlan",
-    "Task",
-    "decided",
-    "held_ranges",
-    "merged_ranges",
-    "missing_between",
-    "plan_backfill",
-    "plan_run",
-    "tasks_between",
-    "whole_ranges",
-    "without_pruned",
-]
-
 _Range = tuple[int, int]
 
 

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.planning.ranges import BackfillRange, Task
     from gazette_platform.lake.typed.planning.screening import TaskSummary
 
-__all__ = ["BackfillRounds", "Done", "JournalRounds", "Kind", "Order"]
-
 # The sequencer's part takes some 200 bytes a message that is a row: so many at a time are 400 MB.
 _GROUP_MESSAGES: Final = 2_000_000
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from gazette_platform.client import FragmentListing
     from gazette_platform.lake.spec.table_spec import TableSpec
 
-__all__ = ["Overlap", "RowRanges", "fragments_of"]
-
 _Range = tuple[int, int]
 # Offsets are not below 0: an empty range before all others of a journal, so that none of another one reaches into it.
 _NOTHING: Final = (-1, -1)

@@ -49,18 +49,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.typed.planning.columnar_sequencer import Regular
 
-__all__ = [
-    "Again",
-    "Clocks",
-    "Plain",
-    "Screened",
-    "Sequenced",
-    "TaskScreen",
-    "TaskSummary",
-    "join",
-    "sequence",
-]
-
 _CONTINUE, _ACK = int(Flags.CONTINUE_TXN), int(Flags.ACK_TXN)
 _STEP_ROWS: Final = 1 << 16
 _log = logging.getLogger(__name__)

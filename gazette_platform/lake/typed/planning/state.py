@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-__all__ = ["Counts", "JournalState", "Producer", "TypedState", "pruned"]
-
 _VERSION: Final = 2
 # Files of version 1 do not say which journal an offset belongs to.
 _VERSIONS: Final = frozenset({1, _VERSION})

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
     from gazette_platform.lake.typed.rows.parsing import LookedBlock
 
-__all__ = ["ChangeParser", "EnvelopeReader", "Envelopes", "parser_of"]
-
 _NULL: Final = b"null"
 _ROW_OPS: Final = frozenset({"c", "u", "r"})
 _OPS: Final = "c, u, r, d, t and m"

@@ -38,21 +38,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.spec.schema import ColumnType
 
-__all__ = [
-    "LineReader",
-    "RefusedError",
-    "ValueReader",
-    "converter",
-    "has_repeated_key",
-    "is_hard",
-    "is_too_deep",
-    "narrowed",
-    "plain_type",
-    "read_type",
-    "rebuilt",
-    "repeated_keys",
-]
-
 _UUID_CHARS: Final = 36
 _DATE_CHARS: Final = len("2026-01-02")
 _ZONE: Final = r"\A.{11,}(Z|[+-][0-9]{2}(:?[0-9]{2})?)\z"

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.rows.records import Lines, Records
 
-__all__ = ["BadRecord", "BlockParser", "CutLines", "LineBlock", "LookedBlock", "ParsedBlock"]
-
 _BLANKS: Final = b" \t\r"
 # Of a refused block, so many parts are read at once before lines are looked at; smaller ones cost as much as their lines.
 _PARTS: Final = 8

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
     from gazette_platform.lake.typed.rows.parsing import ParsedBlock
 
-__all__ = ["BAD_ROWS_SCHEMA", "bad_rows", "in_schema", "placed_rows"]
-
 BAD_ROWS_SCHEMA: Final = pa.schema(
     [
         ("_journal", pa.string()),

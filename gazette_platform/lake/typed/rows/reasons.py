@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.rows.json_arrays import ValueReader
 
-__all__ = ["REASON_CHARACTERS_MAX", "Reasons"]
-
 REASON_CHARACTERS_MAX: Final = 300
 _VALUE_CHARACTERS_MAX: Final = 60
 _TYPE_CHARACTERS_MAX: Final = 80

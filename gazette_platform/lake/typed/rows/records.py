@@ -34,17 +34,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
 
-__all__ = [
-    "Lines",
-    "Records",
-    "RecordsReader",
-    "acks_of",
-    "lines_of",
-    "odd_lines",
-    "record_columns",
-    "with_uuid",
-]
-
 _ACK: Final = int(Flags.ACK_TXN)
 _STRING: Final = ColumnType("string")
 # Arrow is asked for it where nothing else is asked for, and gives a row for each line then.

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.tables.table import TypedTable
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["LATE_S", "Amended", "Amending", "Amendment", "publish_amendment", "require_no_key"]
-
 LATE_S: Final = 12 * 3600.0
 """Seconds after its begin at which an amendment is given up. Maintenance takes unreferenced files for orphans once they
 are old, and an amendment is not fenced by a run that has published since it wrote its files, as runs are."""

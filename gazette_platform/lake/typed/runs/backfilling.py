@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.tables.table import TypedTable
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["BackfillReport", "BackfillRunner", "Wanted"]
-
 Wanted: TypeAlias = Mapping[str, Sequence[tuple[int, int]]] | Callable[[FragmentListing], bool]
 """Offsets [begin, end) by journal; or which stored fragments, such as those of a Hive partition."""
 

@@ -35,20 +35,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.planning.rounds import Order
     from gazette_platform.lake.typed.tables.upserts import Merger
 
-__all__ = [
-    "Job",
-    "Output",
-    "Workers",
-    "dump_done",
-    "dump_error",
-    "dump_job",
-    "dump_order",
-    "parse_done",
-    "parse_error",
-    "parse_job",
-    "parse_order",
-]
-
 
 @final
 @dataclass(frozen=True, kw_only=True)

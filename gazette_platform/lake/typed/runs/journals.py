@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.planning.state import JournalState, TypedState
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["JournalsNow", "journal_now", "journals_now", "journals_of"]
-
 _AT_A_TIME: Final = 16
 # Seconds for a replica of a journal to learn of the last appends, for a broker to learn of the last specs, and more.
 _LAG_S: Final = 2.0

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.planning.state import TypedState
     from gazette_platform.lake.typed.runs.journals import JournalsNow
 
-__all__ = ["Behind", "behind"]
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.tables.table import TypedTable
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["Quarantined", "ReprocessReport", "Reprocessor"]
-
 # That are parsed at once, as blocks of journals are.
 _BLOCK_BYTES: Final = 1 << 20
 # Records whose places are held: some 150 bytes each.

@@ -31,7 +31,7 @@ from gazette_platform.lake.typed.runs.jobs import Job
 from gazette_platform.lake.typed.runs.journals import journals_now
 from gazette_platform.lake.typed.runs.working import discard
 from gazette_platform.lake.typed.tables.opening import open_both, settle_behind
-from gazette_platform.lake.typed.tables.progress import COMPLETE_AT, measures
+from gazette_platform.lake.typed.tables.progress import measures
 from gazette_platform.lake.typed.tables.quarantine import write_list
 from gazette_platform.lake.typed.tables.table import state_properties, write_state
 from gazette_platform.lake.typed.tables.upserts import publish_upserts
@@ -56,15 +56,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.runs.jobs import Output, Workers
     from gazette_platform.lake.typed.tables.table import TypedTable
     from gazette_platform.ops.clock import Clock
-
-__all__ = [
-    "COMPLETE_AT",
-    "RunReport",
-    "TypedRunner",
-    "job_of",
-    "work_ranges",
-    "work_through",
-]
 
 # Plain, again, look, keep: more would be a journal that is not done for an unforeseen reason.
 _ROUNDS_MAX: Final = 16

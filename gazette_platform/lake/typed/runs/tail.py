@@ -48,16 +48,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.runs.working import Sink
     from gazette_platform.ops.clock import Clock
 
-__all__ = [
-    "PinnedTail",
-    "SpooledTail",
-    "TailOrders",
-    "pin_tail",
-    "rows_of_order",
-    "settle_tail",
-    "spool_tail",
-]
-
 # At 25 MB/s of a core, minutes.
 _TAIL_BYTES: Final = 8 << 30
 _TASK_BYTES: Final = 32 << 20

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     )
     from gazette_platform.lake.typed.runs.jobs import Job
 
-__all__ = ["LocalWorkers", "Sink", "attempt", "carry_out", "discard", "local_workers"]
-
 # Each holds what a task holds.
 _THREADS_MAX: Final = 4
 _MESSAGES: Final = pa.schema(

@@ -56,19 +56,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.typed.partitions import PartitionTransform
     from gazette_platform.lake.spec.typed.spec import TypedSpec
 
-__all__ = [
-    "AddColumn",
-    "AddPartition",
-    "Change",
-    "Comment",
-    "Evolution",
-    "Move",
-    "Relax",
-    "RemovePartition",
-    "Widen",
-    "plan_evolution",
-]
-
 _Path = tuple[str, ...]
 _SYSTEM: Final = frozenset(column.name for column in (*CHANGE_COLUMNS, *SYSTEM_COLUMNS))
 _WAYS_OUT: Final = (

@@ -40,15 +40,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.spec.typed.spec import TypedSpec
 
-__all__ = [
-    "arrow_schema",
-    "iceberg_type",
-    "new_partition_spec",
-    "new_schema",
-    "spec_type",
-    "wanted_fields",
-]
-
 _SCALARS: Final[dict[str, tuple[IcebergType, Any]]] = {
     "string": (StringType(), pa.string()),
     "json": (StringType(), pa.string()),

@@ -13,8 +13,6 @@ from gazette_platform.errors import ValidationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["mount_statement"]
-
 _STANDS_STILL = "-- This is the table as it is now. To have it follow what runs publish, have the engine ask the table's own catalog.\n"
 
 

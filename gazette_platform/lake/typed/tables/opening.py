@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.tables.table import TypedTable
 
-__all__ = ["Opened", "handles_of", "open_both", "settle_behind"]
-
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -28,17 +28,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.catalog import Loaded
     from gazette_platform.lake.typed.tables.table import TypedTable
 
-__all__ = [
-    "COMPLETE_AT",
-    "OLDEST_AT",
-    "READ_BYTES",
-    "SECONDS",
-    "FormerStates",
-    "TypedProgress",
-    "measures",
-    "read_progress",
-]
-
 COMPLETE_AT: Final = "gazette.complete-at"
 """Property of a snapshot: what was acknowledged before this instant (ISO 8601, UTC) is in the table. Absent: something
 was left to later runs."""

@@ -78,23 +78,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.typed.files.stored_rows import StoredRows
 
-__all__ = [
-    "OF",
-    "Moment",
-    "RowCounts",
-    "begins_at",
-    "count_rows",
-    "moment_of",
-    "open_quarantine",
-    "quarantine_schema",
-    "quarantined_rows",
-    "rows_at",
-    "rows_within",
-    "settle_quarantine",
-    "why_foreign",
-    "write_list",
-]
-
 OF: Final = "gazette.quarantine-of"
 """Property of a quarantine table: name of the typed one."""
 _SETTLED: Final = "gazette.settled"

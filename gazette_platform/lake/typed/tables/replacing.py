@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.iceberg.publishing import Published
     from gazette_platform.lake.typed.planning.row_ranges import RowRanges
 
-__all__ = ["publish_replacing"]
-
 _CODEC: Final = "deflate"
 
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.planning.ranges import JournalNow
     from gazette_platform.lake.typed.planning.state import JournalState
 
-__all__ = ["Reread", "Rollback", "accept_rollback", "look_at_rollback", "reread"]
-
 
 @final
 @dataclass(frozen=True, kw_only=True)

@@ -57,20 +57,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.schema.evolution import Evolution
 
-__all__ = [
-    "OFFSETS",
-    "QUARANTINED",
-    "SOURCE",
-    "UUID",
-    "TypedTable",
-    "open_table",
-    "require_able",
-    "require_ours",
-    "state_properties",
-    "typed_table",
-    "write_state",
-]
-
 SOURCE: Final = "gazette.source"
 """Property of a table: the raw one that its rows are of."""
 UUID: Final = "gazette.uuid"

@@ -68,17 +68,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.typed.changes import ChangeOrder
 
-__all__ = [
-    "DELETES",
-    "UPSERTED",
-    "Merge",
-    "Merger",
-    "deletes_of",
-    "publish_upserts",
-    "with_deletes",
-    "written_with_deletes",
-]
-
 UPSERTED: Final = {
     "write.merge.mode": "merge-on-read",
     # Of rows that were replaced; as many files as there are of rows, however many runs replaced some.

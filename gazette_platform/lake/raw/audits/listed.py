@@ -16,8 +16,6 @@ from gazette_platform.ops.lru import Lru
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-__all__ = ["Looked", "looked"]
-
 _KEPT_S: Final = 600.0
 _COUNT_MAX: Final = 10_000
 

@@ -26,27 +26,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, final
 
-from gazette_platform.lake.raw.progress import subtract
+from gazette_platform.lake.raw.planning import subtract
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gazette_platform.lake.raw.partition_state import PartitionState
-    from gazette_platform.lake.raw.progress import JournalCursor, Page
+    from gazette_platform.lake.raw.planning import JournalCursor, Page
     from gazette_platform.protocol import Fragment
-
-__all__ = [
-    "Break",
-    "Evidence",
-    "Files",
-    "Judgement",
-    "Verdict",
-    "is_broken",
-    "is_emptied",
-    "judge",
-    "lost_ranges",
-    "pruned_front",
-]
 
 # A broker notes its own time when it stores a fragment; a listing has the store's.
 _SKEW_S: Final = 60

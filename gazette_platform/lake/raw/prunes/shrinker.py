@@ -18,12 +18,12 @@ from gazette_platform.errors import GazetteError, LakeError, StoreError
 from gazette_platform.hive import HivePartition, partition_name
 from gazette_platform.lake.raw.accounting import PartitionAccount
 from gazette_platform.lake.raw.accounts import own_values
-from gazette_platform.lake.raw.fit import header_scanner
+from gazette_platform.lake.raw.audits.fit import header_scanner
 from gazette_platform.lake.raw.listing import journal_files, nearest_before
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.planning import directory_of
-from gazette_platform.lake.raw.recounting import Recount
-from gazette_platform.lake.raw.retention import (
+from gazette_platform.lake.raw.prunes.recounting import Recount
+from gazette_platform.lake.raw.prunes.retention import (
     Evidence,
     Files,
     is_emptied,
@@ -47,14 +47,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gazette_platform.hive import HiveTable, MetastoreSession
-    from gazette_platform.lake.raw.progress import JournalCursor
-    from gazette_platform.lake.raw.retention import Break, Judgement
+    from gazette_platform.lake.raw.planning import JournalCursor
+    from gazette_platform.lake.raw.prunes.retention import Break, Judgement
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.spec.layout import PartitionColumn, StoreRoots
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import Fragment, JournalSpec
-
-__all__ = ["Look", "ShrinkLimits", "Shrinker"]
 
 _PAGE: Final = 1000
 # Of one look; more only where the first Hive partition alone holds as many fragments.

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.lake.raw.accounts import Accounts, read_accounts
-from gazette_platform.lake.raw.listed import looked
+from gazette_platform.lake.raw.audits.listed import looked
 from gazette_platform.lake.raw.listing import JournalFiles, journal_files
-from gazette_platform.lake.raw.planning import directory_of, is_readable
-from gazette_platform.lake.raw.progress import JournalCursor
+from gazette_platform.lake.raw.planning import JournalCursor, directory_of, is_readable
 from gazette_platform.lake.raw.set_aside import home_directory, is_aside
 from gazette_platform.lake.reading.findings import Finding
 from gazette_platform.lake.reading.segments import Span, choose, clusters, gaps, lowered, uncovered
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import CompressionCodec, Fragment
-
-__all__ = ["Audit", "Auditor"]
 
 # Directories of object stores that one audit lists because of what accounts say.
 _SUSPECTS_MAX = 32

@@ -28,22 +28,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import Fragment
 
-__all__ = [
-    "FitChecker",
-    "FragmentFit",
-    "damage",
-    "header_scanner",
-    "is_of_spec",
-    "json_columns",
-    "misfit",
-    "missing_columns",
-    "unfit_fragment",
-    "unfit_mark",
-    "unread",
-    "value_scanner",
-    "without_columns",
-]
-
 _NAMES_SHOWN = 12
 # Seconds for one fragment within a tick, which it must not use up.
 _LOOK_S: Final = 10.0

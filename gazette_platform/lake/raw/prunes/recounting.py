@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.reading.values import LineScanner
     from gazette_platform.protocol import Fragment
 
-__all__ = ["Recount"]
-
 # Fragments that are remembered: some 30 MB.
 _FRAGMENTS_MAX: Final = 100_000
 # Of counts that go on where the look before ended.
