@@ -1,4 +1,4 @@
-"""A typed table as two data sets of Arrow, which DuckDB scans: its rows as they were pinned, and the tail behind them.
+"""A typed table as two data sets of Arrow, which DuckDB scans: its rows as they were pinned, and the tail after them.
 
 As of raw tables (`dataset`), DuckDB says which columns it needs, and which rows; files of the table are pruned by that.
 UUIDs are 16 bytes here, which a view makes UUIDs: DuckDB compares no UUIDs by way of Arrow.
@@ -47,7 +47,7 @@ class _Rows(ds.Dataset):  # type: ignore[misc]
 
     Args:
         schema: of rows, with UUIDs.
-        failed: is told why a scan fails: DuckDB passes texts on only.
+        failed: called with why a scan fails: DuckDB passes texts on only.
 
     Attributes:
         scans: that were begun.
@@ -74,7 +74,7 @@ class _Rows(ds.Dataset):  # type: ignore[misc]
         self.scans += 1
         names = list(columns) if columns is not None else self._schema.names
         wanted = pa.schema([self._schema.field(name) for name in names])
-        # The expression does not tell which columns it is of; its text names them all.
+        # The expression does not list its columns; its text names them all.
         text = str(filter) if filter is not None else ""
         read = [name for name in self._schema.names if name in names or name in text]
         batches = self._told(self._batches(read or self._schema.names[:1], filter), wanted, filter)
@@ -167,7 +167,7 @@ class TailDataset(_Rows):
 
     @property
     def quarantined(self) -> int | None:
-        """Records of the tail of which no row can be made; None: nobody has read it."""
+        """Records of the tail that cannot be rows; None: the tail was not read."""
         return None if self._spooled is None else self._spooled.quarantined
 
     def close(self) -> None:

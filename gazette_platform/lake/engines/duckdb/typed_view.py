@@ -1,4 +1,4 @@
-"""Typed tables in DuckDB: rows that runs have published and the tail behind them, as one view over two data sets."""
+"""Typed tables in DuckDB: rows that runs have published and the tail after them, as one view over two data sets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class JournalSeam:
 
     journal: str
     offset: int
-    """The seam: messages before are in the table, but for those of transactions that were open there."""
+    """The seam: messages before are in the table, except for those of transactions that were open there."""
     head: int
     """Byte offset; what was appended later is not in the query."""
 
@@ -53,9 +53,9 @@ class TypedSeam:
     """Of the table; None: it had none."""
     journals: tuple[JournalSeam, ...]
     holes: tuple[Hole, ...]
-    """What nobody holds. Messages behind are no rows, as no run makes them any."""
+    """Bytes that no broker or store holds. Messages after them are not rows, as no run converts them."""
     quarantined: int | None
-    """Records of the tail of which no row can be made; None: it was not read."""
+    """Records of the tail that cannot be rows; None: it was not read."""
     files: int
     """Of the table, that were opened."""
     taken_at: datetime
@@ -69,7 +69,7 @@ class TypedView:
     Args:
         name: ``schema.table``.
         pinned: the table, and where its tail is.
-        failed: is told why a scan fails.
+        failed: called with why a scan fails.
     """
 
     def __init__(
@@ -198,8 +198,8 @@ class TypedViews:
         specs: of raw tables, by the names of the typed ones.
         client: of brokers.
         open_catalog: has the tables; asked once there is a query of one. None: there are none.
-        failed: is told why a scan fails.
-        clock: by which views are dated.
+        failed: called with why a scan fails.
+        clock: dates views.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class TypedViews:
         self._failed = failed
         self._clock = clock
         self._catalog: TypedCatalog | None = None
-        # Of which the query before may still be giving rows.
+        # The previous query may still be reading its rows.
         self._former: list[TypedView] = []
 
     def pin(self, name: str) -> TypedView:
