@@ -28,7 +28,7 @@ _STATUSES: Final = ("placed", "paid", "packed", "shipped", "returned")
 _TAGS: Final = ("", '"new"', '"new","sale"', '"bulk","fragile","insured"')
 _CITIES: Final = ("Springfield", "Köln", "São Paulo", "Lyon", "Durban", "Osaka")
 _NOTES: Final = (
-    "leave at the door",
+    "leave at the handle",
     "ring twice",
     "",
     "ask the neighbour",

@@ -16,7 +16,7 @@ from gazette_platform.errors import GazetteError, ShardNotFound, ValidationError
 from gazette_platform.protocol import Header
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.serving.sending import caller_metadata
+from gazette_platform.serving.http_server import caller_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable

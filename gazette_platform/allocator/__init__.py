@@ -3,14 +3,13 @@
 Nouns: item, member, assignment, slot (0 is the primary), zone, leader (the oldest member), shed
 capacity (what an exiting member gives up). Guarantee: with the keys and the steps of Gazette's
 allocator, so that brokers of both kinds may share a cluster. `solver` says who ought to hold
-what (`flow_network` and `push_relabel` are its data and its search), `converge` which transactions
-lead there without losing a consistent replica, `loop` runs them, `announce` makes a process a
-member, `leaving` hands over what one that leaves holds, `metrics` counts. Cost: in the number of items that change, and in slices of some milliseconds.
+what (`flow` is its network and its search), `converge` which transactions
+lead there without losing a consistent replica, `loop` runs them, `member` makes a process a
+member and hands over what it holds when it leaves. Cost: in the number of items that change, and in slices of some milliseconds.
 """
 
 from __future__ import annotations
 
-from gazette_platform.allocator.announce import RETRY_S, Announcement, announce
 from gazette_platform.allocator.converge import (
     Loads,
     Piece,
@@ -18,8 +17,8 @@ from gazette_platform.allocator.converge import (
     converge_dead_item,
     converge_item,
 )
-from gazette_platform.allocator.loop import Allocator, DrainStatus
-from gazette_platform.allocator.metrics import AllocatorMetrics
+from gazette_platform.allocator.loop import Allocator, AllocatorMetrics, DrainStatus
+from gazette_platform.allocator.member import RETRY_S, Announcement, announce
 from gazette_platform.allocator.solver import Solver, effective_limits, load_ratio
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 Convergence goes in steps that never leave an item with fewer consistent replicas than it desires:
 first more members than needed are assigned, then these become consistent, and only then the surplus
-is removed. A journal is consistent once its primary has synced all replicas and told the route in
+is removed. A journal is consistent once its primary has synced all replicas and written the route in
 every value; of a shard each replica is by itself, once it has the shard's state. Other processes of
 the cluster, Gazette's too, rely on these steps.
 
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gazette_platform.protocol import ProcessId
-
-__all__ = ["Loads", "Piece", "batch_pieces", "converge_dead_item", "converge_item"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +108,8 @@ class _Builder:
 
     def move(self, assignment: SlotAssignment[Any], slot: int) -> None:
         """Another slot is another key; value and lease go along."""
+        # The value goes along as we know it. If the member has published another route meanwhile, the
+        # comparison fails, and this round's work on the item is lost, not the member's word.
         self.check(Compare.mod(assignment.key, assignment.mod_revision))
         key = assignment_key(self.prefix, self.item, assignment.process_id, slot)
         self.operations.append(Delete(assignment.key))
@@ -148,6 +148,8 @@ def converge_item(
     item = state.items[name]
     current = state.assignments_of(name)
     builder = _Builder(prefix, name)
+    # The order of the steps keeps an item available: remove only what is superfluous, then make sure that another one
+    # is primary, then add. Slots are packed only in a round that does nothing else.
     surplus = [a for a in current if a.process_id not in desired]
     removed: list[SlotAssignment[Any]] = []
     if surplus:
@@ -177,6 +179,7 @@ def converge_item(
 def converge_dead_item(prefix: str, state: AnyClusterState, name: str) -> Piece | None:
     """Removes the assignments of an item that is gone."""
     builder = _Builder(prefix, name)
+    # A journal that is created again in this instant keeps its assignments.
     builder.check(Compare.create(item_key(prefix, name), 0))
     for assignment in state.assignments_of(name):
         builder.check(Compare.mod(assignment.key, assignment.mod_revision))
@@ -220,6 +223,8 @@ def _removable(
     Args:
         consistent: keys of the item's assignments, kept or not, whose replica is.
     """
+    # What counts is consistent replicas, not replicas: one that is still catching up holds nothing that could
+    # replace an acknowledged byte. So an item is over-replicated for a while, and never under-replicated.
     count = len(consistent)
     removed: list[SlotAssignment[Any]] = []
     for assignment in sorted(surplus, key=lambda a: -loads.ratio(a.process_id)):
@@ -234,6 +239,8 @@ def _removable(
 def _remove(
     builder: _Builder, item: ClusterItem[Any], assignment: SlotAssignment[Any], loads: Loads
 ) -> None:
+    # The item's own key is compared, too: a spec that asks for more replicas since would make this
+    # removal wrong, although the assignment itself has not changed.
     builder.check(Compare.mod(item_key(builder.prefix, builder.item), item.mod_revision))
     builder.check(Compare.mod(assignment.key, assignment.mod_revision))
     builder.operations.append(Delete(assignment.key))
@@ -264,6 +271,8 @@ def _add(
         if not loads.has_room(member_id):
             loads.refused.setdefault(member_id, set()).add(builder.item)
             continue
+        # A member that lowers its limit, or leaves, writes its key. Then this assignment must not appear: no one
+        # would serve it, and under a lease that has ended etcd would refuse the whole transaction.
         builder.check(Compare.mod(member_key(builder.prefix, member_id), member.mod_revision))
         key = assignment_key(builder.prefix, builder.item, member_id, slot)
         builder.operations.append(Put(key, b"", lease=member.lease))

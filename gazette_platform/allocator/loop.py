@@ -1,4 +1,4 @@
-"""The loop by which the leader of a cluster assigns its items.
+"""The loop in which the leader of a cluster assigns its items.
 
 Every member runs it; the member whose key is the oldest acts. Each transaction compares that
 member's own key, so that two that think they lead cannot both write.
@@ -13,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gazette_platform.allocator.converge import (
     Loads,
@@ -22,7 +24,6 @@ from gazette_platform.allocator.converge import (
     converge_dead_item,
     converge_item,
 )
-from gazette_platform.allocator.metrics import AllocatorMetrics
 from gazette_platform.allocator.solver import Solver, effective_limits
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import Compare, EtcdClient, EtcdRejected, Operation, TxnResult
@@ -32,11 +33,9 @@ from gazette_platform.ops.retry import backoff_s
 from gazette_platform.protocol import endpoint_host
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from gazette_platform.protocol import ProcessId
-
-__all__ = ["Allocator", "DrainStatus"]
 
 C = TypeVar("C", bound=AnyClusterState)
 
@@ -76,8 +75,8 @@ class Allocator:
         space: loaded; its watch has to run elsewhere.
         process_id: of this member.
         max_replication: upper bound on the replication of every item.
-        metrics: of what it does; None: nobody looks.
-        faults: told of items that cannot be assigned, for reasons that nobody foresaw.
+        metrics: of what it does; None: not wanted.
+        faults: counts items that cannot be assigned, for unforeseen reasons.
     """
 
     def __init__(
@@ -136,7 +135,7 @@ class Allocator:
         return len(self._state.assignments_to(other)) > self._limits_now()[other]
 
     async def run(self) -> None:
-        """Assign for as long as this member is there.
+        """Assign for as long as this member exists.
 
         Also while it is exiting and holds nothing any more: the others wait for the oldest to act, and
         it may be a member for long until all is stored. `drain_status` says whether it is relieved.
@@ -152,7 +151,7 @@ class Allocator:
             if member is None:
                 raise LeaseLost(
                     f"member key not found in Etcd: {member_key(self._space.prefix, self._id)}; "
-                    "its lease ended or somebody removed it; this process has to start again"
+                    "its lease ended or it was removed; this process has to start again"
                 )
             try:
                 next_revision = await self._act(revision + 1)
@@ -220,7 +219,7 @@ class Allocator:
     # ------------------------------------------------------------------ solving
 
     async def _solve(self) -> None:
-        """Tell the solver what changed, and let it revise its answer, in slices."""
+        """Pass changes to the solver, and let it revise its answer, in slices."""
         if self._solver is None:
             self._solver = Solver()
             self._limits = {}
@@ -366,3 +365,51 @@ class Allocator:
 def _slices(names: list[str]) -> Iterator[list[str]]:
     for begin in range(0, len(names), _SLICE_ITEMS):
         yield names[begin : begin + _SLICE_ITEMS]
+
+
+_PREFIX: Final = "gazette_allocator"
+
+
+@final
+class AllocatorMetrics:
+    """What this member did as leader; all stays 0 at the others.
+
+    Args:
+        registry: to show them in; None: nowhere.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        registry = registry if registry is not None else CollectorRegistry()
+        self._added = Counter(
+            f"{_PREFIX}_assignment_added", "Assignments that were added.", registry=registry
+        )
+        self._packed = Counter(
+            f"{_PREFIX}_assignment_packed",
+            "Assignments that moved to another slot.",
+            registry=registry,
+        )
+        self._removed = Counter(
+            f"{_PREFIX}_assignment_removed", "Assignments that were removed.", registry=registry
+        )
+        self.converge = Counter(
+            f"{_PREFIX}_converge", "Rounds of the allocator.", registry=registry
+        )
+        self.solving = Histogram(
+            f"{_PREFIX}_max_flow_runtime_seconds",
+            "How long solving took, in seconds, turns of others included.",
+            registry=registry,
+        )
+        self.slots = Gauge(
+            f"{_PREFIX}_desired_replication_slots",
+            "Replicas that all items together desire.",
+            registry=registry,
+        )
+        self.items = Gauge(f"{_PREFIX}_items", "Items to assign.", registry=registry)
+        self.members = Gauge(f"{_PREFIX}_members", "Members to assign to.", registry=registry)
+
+    def count(self, written: Iterable[Piece]) -> None:
+        """Count what a transaction wrote."""
+        for piece in written:
+            self._added.inc(piece.added)
+            self._packed.inc(piece.moved)
+            self._removed.inc(piece.removed)

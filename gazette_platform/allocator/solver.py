@@ -8,7 +8,7 @@ Capacities are tried from the best to the barest, each as a maximum flow from wh
 3. Hosts are given up rather than replicas.
 4. Zones are given up, too.
 
-What cannot be placed even so stays out. Units beyond a capacity that nobody can take stay where
+What cannot be placed even so stays out. Units beyond a capacity that no member can take stay where
 they are, up to the limit. So what is assigned moves only for a reason: a member that is new, over
 its share, over its limit, or leaving; never because another solution is as good.
 
@@ -20,8 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
-from gazette_platform.allocator.flow_network import FlowNetwork, Spread, bits
-from gazette_platform.allocator.push_relabel import SLICE_ARCS, Pusher
+from gazette_platform.allocator.flow import SLICE_ARCS, FlowNetwork, Pusher, Spread, bits
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from gazette_platform.keyspace import ClusterMember, SlotAssignment
     from gazette_platform.protocol import ProcessId
 
-__all__ = ["Solver", "effective_limits", "load_ratio"]
 
 # Giving up zones may open ways that were closed before; each pass leaves fewer. A bound, in case.
 _PASSES_MAX = 4
@@ -55,6 +53,8 @@ def effective_limits(
     exiting = sorted(
         (m.create_revision, process_id) for process_id, m in members.items() if m.spec.exiting
     )
+    # More than the excess must not be shed: items would have no room anywhere, and lose a replica that an exiting
+    # member still serves.
     excess = max(0, sum(limits.values()) - replicas)
     for _, process_id in exiting[: max(0, len(members) - replication_max)]:
         shed = min(limits[process_id], excess)
@@ -144,7 +144,7 @@ class Solver:
     def set_item(
         self, name: str, replication: int, assignments: Sequence[SlotAssignment[Any]]
     ) -> None:
-        """Tell what an item desires, and who holds it now.
+        """Set what an item desires, and who holds it now.
 
         Args:
             replication: replicas to have; fewer are chosen if there is no room for more.
@@ -196,7 +196,7 @@ class Solver:
     def solve(self) -> Generator[None, None, list[str]]:
         """Revise the answer. Yields every few milliseconds, so that others may run.
 
-        Nothing may be told to the solver until the generator ends.
+        The solver takes no changes until the generator ends.
 
         Returns: the items whose answer may differ from that of the last solve.
         """
@@ -205,6 +205,8 @@ class Solver:
         net = self._net
         yield from self._give_up_surplus()
         for _ in range(_PASSES_MAX):
+            # First by fair shares, then by limits: what fits within shares is spread evenly, and only the rest may
+            # fill members up. The other way round the members that come first would be full, and others idle.
             before = list(net.flow)
             yield from self._push(Pusher(net, net.shares(), spread=Spread.HOSTS))
             crowded = yield from self._take_out_crowded()
@@ -246,6 +248,8 @@ class Solver:
         net = self._net
         crowded = net.crowded_group(item)
 
+        # The most dispensable first: members over their limit, then where too many replicas are together, then those
+        # over their share. A primary goes last among equals, since its successor has to sync before it appends.
         def reluctance(member: int) -> tuple[bool, bool, bool, bool, float, int]:
             held, bit = len(net.items_of[member]), 1 << member
             return (
@@ -260,7 +264,7 @@ class Solver:
         return max(bits(net.flow[item]), key=reluctance)
 
     def _take_out_crowded(self) -> Generator[None, None, dict[int, int]]:
-        """Take units out of zones and hosts with too many of one item, to be placed anew.
+        """Take units out of zones and hosts with too many of one item, to place them again.
 
         They come back where they were if there is no other way. Returns the flow of each such item
         as it was.

@@ -1,4 +1,4 @@
-"""What runs of Dagster's do with a typed table: bring it up to date, look at it, and tell of it."""
+"""What runs of Dagster's do with a typed table: bring it up to date, check it, and report it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -30,22 +30,20 @@ from gazette_platform.assets.typed_events import (
 from gazette_platform.assets.typed_keys import TypedSources, quarantine_key, typed_key
 from gazette_platform.errors import TypedFenced, TypedProgressGone, TypedRolledBack
 from gazette_platform.lake import TableSpec
-from gazette_platform.lake.spark import prepare_environment
-from gazette_platform.lake.typed_spec import TypedSpec
+from gazette_platform.lake.engines.spark import prepare_environment
+from gazette_platform.lake.spec.typed import TypedSpec
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
     from dagster import RawMetadataValue
 
-    from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog
-    from gazette_platform.lake.typed.runs.behind import Behind
+    from gazette_platform.lake.iceberg.catalog import TypedCatalog
     from gazette_platform.lake.typed.runs.jobs import Workers
+    from gazette_platform.lake.typed.runs.lag import Behind
     from gazette_platform.lake.typed.runs.running import RunReport
 
 # What the lake does is imported where it is called: it is slow to import, and every process that loads definitions
 # loads this module.
-
-__all__ = ["look_at_table", "run_table", "workers_of"]
 
 # Of one run of Dagster's. Each publishes, and the next one reads what it has left.
 _RUNS_MAX = 1000
@@ -67,12 +65,12 @@ def run_table(
         context: of the run.
         raw: the raw table.
         spec: of the typed one.
-        given_up: by journal, an offset up to which a person has given up what nobody holds.
-        begin_anew: by journal that was made again, the offset from which a person has it read.
+        given_up: by journal, an offset up to which a person has given up missing bytes.
+        begin_anew: by recreated journal, the offset from which a person wants it read.
         spark: key of Spark's resource; empty: there is none.
         catalog: what Trino calls the catalog of the table.
     """
-    from gazette_platform.lake.typed.checks.looking import progress_of_table  # noqa: PLC0415
+    from gazette_platform.lake.typed.checks.status import progress_of_table  # noqa: PLC0415
     from gazette_platform.lake.typed.runs.running import TypedRunner  # noqa: PLC0415
 
     # Before journals are looked at: what comes meanwhile lets it run again.
@@ -86,7 +84,7 @@ def run_table(
         reports = list(_runs(context, run))
     last = reports[-1]
     if _is_waiting(last):
-        mark = ""  # nobody tells when it is back
+        mark = ""  # no event says when it is back
     metadata: dict[str, RawMetadataValue] = {}
     progress = progress_of_table(tables, spec)
     if progress is not None:
@@ -118,7 +116,7 @@ def look_at_table(
     wanted = {check.name for check in context.selected_asset_check_keys}
     found: Behind | None = None
     if FRESH_CHECK in wanted:
-        from gazette_platform.lake.typed.checks.looking import behind_now  # noqa: PLC0415
+        from gazette_platform.lake.typed.checks.status import behind_now  # noqa: PLC0415
 
         with context.resources.broker.client() as client:
             found = behind_now(client, tables, raw, spec)
@@ -157,7 +155,7 @@ def _runs(context: AssetExecutionContext, run: Callable[[], "RunReport"]) -> "It
 
 
 def _is_waiting(report: "RunReport") -> bool:
-    """Whether something may come back of which no event of the raw table will tell."""
+    """Whether something may come back without an event of the raw table."""
     from gazette_platform.lake.typed.planning.ranges import HoleKind  # noqa: PLC0415
 
     is_missing = any(hole.kind is HoleKind.MISSING for hole in report.holes)
@@ -166,7 +164,7 @@ def _is_waiting(report: "RunReport") -> bool:
 
 def _left(report: "RunReport") -> "Behind":
     """What a run has left."""
-    from gazette_platform.lake.typed.runs.behind import Behind  # noqa: PLC0415
+    from gazette_platform.lake.typed.runs.lag import Behind  # noqa: PLC0415
 
     return Behind(bytes=report.left_bytes, holes=report.holes, unreadable=report.unreadable)
 
@@ -178,7 +176,7 @@ def _results(
     wanted: set[str],
     found: "Behind | None",
 ) -> Iterator[AssetCheckResult]:
-    from gazette_platform.lake.typed.checks.looking import completeness_of  # noqa: PLC0415
+    from gazette_platform.lake.typed.checks.status import completeness_of  # noqa: PLC0415
 
     try:
         counted = completeness_of(tables, spec)

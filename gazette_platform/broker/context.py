@@ -7,22 +7,22 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gazette_platform.ops.disk_pace import DiskPace
+from gazette_platform.broker.spool.files import DiskPace
 
 if TYPE_CHECKING:
     import random
     from concurrent.futures import Executor
 
     from gazette_platform.broker.config import BrokerConfig
-    from gazette_platform.broker.leftovers import Leftovers
     from gazette_platform.broker.membership import Membership
     from gazette_platform.broker.metrics import BrokerMetrics
+    from gazette_platform.broker.peers import Peers
+    from gazette_platform.broker.spool.home import SpoolHome
+    from gazette_platform.broker.spool.leftovers import Leftovers
+    from gazette_platform.broker.spool.persister import Persister
     from gazette_platform.broker.store_guard import StoreGuard
-    from gazette_platform.broker.wire.peers import Peers
     from gazette_platform.etcd import EtcdClient
-    from gazette_platform.fragment.persister import Persister
     from gazette_platform.fragment.refresh import FragmentLister
-    from gazette_platform.fragment.spool_home import SpoolHome
     from gazette_platform.keyspace import BrokerState, KeySpace
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from gazette_platform.serving.auth import Authenticator
     from gazette_platform.stores import StoreRegistry
 
-__all__ = ["BrokerContext"]
 
 # How many store listings may be under way at a time: thousands of journals may fall due together.
 _REFRESHES_MAX = 16
@@ -65,10 +64,10 @@ class BrokerContext:
     readers: Executor
     """Threads for what readers wait for: reading spools and decompressing."""
     compressors: Executor
-    """Threads for compression, which nobody waits for."""
+    """Threads for compression, which no call waits for."""
     tasks: TaskGroup
     faults: Faults
-    """Told of unforeseen errors by the code that contained them."""
+    """Counts unforeseen errors for the code that contained them."""
     metrics: BrokerMetrics
     auth: Authenticator
     """Verifies the tokens of calls."""

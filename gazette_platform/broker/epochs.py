@@ -1,14 +1,14 @@
 """Who holds all that was acknowledged of a journal, and what follows from that. Pure: no I/O.
 
 Spools outlive their processes. They come back at once, after weeks, or never. So etcd has a record of
-each journal, under no lease, that names its *holders*: tenures (see `spool_home`) that each have all
+each journal, under no lease, that names its *holders*: tenures (see `spool.home`) that each have all
 that was acknowledged. Nothing is acknowledged unless every holder has it.
 
 A primary that has brought the brokers of its route into step may take appends
 
     if one of them is a holder         all of them have its content, and are the holders from then on
     if there is no record              the journal is new, or was served by Gazette's brokers
-    if the former holders let go       appends go on behind the head that they noted
+    if the former holders let go       appends continue after the head that they noted
     if they noted the head             the spec and the record agree that nothing was appended since
     if an operator says so             `gazctl journals reset-head` gives up what only others hold
 
@@ -30,30 +30,9 @@ from gazette_platform.protocol import LabelSet, ProcessId
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-__all__ = [
-    "Await",
-    "Claim",
-    "Decision",
-    "Doubled",
-    "EpochRecord",
-    "GoOn",
-    "Held",
-    "Holder",
-    "Past",
-    "Released",
-    "Standing",
-    "announce",
-    "claim",
-    "is_long",
-    "noted",
-    "release",
-    "save",
-    "settled",
-    "standing",
-]
 
 _VERSION: Final = 1
-# How many epochs the record remembers of which a tenure may hold content that is in no store. A tenure
+# How many epochs the record remembers whose content a tenure may hold that is in no store. A tenure
 # whose content is stored, or set aside, is taken out by its broker (see `settled`), so only those of lost
 # disks stay. Some 100 bytes each: etcd takes 1.5 MB at most.
 _PAST_MAX: Final = 1000
@@ -104,7 +83,7 @@ class EpochRecord:
     """Oldest first."""
     released: Released | None = None
     is_wanted: bool = False
-    """Whether somebody waits for a holder that is not in the journal's route."""
+    """Whether appends wait for a holder that is not in the journal's route."""
     saved: Released | None = None
     """The end and the registers that holders which are not whole know of, once an operator gives up the rest."""
 
@@ -156,7 +135,7 @@ class EpochRecord:
 
 
 def _without(past: Iterable[Past], tenures: Collection[str]) -> tuple[Past, ...]:
-    """Epochs without these tenures, and without those that nobody else was a holder in."""
+    """Epochs without these tenures, and without those that had no other holder."""
     left = (
         Past(tuple(one for one in epoch.holders if one.tenure not in tenures), epoch.end)
         for epoch in past
@@ -214,7 +193,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Write this record; None: delete the one that is there."""
+    """Write this record; None: delete the existing one."""
 
     record: EpochRecord | None
 
@@ -239,7 +218,7 @@ class Await:
 
 @dataclass(frozen=True, slots=True)
 class Doubled:
-    """Take no appends: these brokers go on with copies of one spool, and nobody knows which has more."""
+    """Take no appends: these brokers continue copies of one spool, and which has more is unknown."""
 
     holders: tuple[Holder, ...]
 
@@ -271,6 +250,7 @@ def claim(
             one go on without a holder, unless the record covers it.
         is_reset: whether an operator gives up what only others hold.
     """
+    # The journal was deleted and created again: its former holders hold bytes of another journal.
     if record is not None and record.create_revision != create_revision:
         record = EpochRecord(create_revision, record.epoch, ())
     if is_reset and record is not None:
@@ -284,7 +264,7 @@ def claim(
     decision = _claim(record, create_revision, holders, end, noted_head, is_reset=is_reset)
     is_refused = isinstance(decision, Await | Doubled)
     if noted_head is not None and end < noted_head and not is_refused:
-        # The spools go there before the claim. If somebody then applied a spec without that offset,
+        # The spools go there before the claim. If an operator then applied a spec without that offset,
         # appends would begin where content already is.
         return GoOn(noted_head, None)
     return decision
@@ -313,10 +293,11 @@ def _claim(  # noqa: PLR0911  one per condition
 ) -> Held | Claim | Await | Doubled:
     """As `claim`, of brokers that are not before any head that is known."""
     if holders is None:
-        # From `end` on nobody records who holds what. What former holders have before it stays valid.
+        # From `end` on there is no record of holders. What former holders have before it stays valid.
         if record is None or not (record.holders or record.released):
             return Held()
         return Claim(record._next((), end))  # noqa: SLF001
+    # Two brokers cannot hold one tenure: each begins its own, at random. So a disk was copied, and both go on.
     ours = tuple(sorted(holders))
     tenures = {one.tenure for one in holders}
     if len(tenures) < len(ours):
@@ -333,6 +314,8 @@ def _claim(  # noqa: PLR0911  one per condition
         # An operator gives up what lies behind `end`, whoever held it: other content takes its place.
         past = tuple(replace(one, end=min(one.end, end)) for one in record.past)
         return Claim(replace(record, past=past)._next(ours, end, kept))  # noqa: SLF001
+    # One former holder is enough: each has all that was acknowledged, since an append is answered only when
+    # all of the route have it. Without any of them it is unknown whether more was acknowledged than is here.
     has_heir = any(one.tenure in tenures for one in record.holders)
     is_covered = (
         released is not None and noted_head is not None and noted_head <= released.head == end
@@ -399,6 +382,7 @@ def standing(
     if any(one.tenure == tenure for one in record.holders):
         is_alone = len(record.holders) == 1
         return Standing(is_holder=True, is_alone=is_alone, is_wanted=record.is_wanted)
+    # The latest epoch of a tenure counts: it may have been a holder, lost the journal, and got it back.
     for past in reversed(record.past):
         if any(one.tenure == tenure for one in past.holders):
             return Standing(is_holder=False, valid_to=past.end)
@@ -411,7 +395,7 @@ def announce(
     """The record once a holder is about to store its content, and to let go of the journal then.
 
     Holders have different ends if appends were never acknowledged, and an operator may give up what
-    they have. Whoever goes on from now on does so behind this holder's end: what it stores would
+    they have. A broker that continues from now on does so after this holder's end: what it stores would
     contradict other content there.
 
     Args:
@@ -449,7 +433,7 @@ def save(
 def settled(record: EpochRecord | None, tenure: str, *, create_revision: int) -> EpochRecord | None:
     """The record once all content of a tenure that was a holder is stored, or set aside.
 
-    Nobody else can prove that. So a tenure stays in the record, however many epochs go by, until its
+    No other broker can prove that. So a tenure stays in the record, however many epochs go by, until its
     broker has come back.
 
     Returns: None: the record stays as it is.
@@ -495,6 +479,8 @@ def release(
     if record is None or record.create_revision != create_revision:
         return None
     released = Released(head, registers)
+    # The first holder that lets go ends the epoch for all. Those that follow may only move the head forward: what
+    # they have beyond it was never acknowledged, but is the journal's once stored.
     if any(one.tenure == tenure for one in record.holders):
         released = _furthest(record.released, released)
         return record._next((), released.head, released)  # noqa: SLF001

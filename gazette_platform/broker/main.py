@@ -1,4 +1,4 @@
-"""The process of a broker: from its start until it was told to leave, or failed."""
+"""The process of a broker: from its start until it has to leave, or fails."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from gazette_platform.serving.process.running import run_server
 if TYPE_CHECKING:
     from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.serving.members.line import SupervisorLine
-
-__all__ = ["run"]
 
 
 def run(config: BrokerConfig, line: SupervisorLine | None = None) -> None:

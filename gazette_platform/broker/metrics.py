@@ -10,8 +10,6 @@ from gazette_platform.allocator import AllocatorMetrics
 from gazette_platform.serving.call_metrics import CallMetrics, Tallies
 from gazette_platform.stores.metrics import StoreMetrics
 
-__all__ = ["BrokerMetrics"]
-
 
 @final
 class BrokerMetrics:
@@ -66,7 +64,7 @@ class BrokerMetrics:
 
         self.unforeseen = Counter(
             "gazette_platform_unforeseen_errors",
-            "Errors that nobody foresaw, by the kind of thing that each ended.",
+            "Unforeseen errors, by the kind of thing that each ended.",
             ("kind",),
             registry=self.registry,
         )

@@ -26,7 +26,6 @@ from gazette_platform.errors import ValidationError
 if TYPE_CHECKING:
     from gazette_platform.broker.config import BrokerConfig
 
-__all__ = ["configs_of", "process_count"]
 
 AUTO: Final = "auto"
 _FLAG: Final = "broker.processes"

@@ -13,29 +13,32 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.allocator import Allocator, announce, leaving
+from gazette_platform.allocator import Allocator, announce, member
 from gazette_platform.broker.api.service import BrokerService
 from gazette_platform.broker.config import FsyncMode
 from gazette_platform.broker.context import BrokerContext
 from gazette_platform.broker.crash.evictor import Evictor
-from gazette_platform.broker.crash.former import await_former
-from gazette_platform.broker.crash.former_spools import recover_spools, take_homes
-from gazette_platform.broker.crash.hand_over import say_leaving, wait_handed_over
-from gazette_platform.broker.crash.noted_heads import held_alone, note_heads
-from gazette_platform.broker.homes_said import OtherHomes, say_homes
+from gazette_platform.broker.crash.former import await_former, recover_spools, take_homes
+from gazette_platform.broker.crash.leaving import (
+    held_alone,
+    note_heads,
+    say_leaving,
+    wait_handed_over,
+)
+from gazette_platform.broker.etcd_records import own_member_key
 from gazette_platform.broker.http.gateway import Gateway
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.resolver import Resolver
 from gazette_platform.broker.journal.storing import still_storing
-from gazette_platform.broker.leftovers import Leftovers
 from gazette_platform.broker.membership import Membership
 from gazette_platform.broker.metrics import BrokerMetrics
-from gazette_platform.broker.side_keys import own_member_key
+from gazette_platform.broker.peers import Peers
+from gazette_platform.broker.spool.copied_homes import OtherHomes, say_homes
+from gazette_platform.broker.spool.leftovers import Leftovers
+from gazette_platform.broker.spool.persister import Persister
 from gazette_platform.broker.store_guard import StoreGuard
-from gazette_platform.broker.wire.peers import Peers
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import EtcdClient, Put
-from gazette_platform.fragment.persister import Persister
 from gazette_platform.fragment.refresh import FragmentLister
 from gazette_platform.keyspace import BrokerState, KeySpace
 from gazette_platform.ops.clock import SystemClock
@@ -63,7 +66,6 @@ if TYPE_CHECKING:
     from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.protocol import Fragment, JournalSpec
 
-__all__ = ["Broker"]
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +83,7 @@ _NOTICED_S = 3.0
 # Seconds for RPCs that are under way when the process leaves.
 _GRACE_S = 15.0
 
-# Seconds for telling etcd that this process leaves, before others could find its port closed.
+# Seconds to announce in etcd that this process leaves, before others could find its port closed.
 _SAY_S = 5.0
 _STORING_S = 2.0
 
@@ -197,7 +199,7 @@ class Broker:
         except BaseException:  # peers never saw our port, so they would wait until our lease ends
             self._context.membership.give_up("this broker does not start")
             await self._departure.step(
-                _GRACE_S, "giving back the lease", leaving.give_back(self._lease)
+                _GRACE_S, "giving back the lease", member.give_back(self._lease)
             )
             raise
         self._allocating = self.tasks.keep(
@@ -391,7 +393,7 @@ class Broker:
     ) -> JournalSpec | None:
         item = space.state.items.get(journal)
         if item is None or item.create_revision > create_revision:
-            return None  # deleted, and maybe made again: offsets begin anew there
+            return None  # deleted, and maybe recreated: offsets restart there
         return item.spec
 
     def _make_replica(self, journal: str, create_revision: int, is_primary: bool) -> Replica:  # noqa: FBT001
@@ -462,7 +464,7 @@ class Broker:
             stopping = self.tasks.spawn(self._server.stop(grace_s=_GRACE_S), name="stop serving")
             await self._departure.step(self._limit_s, "closing journals", self._resolver.close())
             await self._departure.step(2 * _GRACE_S, "finishing calls", stopping)
-            self._context.membership.give_up("this broker leaves")  # nobody waits for the rest
+            self._context.membership.give_up("this broker leaves")  # no caller waits for the rest
             left = await self._persist()
             await self._note_heads(self._held())
             await self._departure.step(_GRACE_S, "tidying up spools", self._tidy_up())
@@ -507,7 +509,7 @@ class Broker:
             left.extend(await self._persister.drain(timeout_s=timeout_s))
 
         if not await self._departure.step(None, "persisting", persist(self._limit_s)):
-            await persist(0.0)  # we were told to hurry: this only tells what is left
+            await persist(0.0)  # we have to hurry: this only says what is left
         for replica in self._resolver.unclosed:
             left.extend(replica.spool.unfinished())
         return left
@@ -523,17 +525,17 @@ class Broker:
         await self._departure.step(3 * _GRACE_S, "noting write heads", note())
 
     async def _say_leaving(self) -> None:
-        is_over = leaving.deadline(self._context.clock, self._lease, _SAY_S)
+        is_over = member.deadline(self._context.clock, self._lease, _SAY_S)
         with contextlib.suppress(EtcdError):
             await insist(self._announcement.set_exiting, is_over=is_over)
 
     async def _release(self) -> None:
         """Give back the lease: others may take over what is still assigned to us."""
         self._allocating.cancel()  # it would take the end of our lease for a loss
-        await leaving.give_back(self._lease)
+        await member.give_back(self._lease)
 
     async def _tidy_up(self) -> None:
-        """Let go of what is stored, so that nobody waits for us to come back."""
+        """Let go of what is stored, so that no journal waits for us to come back."""
         try:
             await self._leftovers.settle_all(is_leaving=True)
         except EtcdError as err:
@@ -548,7 +550,7 @@ class Broker:
         """Stop serving after a failure, let others take over, and persist what is here.
 
         Persisting may take long, and others need not wait for it. If etcd fails for longer than a lease,
-        all brokers end up here at once, and nobody else has what they hold.
+        all brokers end up here at once, and no other broker has what they hold.
 
         Returns: fragments that could not be persisted within the drain timeout.
         """

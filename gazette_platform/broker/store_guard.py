@@ -10,19 +10,14 @@ from __future__ import annotations
 import bisect
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import StoreError, ValidationError
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import Turns
-from gazette_platform.protocol import LabelSet
+from gazette_platform.protocol import LabelSet, StoreUrl, parse_store_url
 from gazette_platform.protocol.auth import Forbidden
-from gazette_platform.stores.places import (
-    folders_of,
-    journal_place,
-    rewritten_name,
-    store_place,
-)
+from gazette_platform.stores.interface import KeyRule
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -30,8 +25,6 @@ if TYPE_CHECKING:
     from gazette_platform.keyspace import BrokerState, Item
     from gazette_platform.protocol import JournalSpec
     from gazette_platform.protocol.auth import Claims
-
-__all__ = ["StoreGuard"]
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +88,7 @@ class StoreGuard:
         state: of the key space.
         allowed: URLs; a store must be one of them or lie below one; empty: any store.
         file_only: whether every URL means the file root.
-        faults: told of unforeseen errors, each of which concerns one journal.
+        faults: counts unforeseen errors; each concerns one journal.
 
     Raises: ValidationError: an URL of `allowed` is not one of a store.
     """
@@ -138,7 +131,7 @@ class StoreGuard:
             problem = str(err)
         except Exception as err:  # noqa: BLE001  reported; other journals are looked at all the same
             self._faults.report("journal", f"{journal}: its stores are not used", err)
-            problem = "where they lie is not known, by an error that the log tells"
+            problem = "where they lie is not known, by an error in the log"
         postfix = spec.fragment.path_postfix_template
         self._known[journal] = _Known(stores, postfix, create_revision, places, problem)
         for place in places:
@@ -180,7 +173,7 @@ class StoreGuard:
                 if (self._known[other].create_revision, other) < own:
                     # The caller may not know of the other journal, so only the log names it.
                     _log.error("%s would be stored at %s, as is %s", journal, place, other)
-                    return f"{place} overlaps the folder of an older journal (the log tells which)"
+                    return f"{place} overlaps the folder of an older journal (the log names it)"
         return ""
 
     # --------------------------------------------------------------------------------- at Apply
@@ -297,3 +290,113 @@ def _nested(shorter: str, longer: str) -> ValidationError:
         f"{shorter} would be a directory of {longer}, whose fragments it would list as its own; "
         "name them so that neither is a prefix of the other at a /"
     )
+
+
+# Bytes of one name, and of a path, which leaves room for the file root, a postfix and a fragment's name.
+_SEGMENT_BYTES_MAX: Final = 255
+_FOLDER_BYTES_MAX: Final = 2560
+
+# Folders that brokers and the lake keep for themselves beside journals.
+_RESERVED: Final = (".test", ".covered", ".gazette", ".partial")
+
+
+def store_place(url: str, *, file_only: bool = False) -> str:
+    """The folder of a store itself.
+
+    >>> store_place("file:////a//b/"), store_place("s3://bucket/?region=x")
+    ('file:///a/b/', 's3://bucket/')
+
+    Args:
+        file_only: whether brokers take every URL for the file root (`--broker.file-only`).
+
+    Raises: ValidationError: no URL of a store.
+    """
+    parsed = _parse(url, file_only=file_only)
+    return _root(parsed) + _normal(parsed.prefix)
+
+
+def journal_place(
+    url: str, journal: str, *, postfix: str | None = None, file_only: bool = False
+) -> str:
+    """The folder that holds all fragments of a journal in a store, and nothing else.
+
+    >>> journal_place("file:///data/?find=mine/&replace=ours/", "mine/one")
+    'file:///data/ours/one/'
+
+    Args:
+        postfix: as `KeyRule.directory` has it.
+
+    Raises: ValidationError: no URL of a store, or none that keeps the journal in one folder.
+    """
+    parsed = _parse(url, file_only=file_only)
+    try:
+        key = _rule(parsed).directory(journal, postfix=postfix)
+    except StoreError as err:
+        raise ValidationError(f"fragment store {url}: {err}") from None
+    place = _normal(key)
+    if any(part.startswith(_RESERVED) for part in place.split("/")):
+        raise ValidationError(f"fragment store {url} puts {journal} into a folder of brokers' own")
+    if parsed.scheme == "file":
+        # Else appends would be taken, and never persisted.
+        longest = max(len(part.encode()) for part in place.split("/"))
+        if longest > _SEGMENT_BYTES_MAX or len(place.encode()) > _FOLDER_BYTES_MAX:
+            raise ValidationError(
+                f"fragment store {url} puts {journal} where file systems do not (names have "
+                f"{_SEGMENT_BYTES_MAX} bytes at most, folders of journals {_FOLDER_BYTES_MAX})"
+            )
+    return _root(parsed) + place
+
+
+def rewritten_name(
+    url: str, journal: str, *, postfix: str | None = None, file_only: bool = False
+) -> str:
+    """The name under which a store keeps a journal: its own, unless `find` rewrites it.
+
+    Raises: ValidationError: as `journal_place`.
+    """
+    parsed = _parse(url, file_only=file_only)
+    try:
+        rule = KeyRule.of("", _arguments(parsed))
+        return _normal(rule.directory(journal, postfix=postfix)).removesuffix("/")
+    except StoreError as err:
+        raise ValidationError(f"fragment store {url}: {err}") from None
+
+
+def folders_of(place: str) -> list[str]:
+    """The folders above a place, outermost first.
+
+    >>> folders_of("file:///a/b/")
+    ['file:///', 'file:///a/']
+    """
+    end = place.index("/", place.index("://") + len("://")) + 1
+    folders = []
+    while end < len(place):
+        folders.append(place[:end])
+        end = place.index("/", end) + 1
+    return folders
+
+
+def _parse(url: str, *, file_only: bool) -> StoreUrl:
+    parsed = parse_store_url(url)
+    if file_only:
+        return StoreUrl(scheme="file", host="", path="/", args={}, text=url)
+    return parsed
+
+
+def _root(url: StoreUrl) -> str:
+    # Another endpoint is another service, whose bucket of the same name is a different one.
+    endpoint = _arguments(url).get("endpoint", "").replace("/", "|")
+    return f"{url.scheme}://{url.host}{endpoint and '@'}{endpoint}/"
+
+
+def _rule(url: StoreUrl) -> KeyRule:
+    return KeyRule.of(url.prefix.lstrip("/"), _arguments(url))
+
+
+def _arguments(url: StoreUrl) -> dict[str, str]:
+    return {name.lower(): value for name, value in url.args.items()}
+
+
+def _normal(key: str) -> str:
+    """A key as a path without empty and ``.`` segments: "" or ends in a slash."""
+    return "".join(f"{part}/" for part in key.split("/") if part not in ("", "."))

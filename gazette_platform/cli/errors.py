@@ -1,8 +1,14 @@
-"""How commands end: exit codes, and errors in one line on stderr without a traceback."""
+"""How commands end: exit codes, and errors in one line on stderr without a traceback.
+
+Texts of errors of specs are Gazette's, which say what is wrong and no more; `with_advice` adds the next step.
+"""
+
+from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 import traceback
@@ -11,13 +17,10 @@ from pathlib import Path
 
 import typer
 
-from gazette_platform.cli import quick_values
-from gazette_platform.cli.advice import with_advice
+from gazette_platform.cli import program
 from gazette_platform.cli.output import printable
 from gazette_platform.errors import GazetteError, LakeError, SetupError, TransportError
 from gazette_platform.ops import platforms
-
-__all__ = ["EXIT_FAILED", "EXIT_INTERRUPTED", "one_line", "run"]
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 128 + signal.SIGINT
@@ -25,6 +28,7 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 _EXIT_USAGE = 2
 
 _TRACE_VARIABLE = "GAZETTE_TRACEBACK"
+_START_CONSUMER = "start your consumer, or give its address with --consumer.address"
 
 
 def run(app: typer.Typer, prog: str, argv: Sequence[str] | None = None) -> int:
@@ -48,12 +52,12 @@ def run(app: typer.Typer, prog: str, argv: Sequence[str] | None = None) -> int:
 
 def _discard_output() -> None:
     """Point stdout elsewhere, or the interpreter complains at exit of what it cannot write."""
-    with contextlib.suppress(OSError):  # a stdout that is no file has nothing to complain of
+    with contextlib.suppress(OSError):  # a stdout that is not a file has no error to report
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(app: typer.Typer, prog: str, argv: Sequence[str] | None) -> int:
-    quick_values.install()
+    program.install()
     try:
         app(args=list(sys.argv[1:] if argv is None else argv), prog_name=prog)
     except SystemExit as err:
@@ -82,7 +86,9 @@ def _fail_with(prog: str, error: BaseException) -> int:
     if isinstance(error, LakeError):
         return _fail(prog, "; ".join([one_line(str(error)), *_away()]))
     if isinstance(error, TransportError) and platforms.DEFAULT_BROKER in str(error):
-        return _fail(prog, f"{one_line(str(error))}; {platforms.advice(os.environ)}")
+        is_consumer = f"consumer {platforms.DEFAULT_BROKER}" in str(error)
+        step = _START_CONSUMER if is_consumer else platforms.advice(os.environ)
+        return _fail(prog, f"{one_line(str(error))}; {step}")
     if isinstance(error, GazetteError):
         return _fail(prog, with_advice(one_line(str(error))))
     if isinstance(error, OSError):
@@ -144,3 +150,37 @@ def one_line(text: str) -> str:
     'two lines'
     """
     return " ".join(text.split())
+
+
+_EXAMPLE = "`gazctl journals create NAME --print` prints a whole spec"
+_ADVICE = (
+    (
+        r"not a valid token",
+        "letters, digits and - _ + / . are allowed, and = % in the name of a journal",
+    ),
+    (r"cannot begin with '/'", "leave out the first /"),
+    (
+        r"invalid scheme \(",
+        "stores begin with s3://, gs://, azure://, azure-ad://, hdfs:// or file://",
+    ),
+    (r"path component doesn't end in '/'", "end it with /, as in s3://bucket/folder/"),
+    (
+        r"Fragment\.CompressionCodec: invalid value",
+        f"fragment.compression_codec is GZIP, for example; {_EXAMPLE}",
+    ),
+    (r"expected a mapping of keys to values", f"a spec is `key: value` lines; {_EXAMPLE}"),
+    (r"the document is not UTF-8", "give a YAML file, as UTF-8"),
+    (r"invalid MaxTxnDuration", "set max_txn_duration, as in 1s"),
+)
+
+
+def with_advice(text: str) -> str:
+    """An error's text, and the next step if one is known.
+
+    >>> with_advice("a/b: Fragment.Stores[0]: invalid scheme (ftp)")
+    'a/b: Fragment.Stores[0]: invalid scheme (ftp); stores begin with s3://, gs://, azure://, azure-ad://, hdfs:// or file://'
+    >>> with_advice("no such journal")
+    'no such journal'
+    """
+    steps = [step for pattern, step in _ADVICE if re.search(pattern, text)]
+    return "; ".join([text, *steps[:1]])

@@ -3,8 +3,6 @@
 import sys
 from importlib import import_module
 
-__all__ = ["gazctl", "gazette"]
-
 _EXIT_INTERRUPTED = 130  # as `cli.errors` has it, which takes longer to import
 
 

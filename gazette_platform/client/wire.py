@@ -24,8 +24,19 @@ from gazette_platform.errors import (
 from gazette_platform.protocol import Status, endpoint_grpc_address
 from gazette_platform.serving.h2.channel import Channel, Dialing
 from gazette_platform.serving.h2.limits import CLIENT_LIMITS
-from gazette_platform.serving.interface import ASK_AGAIN, ASK_ANOTHER, TRY_AGAIN, Code, Kind
-from gazette_platform.serving.outgoing import CANNOT_REACH, DROPPED, Condition, brief_details
+from gazette_platform.serving.interface import (
+    ASK_AGAIN,
+    ASK_ANOTHER,
+    CANNOT_REACH,
+    DROPPED,
+    NOT_HTTP2,
+    SPEAKS_TLS,
+    TRY_AGAIN,
+    Code,
+    Condition,
+    Kind,
+    brief_details,
+)
 from gazette_platform.serving.proxies import proxy_for
 from gazette_platform.serving.tls import TlsMaterial, http2_client_context
 
@@ -49,7 +60,7 @@ _LIST: Final = "/protocol.Journal/List"
 _READ: Final = "/protocol.Journal/Read"
 _SWEEP_S: Final = 30.0
 # A server that minds pings without data between them ends the connection with an error that has these
-# words. Our brokers allow a ping a second. Gazette's, unless told otherwise, allow one in five minutes:
+# words. Our brokers allow a ping a second. Gazette's allow by default one in five minutes:
 # whoever has complained is pinged as seldom as that.
 _TOO_MANY_PINGS: Final = "too many pings"
 _SELDOM_S: Final = 310.0
@@ -64,8 +75,27 @@ _ASKED_AGAIN: Final = (ASK_AGAIN, TRY_AGAIN, ASK_ANOTHER)
 _CLOSED: Final = "the client was closed during the call"
 # How the texts of failed attempts to connect go on behind the address.
 _NOT_CONNECTED: Final = "Failed to connect"
-# OpenSSL's words for an answer that is no TLS.
-_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
+_BY_PROXY: Final = "(through the HTTP proxy "
+# Words of failed attempts to connect, and what to do.
+_ADVICE: Final = (
+    (
+        ("Hostname mismatch", "IP address mismatch"),
+        "its certificate names other hosts: address it by one of them",
+    ),
+    (
+        ("CERTIFICATE_VERIFY_FAILED",),
+        "its certificate is of no authority that is trusted here: give the file of that one as trusted-ca-file",
+    ),
+    (
+        ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"),
+        "it speaks no TLS: its address begins with http://",
+    ),
+    (
+        (NOT_HTTP2,),
+        "another program answers there, or a proxy that passes only HTTP/1: give the address of the gRPC port",
+    ),
+    ((SPEAKS_TLS,), "its address begins with https://"),
+)
 
 
 class PeerUnreached(TransportError):
@@ -112,7 +142,7 @@ def call_error(err: RpcFailed, endpoint: str, what: str, *, peer: str = "broker"
 
 
 def minds_pings(err: RpcFailed) -> bool:
-    """Whether the broker ended a call, one of whose errors this is, because we ping too often."""
+    """Whether the broker ended the call of this error because we ping too often."""
     return _TOO_MANY_PINGS in err.text.lower().replace("_", " ")
 
 
@@ -127,7 +157,7 @@ def decoded(
 
     Args:
         validate: raises ValidationError if the response breaks a rule. It is not asked about statuses
-            that we do not know: their rules are those of a later broker, and the caller is told its
+            that we do not know: their rules are those of a later broker, and the caller gets its
             number.
         peer: who answered.
 
@@ -144,23 +174,18 @@ def decoded(
 
 def _advice(details: str, endpoint: str) -> str:
     """What to look at when a connection failed; OpenSSL's words say little to most people."""
-    is_secure = endpoint.startswith("https:")
-    if "Hostname mismatch" in details or "IP address mismatch" in details:
-        return "its certificate names other hosts: address it by one of them"
-    if "CERTIFICATE_VERIFY_FAILED" in details:
-        return (
-            "its certificate is of no authority that is trusted here: give the file of that one as "
-            "trusted-ca-file"
-        )
-    if any(words in details for words in _NO_TLS):
-        return "it speaks no TLS: its address begins with http://"
+    for words, advice in _ADVICE:
+        if any(each in details for each in words):
+            return advice
+    if _BY_PROXY in details:
+        return "can the proxy reach it? no_proxy names the hosts to reach without a proxy"
     if _NOT_CONNECTED not in details and ("Socket closed" in details or "ping" in details):
         return "it ended, or its connection broke; is it running?"
     # A server that refuses a certificate ends the connection, with or without reading what has come.
     if "Socket closed" in details:
         if_plain = "does it speak TLS? then its address begins with https://"
         if_secure = "does it ask for a certificate? give cert-file and cert-key-file"
-        return if_secure if is_secure else if_plain
+        return if_secure if endpoint.startswith("https:") else if_plain
     return "is it running, and is the address right?"
 
 
@@ -187,7 +212,7 @@ class Wire:
     async def connected(self) -> bool:
         """Wait until there is a connection, or making one has failed. Cancellation: safe.
 
-        Calls do not tell: one that waits at the head of a journal is silent.
+        Calls do not show it: one that waits at the head of a journal is silent.
         """
         return await self.channel.connected()
 

@@ -8,9 +8,8 @@ been applied, so writers compare revisions in a transaction.
 
 from __future__ import annotations
 
-from gazette_platform.etcd.client import TXN_OPS_MAX, EtcdClient
+from gazette_platform.etcd.client import TXN_OPS_MAX, EtcdClient, Lease, Watch
 from gazette_platform.etcd.connection import EtcdTls, parse_endpoint
-from gazette_platform.etcd.lease import Lease
 from gazette_platform.etcd.types import (
     Compacted,
     Compare,
@@ -29,7 +28,6 @@ from gazette_platform.etcd.types import (
     TxnResult,
     WatchBatch,
 )
-from gazette_platform.etcd.watch import Watch
 
 __all__ = [
     "TXN_OPS_MAX",

@@ -1,19 +1,27 @@
-"""The client: reads, transactions, and the doors to leases and watches."""
+"""The client: reads, transactions, leases and watches.
+
+A lease makes keys vanish when the process stops renewing it. A watch yields whole revisions of one prefix, in order,
+until it breaks: a reader that saw half a revision would act on a state that never existed.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
+import logging
 from typing import TYPE_CHECKING, Any, Self, final
 
-from gazette_platform.errors import EtcdError, ValidationError
+from gazette_platform.errors import EtcdError, LeaseLost, ValidationError
 from gazette_platform.etcd import wire
 from gazette_platform.etcd.connection import Connection, EtcdTls
-from gazette_platform.etcd.lease import Lease
 from gazette_platform.etcd.types import (
+    Compacted,
     Compare,
     Delete,
     EtcdFull,
     EtcdRejected,
+    Event,
     KeyValue,
     Operation,
     Put,
@@ -21,14 +29,12 @@ from gazette_platform.etcd.types import (
     ResponseHeader,
     ServerStatus,
     TxnResult,
+    WatchBatch,
 )
-from gazette_platform.etcd.watch import Watch
 from gazette_platform.ops.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["TXN_OPS_MAX", "EtcdClient"]
+    from collections.abc import Callable, Sequence
 
 TXN_OPS_MAX = 128
 """Operations, and comparisons, that etcd takes in one transaction (its --max-txn-ops)."""
@@ -86,7 +92,7 @@ class EtcdClient:
         """Reach one endpoint and check that it is an etcd that is new enough.
 
         Raises: EtcdError: none could be reached within the request timeout.
-                EtcdRejected: what answers is no etcd, or too old.
+                EtcdRejected: what answers is not etcd, or too old.
         """
         msg = await self._call(
             wire.stubs.MaintenanceStub,
@@ -229,7 +235,7 @@ class EtcdClient:
         )
 
     async def revoke_lease(self, lease_id: int) -> bool:
-        """End a lease of another process, with all keys under it; one's own has `Lease.revoke`.
+        """End a lease of another process, with all keys under it; for your own use `Lease.revoke`.
 
         Returns: False if there is no such lease any more.
         """
@@ -286,3 +292,227 @@ class EtcdClient:
                     unknown = "(outcome unknown)"
                     raise EtcdError(f"{error} {unknown}", told=f"{error.told} {unknown}") from err
                 raise error from err
+
+
+_log = logging.getLogger(__name__)
+
+# Three chances per time to live, as etcd's own clients have it.
+_RENEWALS_PER_TTL = 3
+_RETRY_S = 0.25
+
+
+@final
+class Lease:
+    """A granted lease. `keep_alive` renews it; `revoke` ends it with all keys under it.
+
+    Our own deadline counts from *before* the last renewal that succeeded was sent. So it never
+    lies later than etcd's, and a process that was paused knows that it lost the lease even
+    before it asks.
+    """
+
+    def __init__(
+        self, connection: Connection, clock: Clock, *, lease_id: int, ttl_s: int, granted_at: float
+    ) -> None:
+        self._connection = connection
+        self._clock = clock
+        self.id = lease_id
+        self.ttl_s = ttl_s
+        """Seconds, as granted: etcd may raise a time to live that is too short for it."""
+        self.why_late: Callable[[], str] = str
+        """Returns why this process may have been late to renew it, as far as it knows; or ""."""
+        self._deadline = granted_at + ttl_s
+        self._revoked = asyncio.Event()
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until it ends unless renewed; 0 or less: it is lost."""
+        return self._deadline - self._clock.monotonic()
+
+    async def keep_alive(self) -> None:
+        """Renew for as long as the lease is ours; spawn it in a task group. Ends after `revoke`.
+
+        Raises: LeaseLost: it ran out, or was revoked; whatever it owned is gone.
+        Cancellation: safe; the lease then ends by itself.
+        """
+        last_error = ""
+        pause_s = self.ttl_s / _RENEWALS_PER_TTL
+        while not self._revoked.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(pause_s, max(self.remaining_s, 0.0))):
+                    await self._revoked.wait()
+            if self._revoked.is_set():
+                return
+            if self.remaining_s <= 0:
+                raise LeaseLost(
+                    f"unable to keep member lease alive: lease {self.id:x} was not renewed "
+                    f"within {self.ttl_s} s; {last_error or self.why_late() or 'the process was paused'}; "
+                    "the process has to start again"
+                )
+            try:
+                await self._renew()
+            except LeaseLost:
+                if not self._revoked.is_set():
+                    raise
+            except EtcdError as err:
+                last_error = str(err)
+                _log.warning("lease %x is not renewed: %s", self.id, err)
+                pause_s = _RETRY_S
+            else:
+                pause_s = self.ttl_s / _RENEWALS_PER_TTL
+
+    async def revoke(self, *, timeout_s: float = 3.0) -> None:
+        """End the lease and remove its keys. A lease that is gone already is not an error.
+
+        Args:
+            timeout_s: seconds.
+
+        Raises: EtcdError: etcd did not answer; the lease then ends by itself.
+        """
+        self._revoked.set()
+        deadline = self._clock.monotonic() + timeout_s
+        stub = await self._connection.stub(wire.stubs.LeaseStub, deadline=deadline)
+        request = wire.rpc_pb2.LeaseRevokeRequest(ID=self.id)
+        try:
+            await stub.LeaseRevoke(request, timeout=max(0.001, deadline - self._clock.monotonic()))
+        except wire.aio.AioRpcError as err:
+            if err.code() == wire.grpc.StatusCode.NOT_FOUND:
+                return
+            what = f"revocation of lease {self.id:x}"
+            raise wire.error_of(err, what=what, endpoint=self._connection.url) from err
+
+    async def _renew(self) -> None:
+        # One short stream per renewal: it costs a few packets per TTL, and needs no stream state
+        # that has to move when the endpoint does.
+        sent_at = self._clock.monotonic()
+        # A dead endpoint must leave time to try the next.
+        budget_s = max(0.001, min(self.ttl_s / _RENEWALS_PER_TTL, self.remaining_s))
+        stub = await self._connection.stub(wire.stubs.LeaseStub, deadline=sent_at + budget_s)
+        endpoint = self._connection.url
+        request = wire.rpc_pb2.LeaseKeepAliveRequest(ID=self.id)
+        left_s = max(0.001, sent_at + budget_s - self._clock.monotonic())
+        call = stub.LeaseKeepAlive(iter((request,)), timeout=left_s)
+        try:
+            msg = await call.read()
+        except wire.CALL_ERRORS as err:
+            self._connection.rotate()
+            what = f"renewal of lease {self.id:x}"
+            raise wire.error_of(err, what=what, endpoint=endpoint) from err
+        finally:
+            call.cancel()
+        if msg is wire.aio.EOF:
+            raise EtcdError(f"etcd at {endpoint}: renewal of lease {self.id:x}: no answer")
+        if msg.TTL <= 0:
+            self._deadline = sent_at
+            raise LeaseLost(
+                f"unable to keep member lease alive: etcd at {endpoint} does not know lease "
+                f"{self.id:x} any more (it ran out or was revoked); the process has to start again"
+            )
+        self.ttl_s = msg.TTL
+        self._deadline = sent_at + msg.TTL
+
+
+# etcd is asked to require a leader: a member that is cut off from the others would else accept the
+# watch and stay silent for ever, and we would take an old state for the present one.
+_METADATA = (("hasleader", "true"),)
+# Reasons of cancellation that pass by themselves, which etcd gives as text only.
+_PASSING = ("no leader", "watch canceled", "server stopped", "leader changed")
+
+
+@final
+class Watch:
+    """An async context manager that iterates over `WatchBatch`es.
+
+    A batch never splits a revision: etcd groups by revision, and the fragments in which it sends
+    large groups are put together here. It does not restart itself: only the caller, who applies the
+    batches, knows the revision to go on from.
+
+    Raises (from entering and from iterating):
+        Compacted: the start revision is no longer kept.
+        EtcdRejected: etcd cancelled the watch for another lasting reason.
+        EtcdError: retriable; the stream broke.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        clock: Clock,
+        *,
+        prefix: str,
+        start_revision: int,
+        connect_timeout_s: float,
+    ) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._prefix = prefix
+        self._start_revision = start_revision
+        self._connect_timeout_s = connect_timeout_s
+        self._endpoint = ""
+        self._call: Any = None
+
+    async def __aenter__(self) -> Self:
+        deadline = self._clock.monotonic() + self._connect_timeout_s
+        stub = await self._connection.stub(wire.stubs.WatchStub, deadline=deadline)
+        self._endpoint = self._connection.url
+        self._call = stub.Watch(metadata=_METADATA)
+        request = wire.rpc_pb2.WatchRequest(
+            create_request=wire.rpc_pb2.WatchCreateRequest(
+                key=wire.encode_key(self._prefix) or b"\0",
+                range_end=wire.prefix_end(self._prefix),
+                start_revision=self._start_revision,
+                progress_notify=True,
+                fragment=True,
+            )
+        )
+        try:
+            await self._call.write(request)
+        except wire.CALL_ERRORS as err:
+            self._connection.rotate()
+            raise self._error(err) from err
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> WatchBatch:
+        """The next batch; waits for one. Cancellation: safe, but ends the watch's use."""
+        events: list[Event] = []
+        while True:
+            msg = await self._read()
+            if msg.canceled:
+                raise self._cancel_error(msg)
+            events.extend(wire.event_of(event) for event in msg.events)
+            if msg.created or msg.fragment:
+                continue
+            return WatchBatch(wire.header_of(msg.header), tuple(events))
+
+    async def _read(self) -> Any:
+        try:
+            msg = await self._call.read()
+        except wire.CALL_ERRORS as err:
+            self._connection.rotate()
+            raise self._error(err) from err
+        if msg is wire.aio.EOF:
+            self._connection.rotate()
+            raise EtcdError(f"etcd at {self._endpoint}: watch of {self._prefix}*: stream ended")
+        return msg
+
+    def _error(self, err: Any) -> EtcdError:
+        return wire.error_of(err, what=f"watch of {self._prefix}*", endpoint=self._endpoint)
+
+    def _cancel_error(self, msg: Any) -> EtcdError:
+        text = f"etcd at {self._endpoint}: watch of {self._prefix}* from {self._start_revision}"
+        if msg.compact_revision:
+            return Compacted(
+                f"{text}: compacted up to {msg.compact_revision}; load again at a newer revision",
+                compact_revision=msg.compact_revision,
+            )
+        reason = msg.cancel_reason or "no reason given"
+        if any(passing in reason for passing in _PASSING):
+            # Only this member of etcd says so; another one may be better off.
+            self._connection.rotate()
+            return EtcdError(f"{text}: cancelled: {reason}")
+        return EtcdRejected(f"{text}: cancelled: {reason}")

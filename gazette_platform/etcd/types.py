@@ -12,25 +12,6 @@ from typing import ClassVar
 
 from gazette_platform.errors import EtcdError
 
-__all__ = [
-    "Compacted",
-    "Compare",
-    "CompareTarget",
-    "Delete",
-    "EtcdFull",
-    "EtcdRejected",
-    "Event",
-    "Get",
-    "KeyValue",
-    "Operation",
-    "Put",
-    "RangeResult",
-    "ResponseHeader",
-    "ServerStatus",
-    "TxnResult",
-    "WatchBatch",
-]
-
 
 class EtcdRejected(EtcdError):
     """Etcd understood the call and refused it; the same call will be refused again."""
@@ -39,7 +20,7 @@ class EtcdRejected(EtcdError):
 
 
 class EtcdFull(EtcdError):
-    """Etcd has reached its quota and wrote nothing; it takes writes again once somebody has mended it."""
+    """Etcd has reached its quota and wrote nothing; it takes writes again once it was repaired."""
 
 
 class Compacted(EtcdRejected):
@@ -147,7 +128,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove a key, or with `prefix` all that start with it. Removing nothing is no error."""
+    """Remove a key, or with `prefix` all that start with it. Removing nothing is not an error."""
 
     key: str
     prefix: bool = False

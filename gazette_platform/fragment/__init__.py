@@ -1,10 +1,6 @@
-"""Fragments: how a journal's content becomes immutable files, and is found again.
+"""The fragments of a journal: which ones exist, local and stored, and which may be removed.
 
-The open *spool* of a journal holds its newest content on local disk. A closed one is *persisted*
-to the journal's fragment store. The *index* knows every fragment that this broker can serve, local
-and stored; its *cover sets* keep those that are not superfluous.
-
-Guarantee: content is served from local disk until a store is known to hold it.
+The *index* knows every fragment that a process can serve; its *cover sets* keep those that are not superfluous.
+`refresh` lists the stores. `retention` and `audit` decide, without I/O, what prunes remove and on what stores and brokers
+disagree. Spools, whose fragments are still open, are the broker's (`broker.spool`).
 """
-
-from __future__ import annotations

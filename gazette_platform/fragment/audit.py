@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from gazette_platform.fragment.retention import StoredFragment
     from gazette_platform.protocol import Fragment
 
-__all__ = ["Finding", "Kind", "audit_names", "missing_of"]
-
 
 class Kind(enum.StrEnum):
     """What a finding is about."""
@@ -40,7 +38,7 @@ class Kind(enum.StrEnum):
 
     @property
     def is_fault(self) -> bool:
-        """Whether somebody has to act."""
+        """Whether it needs an action."""
         return self is not Kind.OVERLAP
 
 

@@ -1,23 +1,23 @@
-"""A subset of Go's ``text/template``, enough for the path postfixes of fragments, and for lines.
+"""The part of Go's ``text/template`` that path postfixes of fragments are written in.
 
-Nouns: a *template* is text with *actions* in ``{{ }}``; an action evaluates a *pipeline* of
-*commands*, each an operand or a call of a *function* or *method*. *Objects* are what templates see
-of our values (`values.GoObject`): they show fields and methods by their Go names.
+Supported: text, comments, trim markers, fields, methods with arguments, pipelines, parentheses, variables declared by
+``:=``, ``if`` with ``else if`` and ``else``, comparisons (``eq ne lt le gt ge``), ``and or not``, and ``printf`` with
+``%s %q %d %x %X %v``. Constants are strings, decimal integers, ``true``, ``false`` and ``nil``.
 
-Supported: text, comments, trim markers, fields, methods with arguments, variables, parentheses,
-pipelines, ``if``, ``else if``, ``with``, ``range`` over lists, and the functions of `functions`.
-Not supported, and refused with their name: ``define``, ``template``, ``block``, ``break``,
-``continue``, ``call``, ``html``, ``js``. Stricter than Go: ``printf`` with arguments that do not
-fit its verbs is an error instead of a ``%!d(string=…)`` in a path.
+That is more than Gazette's documentation and tests use, which is fields, ``FirstAppendTime.Format`` and ``printf``. Brokers of
+Gazette, written in Go, evaluate all of Go's language. In a cluster with them each broker must derive the same path,
+so a template either means here what it means in Go, or is refused by name when the spec is applied: never is it
+evaluated to something else. Refused are ``range``, ``with``, ``define``, ``template``, ``block``, assignment by ``=``,
+and functions that compute on lists and bytes. ``printf`` refuses arguments that do not fit its verbs, for which
+Go would put ``%!d(string=…)`` into a path.
 
-Templates come from users, so their length, and the steps and output of an execution are bounded, except
-where users run them for themselves: see `runtime`. Whatever goes wrong is a `ValidationError`.
+Templates come from users, so their length, and that of values and output, is bounded, except where users run them for
+themselves. Whatever goes wrong is a `ValidationError`.
 """
 
 from __future__ import annotations
 
 from gazette_platform.gotemplate.go_time import ZERO_TIME, format_time, time_object
-from gazette_platform.gotemplate.runtime import Template
-from gazette_platform.gotemplate.values import GoObject, Method, NamedInt
+from gazette_platform.gotemplate.runtime import GoObject, Method, NamedInt, Template
 
 __all__ = ["ZERO_TIME", "GoObject", "Method", "NamedInt", "Template", "format_time", "time_object"]

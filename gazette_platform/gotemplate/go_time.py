@@ -6,15 +6,14 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from gazette_platform.gotemplate.values import GoObject, Method, NamedInt
+from gazette_platform.gotemplate.runtime import GoObject, Method, NamedInt
 from gazette_platform.ops.durations import SECOND_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gazette_platform.gotemplate.values import Value
+    from gazette_platform.gotemplate.runtime import Value
 
-__all__ = ["ZERO_TIME", "format_time", "time_object"]
 
 ZERO_TIME: Final = datetime(1, 1, 1, tzinfo=UTC)
 

@@ -8,17 +8,6 @@ are logged and left out. Cost: in the number of changes, not of keys.
 
 from __future__ import annotations
 
-from gazette_platform.keyspace.broker_state import Assignment, BrokerState, Item, Member
-from gazette_platform.keyspace.cluster_state import (
-    AnyClusterState,
-    Changes,
-    ClusterItem,
-    ClusterMember,
-    ClusterState,
-    ItemSpec,
-    MemberSpec,
-    SlotAssignment,
-)
 from gazette_platform.keyspace.keys import (
     AssignmentKey,
     ItemKey,
@@ -34,7 +23,19 @@ from gazette_platform.keyspace.keys import (
     validate_prefix,
 )
 from gazette_platform.keyspace.space import WATCH_DELAY_S, KeySpace, View
-from gazette_platform.keyspace.values import (
+from gazette_platform.keyspace.state import (
+    AnyClusterState,
+    Assignment,
+    BrokerState,
+    Changes,
+    ClusterItem,
+    ClusterMember,
+    ClusterState,
+    Item,
+    ItemSpec,
+    Member,
+    MemberSpec,
+    SlotAssignment,
     decode_broker_spec,
     decode_journal_spec,
     decode_route,

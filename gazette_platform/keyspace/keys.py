@@ -14,21 +14,6 @@ from functools import lru_cache
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import ProcessId
 
-__all__ = [
-    "AssignmentKey",
-    "ItemKey",
-    "Key",
-    "MemberKey",
-    "assignment_key",
-    "assignments_prefix",
-    "item_key",
-    "items_prefix",
-    "member_key",
-    "members_prefix",
-    "parse_key",
-    "validate_prefix",
-]
-
 _SEPARATOR = "#"
 _ITEMS = "/items/"
 _MEMBERS = "/members/"
@@ -140,7 +125,7 @@ def _process_id(zone: str, suffix: str) -> ProcessId:
     # There are few, and each is named by many keys: all of them share one object.
     for part in (zone, suffix):
         if not part.isascii() or not part.isprintable():
-            raise ValidationError(f"{part!r} is no part of the identity of a process")
+            raise ValidationError(f"{part!r} is not a part of the identity of a process")
     return ProcessId(_part(zone), _part(suffix))
 
 

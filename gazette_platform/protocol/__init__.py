@@ -19,6 +19,15 @@ from gazette_platform.protocol.enums import (
     Status,
     SuspendLevel,
 )
+from gazette_platform.protocol.forms import (
+    escape_html,
+    fragment_json,
+    fragments_text,
+    message_jsonpb,
+    message_text,
+    route_text,
+    selector_json,
+)
 from gazette_platform.protocol.fragments import ZERO_SUM, Fragment, parse_fragment_path
 from gazette_platform.protocol.identity import (
     DOUBTED,
@@ -33,13 +42,7 @@ from gazette_platform.protocol.identity import (
     require_same,
     split_created,
 )
-from gazette_platform.protocol.json_form import (
-    escape_html,
-    fragment_json,
-    message_jsonpb,
-    selector_json,
-)
-from gazette_platform.protocol.labels import Label, LabelSet
+from gazette_platform.protocol.labels import Label, LabelSelector, LabelSet
 from gazette_platform.protocol.names import (
     conflicting_prefix,
     split_meta,
@@ -49,45 +52,45 @@ from gazette_platform.protocol.names import (
     validate_token,
 )
 from gazette_platform.protocol.path_postfix import PathPostfixTemplate
-from gazette_platform.protocol.processes import (
+from gazette_platform.protocol.routing import (
     BrokerSpec,
+    EtcdHeader,
+    Header,
     ProcessId,
+    Route,
     endpoint_grpc_address,
     endpoint_host,
     validate_endpoint,
 )
-from gazette_platform.protocol.request_rules import (
+from gazette_platform.protocol.rules import (
     PAGE_LIMIT_MAX,
     validate_append_chunk,
     validate_append_request,
+    validate_append_response,
     validate_apply_change,
     validate_apply_request,
+    validate_apply_response,
     validate_fragments_request,
+    validate_fragments_response,
     validate_health_request,
+    validate_health_response,
     validate_journal_request,
     validate_list_request,
-    validate_read_request,
-    validate_replicate_request,
-)
-from gazette_platform.protocol.response_rules import (
-    validate_append_response,
-    validate_apply_response,
-    validate_fragments_response,
-    validate_health_response,
     validate_list_response,
+    validate_read_request,
     validate_read_response,
+    validate_replicate_request,
     validate_replicate_response,
 )
-from gazette_platform.protocol.routing import EtcdHeader, Header, Route
-from gazette_platform.protocol.selectors import LabelSelector
 from gazette_platform.protocol.specs import (
     FragmentSpec,
     JournalChange,
     JournalSpec,
+    StoreUrl,
     SuspendSpec,
+    parse_store_url,
+    validate_store_url,
 )
-from gazette_platform.protocol.store_urls import StoreUrl, parse_store_url, validate_store_url
-from gazette_platform.protocol.text_form import fragments_text, message_text, route_text
 
 __all__ = [
     "DOUBTED",

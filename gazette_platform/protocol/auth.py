@@ -22,28 +22,17 @@ import orjson
 from typing_extensions import override
 
 from gazette_platform.errors import GazetteError, ValidationError
-from gazette_platform.protocol.json_form import selector_json
-from gazette_platform.protocol.labels import Label, LabelSet
-from gazette_platform.protocol.selectors import LabelSelector
+from gazette_platform.protocol.forms import selector_json
+from gazette_platform.protocol.labels import Label, LabelSelector, LabelSet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import jwt
 
-__all__ = [
-    "ALL_CLAIMS",
-    "LEEWAY_S",
-    "Capability",
-    "Claims",
-    "Forbidden",
-    "KeyRing",
-    "Unauthenticated",
-    "check_times",
-]
 
 LEEWAY_S = 5.0
-"""Seconds by which the clocks of signers and verifiers may differ."""
+"""Seconds that the clocks of signers and verifiers may differ."""
 
 # `AA==`, a single zero byte, is not a key. It says that calls without a token are admitted, as long as
 # not all clients have theirs.

@@ -11,15 +11,6 @@ from typing import Self
 
 from gazette_platform.errors import ValidationError
 
-__all__ = [
-    "AppendSuspend",
-    "CompressionCodec",
-    "JournalFlag",
-    "Status",
-    "SuspendLevel",
-    "WireEnum",
-]
-
 
 class WireEnum(IntEnum):
     """An enum whose unknown numbers can be carried."""

@@ -6,18 +6,20 @@ prefix of its store. Names alone say which bytes a file holds, so a listing of a
 
 from __future__ import annotations
 
+import hashlib
 import posixpath
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, final
 
-from gazette_platform.errors import ValidationError
+from gazette_platform.errors import ChecksumMismatch, DataError, ValidationError
 from gazette_platform.protocol.enums import CompressionCodec
-from gazette_platform.protocol.field_context import check_field
-from gazette_platform.protocol.names import validate_journal_name, validate_path_component
+from gazette_platform.protocol.names import (
+    check_field,
+    validate_journal_name,
+    validate_path_component,
+)
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-
-__all__ = ["ZERO_SUM", "Fragment", "parse_fragment_path", "sum_from_pb"]
 
 # Digest of an empty fragment: not the SHA-1 of "".
 ZERO_SUM: Final = bytes(20)
@@ -84,7 +86,7 @@ class Fragment:
             message.path_postfix = self.path_postfix
 
     def span_into_pb(self, message: pb.Fragment) -> None:
-        """Fill in what tells fragments of one journal apart: offsets and sum."""
+        """Fill in what identifies a fragment of a journal: offsets and sum."""
         message.begin = self.begin
         message.end = self.end
         digest = message.sum
@@ -185,3 +187,42 @@ def _parse_sum(text: str) -> bytes:
     if len(digest) != len(ZERO_SUM):
         raise ValidationError(f"invalid SHA1Sum length: {len(digest)}")
     return digest
+
+
+@final
+class FragmentCheck:
+    """Takes the content of a fragment from its beginning, piece by piece.
+
+    Args:
+        is_known: whether its SHA-1 is known to be right, so that only its length is checked.
+    """
+
+    def __init__(self, fragment: Fragment, *, is_known: bool = False) -> None:
+        self.is_known = is_known
+        self._fragment = fragment
+        self._digest = hashlib.sha1(usedforsecurity=False)
+        self._length = 0
+
+    def take(self, content: bytes) -> None:
+        """Take the next piece. Raises: DataError: it goes beyond the end that the name gives."""
+        self._length += len(content)
+        if self._length > self._fragment.content_length:
+            raise DataError(
+                f"the stored object is longer than its name says ({self._fragment.content_length} bytes "
+                "of content)"
+            )
+        if not self.is_known:
+            self._digest.update(content)
+
+    def finish(self) -> None:
+        """Claim that the content has ended.
+
+        Raises: DataError: it is too short. ChecksumMismatch: it is other content.
+        """
+        missing = self._fragment.content_length - self._length
+        if missing:
+            raise DataError(f"the stored object ends {missing} bytes before its name says")
+        if not self.is_known and self._digest.digest() != self._fragment.sum:
+            raise ChecksumMismatch(
+                f"content has SHA-1 {self._digest.hexdigest()}, expected {self._fragment.sum.hex()}"
+            )

@@ -7,7 +7,7 @@ etcd that created the key of its spec. It never returns to a former value while 
 set up again counts from 1. So the bits above stand for the history of etcd, an id that brokers keep there. Every listing
 carries both, so a check costs one call that most readers make anyway.
 
-Brokers of Gazette do not send the history, and former releases did not keep it: those bits are 0 then, and only
+Brokers of Gazette do not send the history: those bits are 0 then, and only
 revisions are compared. There are 13 of them, so that `created` is exact where JSON is read as floating point, such as
 by jq. Two histories have the same bits once in 8,191.
 
@@ -28,19 +28,6 @@ from gazette_platform.errors import JournalReplaced
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "DOUBTED",
-    "HISTORY",
-    "created_by",
-    "created_list",
-    "created_map",
-    "history_bits",
-    "is_another",
-    "join_created",
-    "learned",
-    "require_same",
-    "split_created",
-]
 
 DOUBTED: Final = -1
 """Kept instead of `created`: no journal is the one that was read, until a person decides."""
@@ -83,7 +70,7 @@ def is_another(kept: int, now: int) -> bool:
     """Return whether a kept offset belongs to another journal than the one that has its name now.
 
     Args:
-        kept: `created` that was kept with the offset; 0: unknown, as in files of former releases.
+        kept: `created` that was kept with the offset; 0: unknown.
         now: `created` of the journal; 0: unknown, as brokers of old releases do not send it.
 
     >>> is_another(7, 9), is_another(7, 7), is_another(0, 9), is_another(DOUBTED, 0)

@@ -12,24 +12,12 @@ from __future__ import annotations
 import posixpath
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
 
 from gazette_platform.errors import ValidationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-__all__ = [
-    "JOURNAL_NAME_LENGTH_MAX",
-    "JOURNAL_NAME_LENGTH_MIN",
-    "conflicting_prefix",
-    "split_meta",
-    "strip_meta",
-    "validate_journal_name",
-    "validate_path_characters",
-    "validate_path_component",
-    "validate_token",
-]
+    from collections.abc import Callable, Iterable
 
 JOURNAL_NAME_LENGTH_MIN = 4
 JOURNAL_NAME_LENGTH_MAX = 512
@@ -144,3 +132,19 @@ def conflicting_prefix(names: Iterable[str]) -> tuple[str, str] | None:
                 return name[:slash], name
             slash = name.find("/", slash + 1)
     return None
+
+
+_Args = ParamSpec("_Args")
+
+
+def check_field(
+    context: str, check: Callable[_Args, object], *args: _Args.args, **kwargs: _Args.kwargs
+) -> None:
+    """Run a check of a field, so that its error names the field: ``<context>.<inner>: …``.
+
+    Raises: ValidationError: of the check, within `context`.
+    """
+    try:
+        check(*args, **kwargs)
+    except ValidationError as err:
+        raise err.within(context) from None

@@ -20,7 +20,7 @@ from gazette_platform.gotemplate import (
     Template,
     time_object,
 )
-from gazette_platform.ops.durations import HOUR_NS, MINUTE_NS, SECOND_NS, format_duration
+from gazette_platform.ops.durations import format_duration
 from gazette_platform.protocol.enums import CompressionCodec, JournalFlag, SuspendLevel
 from gazette_platform.protocol.fragments import Fragment
 from gazette_platform.protocol.labels import EMPTY_LABELS, LabelSet
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from enum import IntEnum
 
-    from gazette_platform.gotemplate.values import Value
-
-__all__ = ["PathPostfixTemplate", "validate_path_postfix_template"]
+    from gazette_platform.gotemplate.runtime import Value
 
 
 class _Suspend(Protocol):
@@ -46,8 +44,6 @@ class _FragmentSettings(Protocol):
     def length(self) -> int: ...
     @property
     def codec(self) -> CompressionCodec: ...
-    @property
-    def stores(self) -> tuple[str, ...]: ...
     @property
     def refresh_interval_ns(self) -> int: ...
     @property
@@ -130,36 +126,12 @@ def _enum(member: IntEnum) -> NamedInt:
 
 
 def _duration(nanoseconds: int) -> NamedInt:
-    return NamedInt(
-        nanoseconds,
-        format_duration(nanoseconds),
-        "time.Duration",
-        {
-            "Hours": Method(lambda: nanoseconds / HOUR_NS),
-            "Minutes": Method(lambda: nanoseconds / MINUTE_NS),
-            "Seconds": Method(lambda: nanoseconds / SECOND_NS),
-            "Milliseconds": Method(lambda: nanoseconds // 1_000_000),
-            "Nanoseconds": Method(lambda: nanoseconds),
-        },
-    )
+    return NamedInt(nanoseconds, format_duration(nanoseconds), "time.Duration")
 
 
 def _label_set_object(labels: LabelSet) -> GoObject:
-    listed = [
-        GoObject("Label", {"Name": label.name, "Value": label.value, "Prefix": label.prefix})
-        for label in labels
-    ]
-    values = {
-        name: tuple(label.value for label in group) for name, group in labels.by_name().items()
-    }
-    return GoObject(
-        "LabelSet",
-        {
-            "Labels": listed,
-            "ValueOf": Method(lambda name: values.get(name, ("",))[0], (str,)),
-            "ValuesOf": Method(lambda name: values.get(name, ()), (str,)),
-        },
-    )
+    firsts = {name: next(iter(group)).value for name, group in labels.by_name().items()}
+    return GoObject("LabelSet", {"ValueOf": Method(lambda name: firsts.get(name, ""), (str,))})
 
 
 def _fragment_object(fragment: Fragment) -> GoObject:
@@ -170,7 +142,6 @@ def _fragment_object(fragment: Fragment) -> GoObject:
             "Part2": int.from_bytes(fragment.sum[8:16], "big"),
             "Part3": int.from_bytes(fragment.sum[16:], "big"),
             "IsZero": Method(lambda: not any(fragment.sum)),
-            "ToDigest": Method(lambda: fragment.sum),
         },
     )
     members: dict[str, Value | Method] = {
@@ -220,7 +191,6 @@ def _spec_object(spec: _Spec) -> GoObject:
                 {
                     "Length": settings.length,
                     "CompressionCodec": _enum(settings.codec),
-                    "Stores": list(settings.stores),
                     "RefreshInterval": _duration(settings.refresh_interval_ns),
                     "Retention": _duration(settings.retention_ns),
                     "FlushInterval": _duration(settings.flush_interval_ns),
@@ -252,7 +222,6 @@ _ZERO_SPEC: Final = cast(
         fragment=SimpleNamespace(
             length=0,
             codec=CompressionCodec.INVALID,
-            stores=(),
             refresh_interval_ns=0,
             retention_ns=0,
             flush_interval_ns=0,

@@ -24,14 +24,12 @@ from gazette_platform.lake import (
 from gazette_platform.lake.catalogs import HIVE, ICEBERG
 from gazette_platform.lake.iceberg_catalog import IcebergCatalog
 from gazette_platform.lake.links import table_link
-from gazette_platform.lake.registration import Metastore
+from gazette_platform.lake.raw.registration import Metastore
 from gazette_platform.lake.rollups import RollupFolder, read_rollup_folder
 
 if TYPE_CHECKING:
-    from gazette_platform.lake.rollups.iceberg import IcebergTables
-    from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog
-
-__all__ = ["LakeResource", "MetastoreResource", "catalog_digest"]
+    from gazette_platform.lake.iceberg.catalog import TypedCatalog
+    from gazette_platform.lake.iceberg.metastore import IcebergTables
 
 
 class MetastoreResource(ConfigurableResource["MetastoreResource"]):
@@ -76,14 +74,14 @@ class LakeResource(ConfigurableResource["LakeResource"]):
     loaded: str = Field(default="", description="Digest of the folder when definitions loaded.")
 
     def folder(self) -> SpecFolder:
-        """Table specs, and what is refused, read anew from the folder."""
+        """Table specs, and what is refused, read again from the folder."""
         return read_spec_folder(Path(self.tables)) if self.tables else SpecFolder()
 
     def rollup_folder(self, tables: SpecFolder | None = None) -> RollupFolder:
-        """Rollups, and what is refused, read anew from their folder.
+        """Rollups, and what is refused, read again from their folder.
 
         Args:
-            tables: beside which they are; None: those that are there now.
+            tables: those beside them; None: the existing ones.
         """
         return read_rollup_folder(self.rollups, (tables or self.folder()).tables)
 
@@ -92,10 +90,10 @@ class LakeResource(ConfigurableResource["LakeResource"]):
 
         Raises: SetupError: it is not known where they are. ValidationError: nor how to reach them.
         """
-        from gazette_platform.lake.rollups.iceberg import (  # noqa: PLC0415  slow to import
+        from gazette_platform.lake.iceberg.catalog import io_properties_of  # noqa: PLC0415
+        from gazette_platform.lake.iceberg.metastore import (  # noqa: PLC0415  slow to import
             IcebergTables,
         )
-        from gazette_platform.lake.typed.catalog.catalogs import io_properties_of  # noqa: PLC0415
 
         settings = self._places()
         properties = io_properties_of(settings, os.environ)
@@ -104,9 +102,9 @@ class LakeResource(ConfigurableResource["LakeResource"]):
     def typed_catalog(self, metastore: Metastore) -> "TypedCatalog":
         """Where typed tables are. Who asks is taken from the environment.
 
-        Raises: see `gazette_platform.lake.typed.catalog.catalogs.typed_catalog`.
+        Raises: see `gazette_platform.lake.iceberg.catalog.typed_catalog`.
         """
-        from gazette_platform.lake.typed.catalog.catalogs import (  # noqa: PLC0415  slow to import
+        from gazette_platform.lake.iceberg.catalog import (  # noqa: PLC0415  slow to import
             typed_catalog,
         )
 

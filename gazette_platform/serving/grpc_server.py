@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from gazette_platform.errors import SetupError, TransportError
 from gazette_platform.ops.network import keepalive_options
-from gazette_platform.serving.grpc_calls import GO_CODES, GRPC_CODES, caller_left
+from gazette_platform.serving.grpc_channel import GO_CODES, GRPC_CODES, caller_left
 from gazette_platform.serving.interface import (
     ASK_AGAIN,
     READ_AHEAD_BYTES,
@@ -26,7 +26,7 @@ from gazette_platform.serving.interface import (
     NotTaken,
     RpcFailed,
 )
-from gazette_platform.serving.listening import why_not
+from gazette_platform.serving.sockets import why_not
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
         Unary,
     )
     from gazette_platform.serving.tls import TlsMaterial
-
-__all__ = ["GrpcServer"]
 
 # Seconds. Callers may be far away, and their content may be on its way for long. But once their
 # machine is gone, they must not hold calls, spools and memory for ever.
@@ -62,7 +60,7 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_ping_strikes", 0),
 )
 
-# A caller that takes no response for so long is told to come back, which clients do by themselves.
+# A caller that takes no response for so long gets UNAVAILABLE, and clients retry by themselves.
 # It then holds no files any more, and no memory beyond the message on its way. The same limit ends an
 # append whose caller sends no first message.
 _STALL_S = 60.0

@@ -1,4 +1,7 @@
-"""The HTTP ports: what a server offers, readiness and metrics."""
+"""The HTTP ports: what a server offers, readiness and metrics.
+
+`Origins` decides which web pages may call it. `written` writes answers to clients that may have left.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 from typing_extensions import override
 
 from gazette_platform.errors import SetupError
+from gazette_platform.serving.interface import Code, NotTaken
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from aiohttp.web_protocol import RequestHandler
 
@@ -25,7 +29,6 @@ if TYPE_CHECKING:
     from gazette_platform.ops.network import HostGuard
     from gazette_platform.ops.tasks import TaskGroup
 
-__all__ = ["METRICS_TYPE", "NOT_SERVING", "HttpServer", "Metrics", "bid_go_on"]
 
 NOT_SERVING: Final = "starting or draining"
 """What ``/debug/ready`` says of a server that does not serve yet, or does no more."""
@@ -81,7 +84,7 @@ class HttpServer:
         tls: None: the port is plain.
         add_routes: adds what is served behind the diagnostics, in whose place a wildcard may stand; None:
             these alone.
-        has_diagnostics: whether ``/debug/`` is there.
+        has_diagnostics: whether to serve ``/debug/``.
         metrics: None: `add_routes` adds ``/debug/metrics``.
         unready: returns why the server does not do its work; empty: it does.
         tasks: owns what looks after connections.
@@ -218,7 +221,7 @@ async def _exposition(metrics: Metrics, _: web.Request) -> web.Response:
 
 
 async def bid_go_on(request: web.Request) -> None:
-    """Tell a client that asks before it sends its body to send it; it may have left by then."""
+    """Let a client that asks first send its body; it may have left by then."""
     if request.version < HttpVersion11:
         return
     expected = request.headers["Expect"]
@@ -227,3 +230,75 @@ async def bid_go_on(request: web.Request) -> None:
     with contextlib.suppress(ConnectionError):
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     request.writer.output_size = 0  # the head of the answer is still to come
+
+
+# Headers that pages of another origin may see.
+_EXPOSED = (
+    "Content-Range, X-Write-Head, X-Route-Token, X-Fragment-Name, X-Fragment-Last-Modified, "
+    "X-Fragment-Location, X-Commit-Begin, X-Commit-End, X-Commit-SHA1-Sum"
+)
+
+
+@final
+class Origins:
+    """Who is let in.
+
+    Args:
+        allowed: origins whose pages may use the port; ``*`` among them: all.
+    """
+
+    def __init__(self, allowed: Iterable[str]) -> None:
+        self._allowed = frozenset(allowed)
+
+    def headers(self, request: web.Request) -> dict[str, str]:
+        """Headers of any answer to `request`; empty: no foreign page asks, or may."""
+        origin = request.headers.get("Origin", "")
+        if not origin or self._allowed.isdisjoint((origin, "*")):
+            return {}
+        return {
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Expose-Headers": _EXPOSED,
+            "Vary": "Origin",
+        }
+
+    @staticmethod
+    def preflight(request: web.Request, methods: str) -> dict[str, str]:
+        """What the answer to a preflight says beside `headers`."""
+        wanted = request.headers.get("Access-Control-Request-Headers", "Authorization")
+        return {
+            "Access-Control-Allow-Methods": methods,
+            "Access-Control-Allow-Headers": wanted,
+            "Access-Control-Max-Age": "3600",
+        }
+
+
+# A client that takes nothing for so long has gone, or will connect again.
+_STALL_S = 60.0
+
+
+class ClientGone(NotTaken):
+    """The client has left, or takes nothing."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(Code.CANCELLED, text)
+
+
+async def written(
+    request: web.Request, response: web.StreamResponse, content: bytes | memoryview
+) -> None:
+    """Write once there is room. Raises: NotTaken: the client has gone, or takes nothing."""
+    try:
+        async with asyncio.timeout(_STALL_S):
+            await response.write(content)
+    except TimeoutError as err:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ClientGone(f"nothing was taken for {_STALL_S:g} s") from err
+    except ConnectionError as err:
+        raise ClientGone(str(err)) from err
+
+
+def caller_metadata(request: web.Request) -> dict[str, str]:
+    """What an RPC knows of its caller: the token."""
+    token = request.headers.get("Authorization", "")
+    return {"authorization": token} if token else {}

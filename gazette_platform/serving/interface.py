@@ -1,39 +1,13 @@
-"""What a transport and the logic of calls know of each other."""
+"""What a transport and the logic of calls know of each other: calls that are served, and calls to others."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any, Final, Protocol
 
 from gazette_platform.errors import GazetteError
-
-__all__ = [
-    "ASK_AGAIN",
-    "ASK_ANOTHER",
-    "READ_AHEAD_BYTES",
-    "TRY_AGAIN",
-    "AtOnce",
-    "BidiStream",
-    "ClientStream",
-    "Code",
-    "ContentSource",
-    "Denied",
-    "Kind",
-    "MessageStream",
-    "Metadata",
-    "NotNow",
-    "NotTaken",
-    "Rpc",
-    "RpcFailed",
-    "Send",
-    "ServedCall",
-    "ServerStream",
-    "Unary",
-    "Waiting",
-    "go_spelling",
-]
 
 ASK_AGAIN: Final = "; ask again"
 TRY_AGAIN: Final = "; try again"
@@ -41,7 +15,7 @@ ASK_ANOTHER: Final = "; ask another one"
 """How texts end when a process itself answers UNAVAILABLE: then it was reached."""
 
 READ_AHEAD_BYTES = 4 << 20
-"""Bytes that a transport may hold of a stream that nobody reads. One message of the largest size
+"""Bytes that a transport may hold of a stream that is not read. One message of the largest size
 fits. Clients need as much to go on sending while Python is busy: with a quarter of it, streamed
 appends are a third slower."""
 
@@ -91,7 +65,7 @@ class RpcFailed(GazetteError):
 class NotNow(RpcFailed):
     """The call cannot be served now, for a reason that passes by itself: the caller is to ask again.
 
-    gRPC carries only a code and a text. So the end of the text tells clients that somebody answered,
+    gRPC carries only a code and a text. So the end of the text shows clients that a server answered,
     rather than that none was reached.
     """
 
@@ -138,7 +112,7 @@ class ContentSource(Protocol):
 
 
 class MessageStream(Protocol):
-    """A call of which both sides are streams."""
+    """A call with streams on both sides."""
 
     async def next(self) -> bytes | None:
         """The next message of the caller; None once it ended its side.
@@ -153,7 +127,7 @@ class MessageStream(Protocol):
         ...
 
     async def greet(self, metadata: Metadata) -> None:
-        """Tell the caller this ahead of all messages. Raises: RpcFailed: the stream broke."""
+        """Send this to the caller ahead of all messages. Raises: RpcFailed: the stream broke."""
         ...
 
 
@@ -247,3 +221,109 @@ class Rpc:
     """Sent ahead of all responses, of a call whose responses are a stream."""
     at_once: AtOnce | None = None
     """Serves calls with one response whose messages are all here, for servers that know it."""
+
+
+CANNOT_REACH: Final = "cannot reach broker "
+"""How a broker says that another one, which it had to ask, cannot be reached."""
+
+NOT_HTTP2: Final = "not HTTP/2"
+SPEAKS_TLS: Final = "it speaks TLS"
+"""What errors say of a program that is not a gRPC server, or one with TLS that was called without it."""
+
+DROPPED: Final = "dropped the call, as it does while thousands wait for it, and when it stops"
+"""What it means if the other side cancels a call: with a thousand or more calls waiting to begin, a gRPC
+library cancels some of the new ones at random."""
+
+PEER_LEFT: Final = "the peer has left the cluster"
+"""The text of the error of a call that ends because its channel is closed."""
+
+
+class Condition(IntEnum):
+    """What is known of the connection to another process; a smaller value is better."""
+
+    READY = 0
+    UNKNOWN = 1
+    FAILED = 2
+
+
+def brief_details(details: str) -> str:
+    """Return the last and most precise part of the gRPC library's nested explanations."""
+    for marker in ("last error: ", "UNKNOWN: "):
+        details = details.rpartition(marker)[2]
+    return details.strip()
+
+
+class OutgoingCall(Protocol):
+    """A call to another process. What its methods raise is `RpcFailed`, with the status of the call.
+
+    One task sends: it awaits `send` before it sends the next message, or ends the messages.
+    """
+
+    async def send(self, raw: bytes) -> None:
+        """Send a message; returns once there is room for another."""
+        ...
+
+    def send_now(self, raw: bytes) -> bool:
+        """Send a message without a wait. Returns: whether it was sent; if not, call `send`."""
+        ...
+
+    async def done_sending(self) -> None:
+        """Signal the other side that nothing more comes."""
+        ...
+
+    def end_now(self) -> bool:
+        """As `done_sending`, without a wait. Returns: whether it was done; if not, call that."""
+        ...
+
+    async def next(self) -> bytes | None:
+        """The next message; None at the end of a call that succeeded."""
+        ...
+
+    def listen(self, take: Callable[[bytes], None]) -> None:
+        """Let messages be taken as they come.
+
+        Args:
+            take: may be called with each message that comes while `next` waits, which does not return it
+                then. It must not raise.
+        """
+        ...
+
+    async def answer(self) -> bytes:
+        """The one response of a call that has no other. Cancellation: ends the call."""
+        ...
+
+    async def greeting(self) -> Mapping[str, str]:
+        """What the other side said ahead of its messages."""
+        ...
+
+    def cancel(self) -> None:
+        """End the call, unless it is over."""
+        ...
+
+
+class OutgoingChannel(Protocol):
+    """Calls to one address. Connects by itself."""
+
+    def call(
+        self,
+        method: str,
+        kind: Kind,
+        metadata: Sequence[tuple[str, str]] = (),
+        request: bytes | None = None,
+    ) -> OutgoingCall:
+        """Begin a call.
+
+        Args:
+            method: ``/service/name``.
+            request: the only one, if this side is not a stream.
+        """
+        ...
+
+    @property
+    def condition(self) -> Condition:
+        """What is known of the connection. Opens none."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connection, and end its calls."""
+        ...

@@ -12,23 +12,13 @@ import orjson
 from google.protobuf import json_format
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.protocol.json_form import escape_html, message_jsonpb
+from gazette_platform.protocol.forms import escape_html, message_jsonpb
 from gazette_platform.serving.interface import Code, Denied
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from gazette_platform.serving.interface import RpcFailed
-
-__all__ = [
-    "INVALID_ARGUMENT",
-    "call_error_line",
-    "error_line",
-    "error_of",
-    "message_line",
-    "parse_request",
-    "result_line",
-]
 
 M = TypeVar("M", bound="Message")
 

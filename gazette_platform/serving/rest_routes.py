@@ -11,9 +11,7 @@ from gazette_platform.errors import ValidationError
 from gazette_platform.serving.rest_messages import call_error_line
 
 if TYPE_CHECKING:
-    from gazette_platform.serving.origins import Origins
-
-__all__ = ["JSON_TYPE", "RestRoutes"]
+    from gazette_platform.serving.http_server import Origins
 
 JSON_TYPE: Final = "application/json"
 

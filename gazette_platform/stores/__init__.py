@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from gazette_platform.stores.health import clock_probe, delete_probe, health_check
 from gazette_platform.stores.interface import FragmentStore, ServerSideStore, StoredObject
-from gazette_platform.stores.opener import open_store
-from gazette_platform.stores.registry import ActiveStore, StoreHealth, StoreRegistry
+from gazette_platform.stores.registry import ActiveStore, StoreHealth, StoreRegistry, open_store
 
 __all__ = [
     "ActiveStore",

@@ -15,15 +15,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.stores.interface import FragmentStore
 
-__all__ = [
-    "DELETE_PROBE_PATH",
-    "HEALTH_CHECK_CONTENT",
-    "HEALTH_CHECK_PATH",
-    "clock_probe",
-    "delete_probe",
-    "health_check",
-    "put_bytes",
-]
 
 HEALTH_CHECK_PATH: Final = ".test/health-check"
 HEALTH_CHECK_CONTENT: Final = b"health-check\n"
@@ -31,7 +22,7 @@ DELETE_PROBE_PATH: Final = ".gazette-delete-probe"
 
 _DELETE_PROBE_CONTENT = b"gazette-delete-probe\n"
 _CHECK_TIMEOUT_S = 60.0
-# A server that somebody names in a spec may answer with anything, and without end.
+# A server that a spec names may answer with anything, and without end.
 _READ_BYTES_MAX = 1 << 16
 _SIGNATURE_TTL_S = 300.0
 

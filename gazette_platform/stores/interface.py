@@ -1,15 +1,19 @@
-"""What a fragment store offers."""
+"""What a fragment store offers, and how its URL turns content paths into object keys."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, Self, runtime_checkable
+
+from gazette_platform.errors import StoreError, ValidationError
+from gazette_platform.protocol.specs import is_nameable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
     from pathlib import Path
 
-__all__ = ["PIECE_BYTES", "FragmentStore", "ServerSideStore", "StoredObject"]
+    from gazette_platform.protocol import StoreUrl
 
 # Size in which objects are read: large enough that the hop between threads does not count.
 PIECE_BYTES: Final = 1024 * 1024
@@ -17,7 +21,7 @@ PIECE_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object as a listing tells of it."""
+    """An object as a listing shows it."""
 
     path: str
     """Relative to the prefix that was listed."""
@@ -41,7 +45,7 @@ class FragmentStore(Protocol):
         ...
 
     async def exists(self, path: str) -> bool:
-        """Whether the object is there. Cancellation: safe."""
+        """Whether the object exists. Cancellation: safe."""
         ...
 
     def get(self, path: str, *, piece_bytes: int = PIECE_BYTES) -> AsyncGenerator[bytes, None]:
@@ -55,7 +59,7 @@ class FragmentStore(Protocol):
         ...
 
     async def put(self, path: str, fd: int, length: int, *, content_encoding: str = "") -> None:
-        """Store the first `length` bytes of `fd` as one object, replacing what is there.
+        """Store the first `length` bytes of `fd` as one object, replacing an existing one.
 
         The position of `fd` is neither used nor moved, and the caller may close it at any time
         after the call began.
@@ -100,12 +104,142 @@ class ServerSideStore(FragmentStore, Protocol):
         ...
 
     def get_range(self, path: str, begin: int, end: int) -> AsyncGenerator[bytes, None]:
-        """Stored bytes [begin, end), in pieces; fewer where the object ends, none behind its end."""
+        """Stored bytes [begin, end), in pieces; fewer where the object ends, none after its end."""
         ...
 
     async def copy(self, path: str, target: str) -> None:
-        """Give the object a second path, replacing what is there; content passes through nobody.
+        """Give the object a second path, replacing an existing object; no content is moved.
 
         Raises: ObjectNotFound. Cancellation: there may be a copy, of the whole object, or none.
         """
         ...
+
+
+OWN_DIRECTORY: Final = ".test/"
+"""Where brokers keep objects of their own, below the prefix. Its paths are never rewritten: otherwise a
+check of the store could overwrite any object that a URL names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRule:
+    """Joins the prefix of a store to content paths, after an optional rewriting of them."""
+
+    prefix: str
+    """Of all keys: empty, or ends in a slash; never begins with one."""
+    find: str = ""
+    """The first occurrence of this text in a content path is replaced; empty: nothing is."""
+    replace: str = ""
+
+    @classmethod
+    def of(cls, prefix: str, args: dict[str, str]) -> Self:
+        """The rule of a store with `prefix`, given its (lower-case) arguments."""
+        return cls(prefix=prefix, find=args.get("find", ""), replace=args.get("replace", ""))
+
+    def key(self, path: str) -> str:
+        """The object key of a content path, or of the prefix of a listing.
+
+        Raises: StoreError: the path would leave the prefix, or is none that a store can have.
+        """
+        rewritten = self._rewritten(path)
+        key = self.prefix + rewritten
+        if rewritten.startswith("/") or ".." in key.split("/"):
+            raise StoreError(f"path {path!r} does not stay below the prefix of its store")
+        # Other programs may write specs to etcd, too, and the system refuses such names with a ValueError.
+        if not is_nameable(key):
+            raise StoreError(f"path {key!r} has control characters, or is not Unicode")
+        return key
+
+    def folder(self, prefix: str, url: str) -> str:
+        """The key of a folder of a bucket that is to be listed: empty, or ends in a slash.
+
+        Raises: StoreError: `prefix` is not a directory, or is rewritten to none; names the `url`.
+        """
+        if prefix and not prefix.endswith("/"):
+            raise StoreError(f"prefix {prefix!r} of a listing must end with '/'")
+        key = self.key(prefix)
+        if key and not key.endswith("/"):
+            raise StoreError(
+                f"fragment store {url} rewrites {prefix} to {key}, which is not a directory "
+                "(let `find` and `replace` both end at a slash, or neither)"
+            )
+        return key
+
+    def directory(self, journal: str, *, postfix: str | None = None) -> str:
+        """The key, ending in a slash, below which all objects of a journal lie.
+
+        Args:
+            postfix: the template of what follows the journal in their paths; None: any may.
+
+        Raises: StoreError: they would not lie below one, or above the prefix.
+        """
+        directory = f"{journal}/"
+        key = self.key(directory)
+        # A text to find that begins in the name and ends in a postfix rewrites some paths only.
+        straddles = self.find not in directory and any(
+            directory.endswith(self.find[:length]) and _may_follow(self.find[length:], postfix)
+            for length in range(1, len(self.find))
+        )
+        if straddles or (key and not key.endswith("/")):
+            raise StoreError(
+                f"find={self.find!r} and replace={self.replace!r} do not keep {journal} in one "
+                "folder (let both end at a slash, or neither)"
+            )
+        return key
+
+    def _rewritten(self, path: str) -> str:
+        if not self.find or path.startswith(OWN_DIRECTORY):
+            return path
+        directory, slash, name = path.rpartition("/")
+        if name.startswith("."):
+            # Brokers write and remove objects of their own there, which must never hit another object.
+            return (directory + slash).replace(self.find, self.replace, 1) + name
+        return path.replace(self.find, self.replace, 1)
+
+
+def _may_follow(text: str, postfix: str | None) -> bool:
+    """Whether what follows a journal in the path of one of its objects may begin with `text`."""
+    if postfix is None or _FRAGMENT_NAME.fullmatch(text):
+        return True  # what has no valid postfix is stored without
+    literal = _LITERAL.match(postfix.partition("{{")[0])
+    if postfix and (literal is None or ".." in postfix):
+        return True
+    return literal is not None and (literal[0].startswith(text) or text.startswith(literal[0]))
+
+
+# The beginning of a fragment's name, and that of a postfix which is the same for all fragments.
+_FRAGMENT_NAME: Final = re.compile(r"[0-9a-f]{1,16}(-.*)?")
+_LITERAL: Final = re.compile(r"[\w=-]+")
+
+
+def check_segments(rule: KeyRule, url: str) -> None:
+    """Refuse prefixes with segments that HTTP clients drop from the paths of URLs.
+
+    Raises: ValidationError: names the `url`.
+    """
+    if any(part in ("", ".") for part in rule.prefix.split("/")[:-1]):
+        raise ValidationError(
+            f"fragment store {url}: the path has an empty segment, or '.' (leave it out)"
+        )
+
+
+def take_args(url: StoreUrl, known: frozenset[str]) -> dict[str, str]:
+    """The arguments of a store's URL by lower-case name.
+
+    Args:
+        known: lower-case names that the driver understands beside ``find`` and ``replace``.
+
+    Raises: ValidationError: another argument is given, or one twice.
+    """
+    args: dict[str, str] = {}
+    allowed = known | {"find", "replace"}
+    for name, value in url.args.items():
+        lower = name.lower()
+        if lower not in allowed:
+            raise ValidationError(
+                f"unknown query argument {name!r} of fragment store {url.text} "
+                f"(known: {', '.join(sorted(allowed))})"
+            )
+        if lower in args:
+            raise ValidationError(f"query argument {name!r} of {url.text} is given twice")
+        args[lower] = value
+    return args

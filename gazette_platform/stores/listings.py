@@ -20,7 +20,6 @@ from gazette_platform.stores.interface import StoredObject
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["OddAnswer", "Page", "azure_page", "gcs_page", "next_token", "s3_page", "seen_below"]
 
 _SHOWN_LENGTH: Final = 80
 

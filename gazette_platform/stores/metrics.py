@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.stores.interface import FragmentStore, StoredObject
 
-__all__ = ["MeasuredStore", "StoreMetrics"]
 
 _DURATION_BUCKETS_S: Final = tuple(0.01 * 4**n for n in range(6))
 _ITEM_BUCKETS: Final = tuple(10 * 4**n for n in range(6))

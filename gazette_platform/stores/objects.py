@@ -13,21 +13,20 @@ import contextlib
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
-from gazette_platform.errors import (
-    DataError,
-    ObjectNotFound,
-    StoreError,
-    StoreUnavailable,
-)
+from gazette_platform.errors import DataError, ObjectNotFound, StoreError, StoreUnavailable
 from gazette_platform.ops.tasks import run_in
-from gazette_platform.stores.interface import PIECE_BYTES
-from gazette_platform.stores.listing_calls import answer_to, listing_session
-from gazette_platform.stores.listings import next_token, seen_below
+from gazette_platform.stores.interface import PIECE_BYTES, check_segments
+from gazette_platform.stores.listings import OddAnswer, next_token, seen_below
 from gazette_platform.stores.object_errors import ErrorCodes, store_error
-from gazette_platform.stores.prefix import check_segments
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import aiohttp
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
@@ -37,23 +36,14 @@ if TYPE_CHECKING:
     import aiohttp
     from obstore.store import AzureStore, ClientConfig, GCSStore, RetryConfig, S3Store
 
-    from gazette_platform.stores.interface import StoredObject
+    from gazette_platform.stores.interface import KeyRule, StoredObject
     from gazette_platform.stores.listings import Page
-    from gazette_platform.stores.prefix import KeyRule
-    from gazette_platform.stores.renewed import Renewed
+    from gazette_platform.stores.object_errors import Renewed
 
     Bucket = S3Store | GCSStore | AzureStore
 
-__all__ = [
-    "SMALL_BYTES_MAX",
-    "ObjectStore",
-    "Provider",
-    "client_options",
-    "retry_options",
-    "upload_slots",
-]
 
-# Content up to this size is one request; above it, parts of this size, each of which is in memory
+# Content up to this size is one request; above it, parts of this size, each one in memory
 # while it is sent (and again, if the network fails).
 _PART_BYTES: Final = 8 * 1024 * 1024
 _PARTS_AT_ONCE: Final = 2
@@ -64,7 +54,7 @@ _UPLOADS_AT_ONCE: Final = 4
 SMALL_BYTES_MAX: Final = 256 * 1024
 
 # Attempts of obstore itself, which bridge a lost connection or a 503. Whoever calls tries again, too,
-# and tells people: long tries in here would only hide that the store is away.
+# and reports errors: long tries in here would only hide that the store is away.
 _RETRIES_MAX: Final = 3
 _RETRY_TIMEOUT_S: Final = 30
 _CONNECT_TIMEOUT_S: Final = 5
@@ -137,7 +127,7 @@ class ObjectStore:
         return self._url
 
     async def exists(self, path: str) -> bool:
-        """Whether the object is there. Cancellation: safe.
+        """Whether the object exists. Cancellation: safe.
 
         Something in front of the store may have a page for every name, and whoever asks gives up its own
         copy. So a listing has to name the object as well.
@@ -152,7 +142,7 @@ class ObjectStore:
                 page = await self._page(session, key, "")
         if not any(item.path == key for item in page.objects):
             raise StoreUnavailable(
-                f"HEAD {key} of {self._url}: the answer is that it is there, and no listing has it (does "
+                f"HEAD {key} of {self._url}: the answer is that it exists, and no listing has it (does "
                 "something in front of the store answer?)"
             )
         return True
@@ -181,7 +171,7 @@ class ObjectStore:
         """Stored bytes [begin, end), in pieces; see `ServerSideStore.get_range`."""
         import obstore  # noqa: PLC0415  an extra
 
-        size = await self.size(path)  # servers refuse what begins behind the end
+        size = await self.size(path)  # servers refuse what begins after the end
         key, end = self._rule.key(path), min(end, size)
         while begin < end:
             upto = min(end, begin + _PART_BYTES)
@@ -397,3 +387,69 @@ def upload_slots() -> asyncio.Semaphore:
 
 
 _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+# A page of a thousand keys, each of 1 KiB and escaped.
+_BODY_BYTES_MAX: Final = 16 << 20
+_ERROR_BYTES_MAX: Final = 1 << 16
+# Before each further attempt; they bridge a lost connection or a 503, as obstore does for other calls.
+_PAUSES_S: Final = (0.1, 0.4, 1.6)
+_PASSING: Final = frozenset({408, 429, 500, 502, 503, 504})
+
+
+def listing_session() -> aiohttp.ClientSession:
+    """The connections of one listing: a store has no end at which others could be closed."""
+    import aiohttp  # noqa: PLC0415  slow to import
+
+    timeout = aiohttp.ClientTimeout(
+        total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=_READ_TIMEOUT_S
+    )
+    return aiohttp.ClientSession(timeout=timeout, trust_env=True)  # proxies, as obstore has them
+
+
+async def answer_to(
+    session: aiohttp.ClientSession, address: str, headers: Mapping[str, str]
+) -> bytes:
+    """Return the body that is answered to a GET.
+
+    Args:
+        address: a URL whose escapes stay as they are.
+
+    Raises: an error of the network, or one whose text has the status and body as obstore words them.
+            OddAnswer: the body has no end.
+    Cancellation: safe.
+    """
+    import aiohttp  # noqa: PLC0415  slow to import
+
+    for pause_s in (*_PAUSES_S, None):
+        try:
+            status, body = await _get(session, address, headers)
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError):
+            if pause_s is None:
+                raise
+        else:
+            if status == HTTPStatus.OK:
+                return body
+            if pause_s is None or status not in _PASSING:
+                text = body[:_ERROR_BYTES_MAX].decode("utf-8", "replace")
+                raise OSError(f"the server answers with status code: {status}: {text}")
+        await asyncio.sleep(pause_s)
+    raise AssertionError("the last attempt returns or raises")
+
+
+async def _get(
+    session: aiohttp.ClientSession, address: str, headers: Mapping[str, str]
+) -> tuple[int, bytes]:
+    async with session.get(_as_is(address), headers=headers, allow_redirects=False) as response:
+        body = bytearray()
+        async for piece in response.content.iter_any():
+            body += piece
+            if len(body) > _BODY_BYTES_MAX:
+                raise OddAnswer(f"it is longer than {_BODY_BYTES_MAX} bytes", bytes(body))
+        return response.status, bytes(body)
+
+
+def _as_is(address: str) -> Any:
+    import yarl  # noqa: PLC0415  comes with aiohttp
+
+    return yarl.URL(address, encoded=True)

@@ -1,20 +1,26 @@
-"""One store per URL, for all journals that name it, under a watch of its health."""
+"""One driver for each URL of a store, shared by all journals that name it, with a watch over its health."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import importlib.util
 import logging
 import math
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import StoreError, StoreUnavailable
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.retry import backoff_s
+from gazette_platform.protocol import StoreUrl, parse_store_url
+from gazette_platform.stores.fs import FileStore
 from gazette_platform.stores.health import health_check
 from gazette_platform.stores.interface import PIECE_BYTES
+from gazette_platform.stores.webhdfs import WebHdfsStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -23,8 +29,6 @@ if TYPE_CHECKING:
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.stores.interface import FragmentStore, StoredObject
-
-__all__ = ["ActiveStore", "StoreHealth", "StoreRegistry"]
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +74,7 @@ class ActiveStore:
         self.is_marked = True
         """Whether it was asked for since the last sweep."""
         self.check_asked = asyncio.Event()
-        """Set when somebody asks for a check now."""
+        """Set to ask for a check now."""
         self._asked_at = -math.inf
 
     @property
@@ -168,7 +172,7 @@ class ActiveStore:
 
 @final
 class StoreRegistry:
-    """Opens each store once, checks it regularly, and drops it when nobody has asked for it for a while.
+    """Opens each store once, checks it regularly, and drops it when it was unused for a while.
 
     Used from one event loop.
     """
@@ -193,7 +197,7 @@ class StoreRegistry:
             rng: spreads the checks of many brokers.
             check: raises a `StoreError` if the store is not well.
             pause: waits a number of seconds, or until an event is set if that is sooner.
-            faults: told of checks that fail in a way that nobody foresaw.
+            faults: counts checks that fail in an unforeseen way.
         """
         self._opener = opener
         self._clock = clock
@@ -275,3 +279,118 @@ async def _pause(seconds: float, asked: asyncio.Event) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await asked.wait()
+
+
+# A disk or network file system serves a few calls at once well; more only queue in the kernel.
+_FILE_THREADS_MAX = 8
+# They read settings, and spools that obstore sends from threads of its own.
+_OBJECT_THREADS_MAX = 4
+# Each waits for one answer of GCS. Four can be busy with large uploads; the rest serve what is short.
+_GCS_THREADS_MAX = 16
+# They read spools, too, but may also wait for tokens of an authority that does not answer, which must
+# not hold up the stores of others.
+_AZURE_AD_THREADS_MAX = 4
+
+
+@functools.cache
+def file_executor() -> ThreadPoolExecutor:
+    """The threads in which all file stores of this process do their blocking calls."""
+    return ThreadPoolExecutor(_FILE_THREADS_MAX, thread_name_prefix="gazette-file-store")
+
+
+@functools.cache
+def object_executor() -> ThreadPoolExecutor:
+    """The threads in which all object stores of this process read what lies on this machine."""
+    return ThreadPoolExecutor(_OBJECT_THREADS_MAX, thread_name_prefix="gazette-object-store")
+
+
+@functools.cache
+def gcs_executor() -> ThreadPoolExecutor:
+    """The threads in which all ``gs`` stores of this process do their blocking calls."""
+    return ThreadPoolExecutor(_GCS_THREADS_MAX, thread_name_prefix="gazette-gcs-store")
+
+
+@functools.cache
+def azure_ad_executor() -> ThreadPoolExecutor:
+    """The threads in which all ``azure-ad`` stores of this process do what `object_executor` is for."""
+    return ThreadPoolExecutor(_AZURE_AD_THREADS_MAX, thread_name_prefix="gazette-azure-ad-store")
+
+
+def open_store(
+    url: str, *, file_root: Path | None, file_only: bool = False, makes_folder: bool = True
+) -> FragmentStore:
+    """The store of a URL. Does no I/O: its health checks show whether the store works.
+
+    Args:
+        file_root: directory below which ``file`` stores lie; None refuses them.
+        file_only: every URL, of whatever scheme, means the file root itself.
+        makes_folder: whether a ``file`` store makes its own folder, below the root, with what it
+            puts there; else it must exist.
+
+    Raises: ValidationError: the URL or its arguments are wrong.
+            StoreError: this process cannot serve its scheme.
+    """
+    parsed = parse_store_url(url)
+    if file_only:
+        parsed = StoreUrl(scheme="file", host="", path="/", args={}, text=url)
+    if parsed.scheme == "hdfs":
+        return WebHdfsStore(parsed)
+    if parsed.scheme == "s3":
+        return _open_s3(parsed)
+    if parsed.scheme == "azure":
+        return _open_azure(parsed)
+    if parsed.scheme == "azure-ad":
+        return _open_azure_ad(parsed)
+    if parsed.scheme == "gs":
+        return _open_gcs(parsed)
+    if file_root is None:
+        raise StoreError(
+            f"fragment store {url} needs a directory (give its root: --broker.file-root of brokers, --file-root of gazctl)"
+        )
+    return FileStore(
+        parsed, file_root=file_root, executor=file_executor(), makes_folder=makes_folder
+    )
+
+
+def _open_s3(url: StoreUrl) -> FragmentStore:
+    _require(url, "obstore", "botocore", extra="s3")
+    from gazette_platform.stores.s3 import open_s3  # noqa: PLC0415  slow to import
+
+    return open_s3(url, object_executor())
+
+
+def _open_azure(url: StoreUrl) -> FragmentStore:
+    _require(url, "obstore", "azure.storage.blob", extra="azure")
+    from gazette_platform.stores.azure import open_azure  # noqa: PLC0415  slow to import
+
+    return open_azure(url, object_executor())
+
+
+def _open_azure_ad(url: StoreUrl) -> FragmentStore:
+    _require(url, "obstore", "azure.storage.blob", extra="azure")
+    from gazette_platform.stores.azure import open_azure_ad  # noqa: PLC0415  slow to import
+
+    return open_azure_ad(url, azure_ad_executor())
+
+
+def _open_gcs(url: StoreUrl) -> FragmentStore:
+    _require(url, "google.cloud.storage", extra="gcs")
+    from gazette_platform.stores.gcs import GcsStore  # noqa: PLC0415  as the others
+
+    return GcsStore(url, gcs_executor())
+
+
+def _require(url: StoreUrl, *packages: str, extra: str) -> None:
+    missing = [name for name in packages if not _is_installed(name)]
+    if missing:
+        raise StoreError(
+            f"fragment store {url.text} needs the package {' and '.join(missing)} "
+            f"(install the extra: pip install 'gazette-platform[{extra}]')"
+        )
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # of the package that would hold it
+        return False

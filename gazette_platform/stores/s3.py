@@ -15,16 +15,15 @@ from urllib.parse import quote, urlencode
 
 from gazette_platform.errors import StoreUnavailable, ValidationError
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.stores.interface import KeyRule, take_args
 from gazette_platform.stores.listings import s3_page
-from gazette_platform.stores.object_errors import ErrorCodes
+from gazette_platform.stores.object_errors import ErrorCodes, Renewed
 from gazette_platform.stores.objects import (
     ObjectStore,
     Provider,
     client_options,
     retry_options,
 )
-from gazette_platform.stores.prefix import KeyRule, take_args
-from gazette_platform.stores.renewed import Renewed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.protocol import StoreUrl
 
-__all__ = ["S3Settings", "address_of", "config_of", "open_s3"]
 
 _ARGS: Final = frozenset(
     {"profile", "endpoint", "acl", "storageclass", "sse", "ssekmskeyid", "region"}
@@ -134,14 +132,14 @@ def open_s3(url: StoreUrl, executor: Executor) -> ObjectStore:
 
 
 def config_of(settings: S3Settings, environment: Mapping[str, str], region: str) -> S3Config:
-    """What obstore is told. `environment`: variables of the process; `region`: that of its profile."""
+    """Settings for obstore. `environment`: variables of the process; `region`: that of its profile."""
     endpoint = settings.endpoint or (
         environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or ""
     )
     config: S3Config = {
         "bucket": settings.bucket,
         "region": region,
-        # A server of one's own has no name for each bucket, and no certificate fits one with a dot.
+        # Your own server has no name for each bucket, and no certificate fits one with a dot.
         "virtual_hosted_style_request": not endpoint and "." not in settings.bucket,
         "disable_bulk_delete": True,  # one object at a time, and its own error
     }

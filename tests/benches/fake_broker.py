@@ -1,7 +1,7 @@
 """A broker in memory that fails on demand: for tests of what clients do about failures.
 
 It speaks the wire protocol for real and keeps journals as plain bytes, without fragments, etcd or
-replicas. Tests of success belong to a real broker (`testing.broker`).
+replicas. Tests of success belong to a real broker (`testing.servers`).
 """
 
 from __future__ import annotations

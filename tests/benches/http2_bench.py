@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from gazette_platform.serving.h2.blocks import Requests
 from gazette_platform.serving.h2.client_machine import ClientMachine
 from gazette_platform.serving.h2.frames import (
     END_HEADERS,
@@ -20,6 +19,7 @@ from gazette_platform.serving.h2.frames import (
 from gazette_platform.serving.h2.hpack import literal
 from gazette_platform.serving.h2.limits import LIMITS
 from gazette_platform.serving.h2.machine import Machine
+from gazette_platform.serving.h2.requests import Requests
 from gazette_platform.serving.h2.stream import Stream
 
 REQUEST = (

@@ -8,20 +8,19 @@ from types import SimpleNamespace
 
 from spool_files import crash_home, put, state_of
 
-from gazette_platform.broker import leftovers as leftovers_module
-from gazette_platform.broker.epoch_store import (
+from gazette_platform.broker.epochs import EpochRecord, Holder
+from gazette_platform.broker.etcd_records import (
     read_record,
     write_record,
 )
-from gazette_platform.broker.epochs import EpochRecord, Holder
-from gazette_platform.broker.homes_said import OtherHomes
-from gazette_platform.broker.leftovers import Leftovers
-from gazette_platform.fragment.aside import SET_ASIDE
-from gazette_platform.fragment.files import finish_closing
-from gazette_platform.fragment.persister import Persister
-from gazette_platform.fragment.recovery import recover
+from gazette_platform.broker.spool import leftovers as leftovers_module
+from gazette_platform.broker.spool.copied_homes import OtherHomes
+from gazette_platform.broker.spool.files import finish_closing
+from gazette_platform.broker.spool.home import Owner, SpoolHome, free_homes
+from gazette_platform.broker.spool.leftovers import Leftovers
+from gazette_platform.broker.spool.persister import Persister
+from gazette_platform.broker.spool.recovery import SET_ASIDE, recover
 from gazette_platform.fragment.refresh import FragmentLister
-from gazette_platform.fragment.spool_home import Owner, SpoolHome, free_homes
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.protocol import (

@@ -8,9 +8,8 @@ import os
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
-from gazette_platform.fragment.completed import CompletedSpool
-from gazette_platform.fragment.files import CompressedForm, SpoolFile
-from gazette_platform.fragment.persister import Persister
+from gazette_platform.broker.spool.files import CompletedSpool, CompressedForm, SpoolFile
+from gazette_platform.broker.spool.persister import Persister
 from gazette_platform.fragment.refresh import FragmentLister
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.ops.faults import Faults

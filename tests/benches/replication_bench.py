@@ -10,7 +10,7 @@ from gazette_platform.broker.api.replicate import _Session
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.appender import Appender
 from gazette_platform.broker.append.batch import Pending, content_sum
-from gazette_platform.broker.replicate.messages import (
+from gazette_platform.broker.replicate.pipeline import (
     decode_request,
 )
 from gazette_platform.broker.replicate.replicator import Replicator

@@ -8,17 +8,17 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table.update import RemoveSnapshotsUpdate
 
 from gazette_platform import Change
-from gazette_platform.lake.table_spec import TableSpec
-from gazette_platform.lake.typed.catalog.catalogs import CatalogTables
-from gazette_platform.lake.typed.catalog.publishing import progress_of
+from gazette_platform.lake.iceberg.catalog import CatalogTables
+from gazette_platform.lake.iceberg.publishing import progress_of
+from gazette_platform.lake.spec.table_spec import TableSpec
+from gazette_platform.lake.spec.typed.spec import TypedSpec
+from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
 from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
 from gazette_platform.lake.typed.runs.reprocessing import Quarantined, Reprocessor
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers
-from gazette_platform.lake.typed.tables.quarantined import count_rows
+from gazette_platform.lake.typed.tables.quarantine import count_rows
 from gazette_platform.lake.typed.tables.table import typed_table
-from gazette_platform.lake.typed_spec.spec import TypedSpec
-from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from tests.typed_crash.messages import JournalLog, Writer
@@ -57,20 +57,20 @@ class Interrupted:
         self._tables, self._then, self._table = tables, then, table
         self.name, self.new_location = tables.name, tables.new_location
 
-    def door(self, name):
-        door = self._tables.door(name)
-        return _HeldDoor(door, self._then) if name == self._table else door
+    def handle(self, name):
+        handle = self._tables.handle(name)
+        return _HeldHandle(handle, self._then) if name == self._table else handle
 
 
-class _HeldDoor:
-    def __init__(self, door, then):
-        self._door, self._then, self.name = door, then, door.name
-        self.load, self.create = door.load, door.create
+class _HeldHandle:
+    def __init__(self, handle, then):
+        self._handle, self._then, self.name = handle, then, handle.name
+        self.load, self.create = handle.load, handle.create
 
     def commit(self, *arguments):
         if self._then:
             self._then.pop(0)()
-        self._door.commit(*arguments)
+        self._handle.commit(*arguments)
 
 
 class Journals:
@@ -178,8 +178,8 @@ class Journals:
     def expire(self):
         """What is older than progress. PyIceberg forgets of which snapshot the next one was made, so no more."""
         for name in (NAME, QUARANTINE):
-            door = self.tables.door(name)
-            loaded = door.load()
+            handle = self.tables.handle(name)
+            loaded = handle.load()
             at = loaded.metadata.snapshot_by_id(progress_of(loaded.metadata) or -1)
             if at is None:
                 continue
@@ -189,7 +189,7 @@ class Journals:
                 if s.sequence_number < at.sequence_number
             ]
             if gone:
-                door.commit(
+                handle.commit(
                     loaded, (), (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone}),)
                 )
 
@@ -222,10 +222,10 @@ class Journals:
 
     def look(self):
         """Counts are those of rows, also while quarantine is to be settled, and no row is there that should not be."""
-        door, quarantine = self.tables.door(NAME), self.tables.door(QUARANTINE)
-        state = typed_table(door.load(), NAME).state
+        handle, quarantine = self.tables.handle(NAME), self.tables.handle(QUARANTINE)
+        state = typed_table(handle.load(), NAME).state
         assert state.unaccounted == {}
-        counted = count_rows(door, quarantine)
+        counted = count_rows(handle, quarantine)
         for name, one in state.journals.items():
             found = counted.rows.get(name, 0), counted.quarantined.get(name, 0)
             assert (one.counts.typed, one.counts.quarantined) == found
@@ -240,9 +240,9 @@ class Journals:
         aside = sorted(place for place, is_row in self.outcomes.items() if not is_row)
         assert self.places(NAME) == rows
         self.compare()
-        door, quarantine = self.tables.door(NAME), self.tables.door(QUARANTINE)
-        counted = count_rows(door, quarantine)
-        state = typed_table(door.load(), NAME).state
+        handle, quarantine = self.tables.handle(NAME), self.tables.handle(QUARANTINE)
+        counted = count_rows(handle, quarantine)
+        state = typed_table(handle.load(), NAME).state
         assert state.unaccounted == {}
         for name, one in state.journals.items():
             typed, quarantined = (

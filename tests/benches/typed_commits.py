@@ -23,8 +23,8 @@ from pyiceberg.table.update import (
     SetSnapshotRefUpdate,
 )
 
-from gazette_platform.lake.typed.catalog.doors import CatalogDoor, HiveDoor
-from gazette_platform.lake.typed.catalog.publishing import (
+from gazette_platform.lake.iceberg.catalog import CatalogHandle, MetastoreHandle
+from gazette_platform.lake.iceberg.publishing import (
     PROGRESS,
     RUN,
     head_of,
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyspark.sql import DataFrame, SparkSession
 
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
 
 __all__ = [
     "PROGRESS",
     "RUN",
-    "CatalogDoor",
+    "CatalogHandle",
     "Fenced",
-    "HiveDoor",
+    "MetastoreHandle",
     "RolledBack",
     "SparkRefused",
     "SparkTable",
@@ -252,13 +252,13 @@ def _refusal(err: Exception) -> Exception:
 # ------------------------------------------------------------------ publishing
 
 
-def publish(door: Door, start: int | None, staged: int, run: str = "") -> int:
+def publish(handle: TableHandle, start: int | None, staged: int, run: str = "") -> int:
     """Let readers see a staged snapshot, if nobody has published since `start`.
 
     May be asked again after any failure: then it says what became of the first time.
 
     Args:
-        door: of the table.
+        handle: of the table.
         start: what `progress_of` was when the run began.
         staged: an append; if maintenance has changed the table since, its files are appended to what
             that left.
@@ -268,7 +268,7 @@ def publish(door: Door, start: int | None, staged: int, run: str = "") -> int:
     Raises: Fenced, RolledBack, StagedIsGone, TableMoved: nothing was changed.
     """
     for _ in range(_ATTEMPTS):
-        now = door.load()
+        now = handle.load()
         assert now is not None
         at = progress_of(now.metadata)
         snapshot = now.metadata.snapshot_by_id(staged)
@@ -288,7 +288,7 @@ def publish(door: Door, start: int | None, staged: int, run: str = "") -> int:
             after = rebased(now, staged)
             new, more = after.snapshot_id, (AddSnapshotUpdate(snapshot=after),)
         try:
-            door.commit(
+            handle.commit(
                 now,
                 _requirements(now.metadata, head, start),
                 (*more, _moved(MAIN, "branch", new), _moved(PROGRESS, "tag", new)),

@@ -21,7 +21,7 @@ from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update.snapshot import _FastAppendFiles
 from pyiceberg.typedef import Record
 
-from gazette_platform.lake.typed.files.written import FileDescriber
+from gazette_platform.lake.typed.files.writing import FileDescriber
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
 
-    from gazette_platform.lake.typed.files.written import WrittenFile
+    from gazette_platform.lake.typed.files.writing import WrittenFile
 
 __all__ = ["delete_rows", "write_rows"]
 

@@ -10,8 +10,8 @@ from typed_files import write_rows
 from typed_world import JOURNAL, row, spec
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.catalog.publishing import WAP_ID, head_of
-from gazette_platform.lake.typed.files.written import data_file_of
+from gazette_platform.lake.iceberg.publishing import WAP_ID, head_of
+from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.planning.state import Counts, JournalState
 from gazette_platform.lake.typed.tables.table import state_properties, write_state
 from gazette_platform.lake.typed.tables.upserts import publish_upserts
@@ -31,7 +31,7 @@ def said(n, k, begin, journal=JOURNAL, clock=None):
 
 
 def upsert(
-    door,
+    handle,
     table,
     rows,
     *,
@@ -64,9 +64,9 @@ def upsert(
     state = table.state.with_journals({JOURNAL: after})
     run = run or uuid.uuid4().hex
     told = state_properties(state, path=write_state(table.location, state, table.io), run=run)
-    merger = merger or PythonMerger(door)
+    merger = merger or PythonMerger(handle)
     return publish_upserts(
-        door, table.start, files, run, told, catalog=catalog, merger=merger, log=log,
+        handle, table.start, files, run, told, catalog=catalog, merger=merger, log=log,
         changes=changes, deletes=deletions,
     )  # fmt: skip
 
@@ -145,18 +145,18 @@ class PythonMerger:
     """Writes the whole table anew, and refuses if somebody else has. Before it stages, and behind, it does what it is told to.
 
     Args:
-        door: of the table.
+        handle: of the table.
         before, behind: what comes between, each time once.
     """
 
-    def __init__(self, door, *, before=(), behind=()):
-        self._door = door
+    def __init__(self, handle, *, before=(), behind=()):
+        self._handle = handle
         self._before, self._behind = list(before), list(behind)
         self.merges = []
 
     def merge(self, merge):
         self.merges.append(merge)
-        now = self._door.load()
+        now = self._handle.load()
         rows = self._rows(now, head_of(now.metadata))
         new = self._rows(now, merge.upserts)
         assert len(new) == merge.rows
@@ -176,7 +176,7 @@ class PythonMerger:
         rows = [{**row, "_uuid": row["_uuid"] and row["_uuid"].bytes} for row in rows]
         said = {**merge.properties, WAP_ID: merge.attempt}
         for _ in range(20):
-            now = self._door.load()
+            now = self._handle.load()
             if head_of(now.metadata) != head_of(seen.metadata):
                 raise LakeError("conflicting files")
             transaction = now.table.transaction()
@@ -188,6 +188,6 @@ class PythonMerger:
             staged = transaction.table_metadata.snapshots[-1]
             required = (AssertTableUUID(uuid=now.metadata.table_uuid),)
             with suppress(CommitFailedException):
-                self._door.commit(now, required, (AddSnapshotUpdate(snapshot=staged),))
+                self._handle.commit(now, required, (AddSnapshotUpdate(snapshot=staged),))
                 return
         raise LakeError("changed all the time")

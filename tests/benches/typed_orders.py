@@ -10,12 +10,12 @@ from typed_world import World, spec
 
 from gazette_platform import Change
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.table_spec import TableSpec
-from gazette_platform.lake.typed.catalog.catalogs import CatalogTables
+from gazette_platform.lake.iceberg.catalog import CatalogTables
+from gazette_platform.lake.spec.table_spec import TableSpec
 from gazette_platform.lake.typed.planning.ranges import Limits
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers
-from gazette_platform.lake.typed.tables.quarantined import quarantined_rows
+from gazette_platform.lake.typed.tables.quarantine import quarantined_rows
 from gazette_platform.message import (
     Flags,
     MessageClock,
@@ -43,8 +43,8 @@ class Typed:
         self.producer, self.clock = new_producer_id(), MessageClock()
 
     @property
-    def door(self):
-        return self.world.door()
+    def handle(self):
+        return self.world.handle()
 
     def journal(self, part="a", codec=CompressionCodec.GZIP):
         name = f"{self.prefix}/{part}"
@@ -72,13 +72,13 @@ class Typed:
         return begin
 
     def run(self, threads=2, **limits):
-        self.tables = CatalogTables(self.door._catalog, self.world.folder.as_uri())
+        self.tables = CatalogTables(self.handle._catalog, self.world.folder.as_uri())
         runner = TypedRunner(self.tables, LocalWorkers(threads), self.client)
         return runner.run(self.wanted, self.raw, limits=Limits(**limits))
 
     def rows(self, name=None):
         table = (
-            self.door.load()
+            self.handle.load()
             .token.scan()
             .to_arrow()
             .sort_by([("_journal", "ascending"), ("_begin", "ascending")])
@@ -89,7 +89,7 @@ class Typed:
         return [one["n"] for one in self.rows(name)]
 
     def set_aside(self):
-        found = quarantined_rows(self.world.door("typed.flights_quarantine"))
+        found = quarantined_rows(self.world.handle("typed.flights_quarantine"))
         return [(one["raw"], one["reason"]) for one in found.to_pylist()]
 
     def job(self):
@@ -101,7 +101,7 @@ class Typed:
                 taken.append((pickle.loads(pickle.dumps(job)), list(orders)))
                 raise LakeError("taken")
 
-        tables = CatalogTables(self.door._catalog, self.world.folder.as_uri())
+        tables = CatalogTables(self.handle._catalog, self.world.folder.as_uri())
         with pytest.raises(LakeError, match="taken"):
             TypedRunner(tables, Taking(), self.client).run(self.wanted, self.raw)
         return taken[0]

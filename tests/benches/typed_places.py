@@ -1,4 +1,4 @@
-"""Typed tables in catalogs that are servers, and doors of their own for each who asks."""
+"""Typed tables in catalogs that are servers, and handles of their own for each who asks."""
 
 import uuid
 from urllib.parse import urlsplit
@@ -6,10 +6,10 @@ from urllib.parse import urlsplit
 from typed_world import spec
 
 from gazette_platform.lake import LakeSettings
+from gazette_platform.lake.iceberg.catalog import typed_catalog
+from gazette_platform.lake.iceberg.rest_catalog import rest_catalog
+from gazette_platform.lake.iceberg.sql_catalog import sql_catalog
 from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
-from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
-from gazette_platform.lake.typed.catalog.rest_catalog import rest_catalog
-from gazette_platform.lake.typed.catalog.sql_catalog import sql_catalog
 from gazette_platform.lake.typed.tables.table import open_table
 
 __all__ = ["Place", "Table", "places_of"]
@@ -62,13 +62,13 @@ class Table:
         self.place = place
         self.name = name
 
-    def door(self, place=None):
-        return (place or self.place).catalog().door(self.name)
+    def handle(self, place=None):
+        return (place or self.place).catalog().handle(self.name)
 
     def open(self, wanted=None):
         catalog = self.place.catalog()
-        door = catalog.door(self.name)
-        return open_table(door, wanted or spec(), catalog.new_location(self.name))
+        handle = catalog.handle(self.name)
+        return open_table(handle, wanted or spec(), catalog.new_location(self.name))
 
 
 def places_of(postgres, gate, database, folder):

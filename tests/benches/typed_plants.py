@@ -6,13 +6,13 @@ from typing import Any
 
 from pyiceberg.table.update import AssertTableUUID
 
-from gazette_platform.lake.typed.catalog import publishing
+from gazette_platform.lake.iceberg import publishing
 from gazette_platform.lake.typed.planning import last_rows, ranges, rounds
 from gazette_platform.lake.typed.planning.row_ranges import RowRanges
 from gazette_platform.lake.typed.planning.screening import Plain
 from gazette_platform.lake.typed.planning.state import JournalState
 from gazette_platform.lake.typed.runs import amending, running
-from gazette_platform.lake.typed.tables import opening, quarantined
+from gazette_platform.lake.typed.tables import opening, quarantine as quarantined
 from tests.lake_crash.plan import Fault
 from tests.typed_crash.plan import Append, Case, Held, MakeAgain, Outgrow, Run
 
@@ -65,10 +65,10 @@ def publish_again() -> None:
     """Asks again under another name, so that what was published before is published once more."""
     published: Any = running.publish_files
 
-    def planted(door: Any, _: Any, files: Any, run: str, properties: Any) -> Any:
+    def planted(handle: Any, _: Any, files: Any, run: str, properties: Any) -> Any:
         planted.count += 1  # type: ignore[attr-defined]
-        start = publishing.progress_of(door.load().metadata)
-        return published(door, start, files, f"{run}-{planted.count}", properties)  # type: ignore[attr-defined]
+        start = publishing.progress_of(handle.load().metadata)
+        return published(handle, start, files, f"{run}-{planted.count}", properties)  # type: ignore[attr-defined]
 
     planted.count = 0  # type: ignore[attr-defined]
     running.publish_files = planted
@@ -107,8 +107,8 @@ def keep_rows() -> None:
     """Backfills, and lets the rows stay that are made anew."""
     publish: Any = amending.publish_replacing
 
-    def planted(door: Any, start: Any, _: Any, files: Any, **more: Any) -> Any:
-        return publish(door, start, RowRanges({}), files, **more)
+    def planted(handle: Any, start: Any, _: Any, files: Any, **more: Any) -> Any:
+        return publish(handle, start, RowRanges({}), files, **more)
 
     amending.publish_replacing = planted
 

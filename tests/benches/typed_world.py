@@ -5,20 +5,20 @@ import uuid
 from pyiceberg.catalog.sql import SqlCatalog
 from typed_files import write_rows
 
-from gazette_platform.lake.typed.catalog.doors import CatalogDoor
-from gazette_platform.lake.typed.catalog.publishing import (
+from gazette_platform.lake.iceberg.catalog import CatalogHandle
+from gazette_platform.lake.iceberg.publishing import (
     publish_files,
 )
-from gazette_platform.lake.typed.files.written import (
+from gazette_platform.lake.spec.typed.spec import TypedSpec
+from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
+from gazette_platform.lake.typed.files.writing import (
     data_file_of,
 )
 from gazette_platform.lake.typed.planning.state import Counts, JournalState
-from gazette_platform.lake.typed.tables.quarantined import (
+from gazette_platform.lake.typed.tables.quarantine import (
     open_quarantine,
 )
 from gazette_platform.lake.typed.tables.table import open_table, state_properties, write_state
-from gazette_platform.lake.typed_spec.spec import TypedSpec
-from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 
 __all__ = ["JOURNAL", "Held", "World", "numbers", "publish", "row", "spec"]
 
@@ -42,36 +42,36 @@ def row(n, journal=JOURNAL, **more):
 
 
 class World:
-    """A catalog, and doors of its own for each who asks."""
+    """A catalog, and handles of its own for each who asks."""
 
     def __init__(self, folder):
         self.folder = folder
         self.catalogs = []
 
-    def door(self, name="typed.flights"):
+    def handle(self, name="typed.flights"):
         uri = f"sqlite:///{self.folder / 'catalog.db'}"
         catalog = SqlCatalog("sql", uri=uri, warehouse=self.folder.as_uri())
         self.catalogs.append(catalog)
-        return CatalogDoor(catalog, name)
+        return CatalogHandle(catalog, name)
 
     def location(self):
         return (self.folder / uuid.uuid4().hex).as_uri()
 
     def open(self, wanted=None):
-        door = self.door()
-        return door, open_table(door, wanted or spec(), self.location())
+        handle = self.handle()
+        return handle, open_table(handle, wanted or spec(), self.location())
 
     def quarantine(self):
-        door = self.door("typed.flights_quarantine")
-        open_quarantine(door, "typed.flights", self.location())
-        return door
+        handle = self.handle("typed.flights_quarantine")
+        open_quarantine(handle, "typed.flights", self.location())
+        return handle
 
 
-def numbers(door):
-    return sorted(door.load().token.scan().to_arrow()["n"].to_pylist())
+def numbers(handle):
+    return sorted(handle.load().token.scan().to_arrow()["n"].to_pylist())
 
 
-def publish(door, table, ns, *, run="", quarantine="", rows=None, records=0, **told):
+def publish(handle, table, ns, *, run="", quarantine="", rows=None, records=0, **told):
     """A run from `table`: rows, records in quarantine, and the state behind them."""
     written = [write_rows(table.metadata, rows or [row(n) for n in ns])] if ns or rows else []
     committed = len(ns) + records
@@ -83,24 +83,24 @@ def publish(door, table, ns, *, run="", quarantine="", rows=None, records=0, **t
     run = run or uuid.uuid4().hex
     files = [data_file_of(one, table.metadata) for one in written]
     properties = state_properties(state, path=path, run=run, quarantine=quarantine)
-    return publish_files(door, table.start, files, run, properties | told)
+    return publish_files(handle, table.start, files, run, properties | told)
 
 
 class Held:
-    """A door whose user is held up between looking and committing, until others are through."""
+    """A handle whose user is held up between looking and committing, until others are through."""
 
-    def __init__(self, door, *others):
-        self._door = door
+    def __init__(self, handle, *others):
+        self._handle = handle
         self._others = list(others)
-        self.name = door.name
+        self.name = handle.name
 
     def load(self):
-        return self._door.load()
+        return self._handle.load()
 
     def create(self, new):
-        return self._door.create(new)
+        return self._handle.create(new)
 
     def commit(self, *arguments):
         if self._others:
             self._others.pop(0)()
-        self._door.commit(*arguments)
+        self._handle.commit(*arguments)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.fragment.head_records import (
+from gazette_platform.broker.spool.head_records import (
     BLOCK_BYTES,
     SLOT_BYTES,
     decode_header,

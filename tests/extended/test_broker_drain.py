@@ -8,7 +8,7 @@ import logging
 import pytest
 from away_store import hold_back
 
-from gazette_platform.allocator import leaving
+from gazette_platform.allocator import member
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import EtcdError
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, Label, LabelSet
@@ -22,7 +22,7 @@ OWNER = LabelSet((Label("owner", "us"),))
 
 @pytest.fixture(autouse=True)
 def _reports(monkeypatch, caplog):
-    monkeypatch.setattr(leaving, "_REPORT_S", REPORT_S)
+    monkeypatch.setattr(member, "_REPORT_S", REPORT_S)
     caplog.set_level(logging.INFO, logger="gazette_platform")
 
 

@@ -13,7 +13,7 @@ from grpc import StatusCode, aio
 
 from gazette_platform.broker import serve
 from gazette_platform.broker.api.append import AppendApi
-from gazette_platform.broker.side_keys import storing_prefix
+from gazette_platform.broker.etcd_records import storing_prefix
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import EtcdError
 from gazette_platform.protocol import (

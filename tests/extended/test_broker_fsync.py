@@ -11,11 +11,11 @@ from spool_files import say_made_here
 
 from gazette_platform.broker import serve
 from gazette_platform.broker.config import FsyncMode
+from gazette_platform.broker.spool import head_records, home as spool_home
+from gazette_platform.broker.spool.head_records import SLOT_BYTES
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import GazetteError
 from gazette_platform.etcd import EtcdClient
-from gazette_platform.fragment import head_records, spool_home
-from gazette_platform.fragment.head_records import SLOT_BYTES
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.local import LocalBrokers
 from gazette_platform.testing.waiting import eventually, patient

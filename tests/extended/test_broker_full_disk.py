@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from gazette_platform.broker.spool import closing, digester, journal_spool
+from gazette_platform.broker.spool import digester, journal_spool
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.stores.metrics import MeasuredStore
@@ -33,7 +33,7 @@ def disk(tmp_path):
 
 @pytest.fixture
 async def cluster(etcd_server, etcd_prefix, tmp_path, monkeypatch):
-    for module in (digester, closing, journal_spool):
+    for module in (digester, journal_spool):
         monkeypatch.setattr(module, "DISK_RETRY_S", 0.05)
     async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
         yield brokers

@@ -11,10 +11,9 @@ import grpc
 import pytest
 from wire_limits import limit_pings
 
+from gazette_platform.broker import peers as peers_module
 from gazette_platform.broker.config import BrokerConfig
-from gazette_platform.broker.wire import peers as peers_module
-from gazette_platform.broker.wire.peer_stream import open_replicate
-from gazette_platform.broker.wire.peers import Peers
+from gazette_platform.broker.peers import Peers, open_replicate
 from gazette_platform.client import AsyncClient, ClientConfig, wire as wire_module
 from gazette_platform.errors import EtcdError, TransportError
 from gazette_platform.etcd import EtcdClient

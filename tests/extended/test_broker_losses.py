@@ -11,13 +11,13 @@ import pytest
 from away_store import hold_back
 from grpc import StatusCode, aio
 
-from gazette_platform.broker.spool import closing, digester, journal_spool
+from gazette_platform.broker.spool import digester, journal_spool
+from gazette_platform.broker.spool.spool import Spool
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import (
     LeaseLost,
     TransportError,
 )
-from gazette_platform.fragment.spool import Spool
 from gazette_platform.protocol import (
     AppendSuspend,
     CompressionCodec,
@@ -119,7 +119,7 @@ async def test_nothing_is_acknowledged_while_a_local_disk_is_full(
 ):
     brokers = await start(cluster)
     await apply(cluster, brokers[0])
-    for module in (digester, closing, journal_spool):
+    for module in (digester, journal_spool):
         monkeypatch.setattr(module, "DISK_RETRY_S", 0.05)
     full = next(broker for broker in brokers if replica(broker).is_primary is is_primary)
     async with client(full) as one:
@@ -153,7 +153,7 @@ async def test_a_disk_that_cannot_be_read_holds_neither_readers_nor_the_process(
     cluster, monkeypatch, caplog
 ):
     monkeypatch.setattr(journal_spool, "DISK_RETRY_S", 0.05)
-    monkeypatch.setattr(closing, "DISK_RETRY_S", 0.05)
+    monkeypatch.setattr(digester, "DISK_RETRY_S", 0.05)
     broker = await cluster.start(drain_timeout_s=0.5)
     await apply(cluster, broker, replication=1)
     stub = cluster.stub(broker)

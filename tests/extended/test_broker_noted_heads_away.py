@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_platform.broker.side_keys import own_members_prefix
+from gazette_platform.broker.etcd_records import own_members_prefix
 from gazette_platform.errors import EtcdError
 from gazette_platform.keyspace import item_key
 from gazette_platform.protocol import (

@@ -8,10 +8,9 @@ import grpc
 import pytest
 
 from gazette_platform.broker.config import BrokerConfig
+from gazette_platform.broker.peers import Peers, open_replicate
 from gazette_platform.broker.replicate import replicator
 from gazette_platform.broker.spool.journal_spool import Draft
-from gazette_platform.broker.wire.peer_stream import open_replicate
-from gazette_platform.broker.wire.peers import Peers
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup

@@ -23,7 +23,7 @@ from gazette_platform.errors import ApplicationFailed
 from gazette_platform.message import Flags, modulo, read_committed
 from gazette_platform.protocol.pb import protocol_pb2
 from gazette_platform.testing.waiting import eventually
-from gazette_platform.yaml_specs import parse_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
 

@@ -6,8 +6,8 @@ import types
 
 import pytest
 
-from gazette_platform.cli import pruning
 from gazette_platform.cli.gazctl import main
+from gazette_platform.cli.gazctl.journals import prune as pruning
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import OffsetJump
 from gazette_platform.ops.clock import SystemClock

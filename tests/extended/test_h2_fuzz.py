@@ -20,7 +20,7 @@ import sys
 
 if "serve" in sys.orig_argv:
     import os
-    from gazette_platform.serving.h2.connection import Connection
+    from gazette_platform.serving.h2.server import Connection
     from gazette_platform.testing.waiting import block_for
 
     received, kept = Connection.data_received, []

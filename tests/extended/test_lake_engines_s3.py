@@ -18,9 +18,9 @@ from gazette_platform.lake import (
     excluded_files,
     parse_table_spec,
 )
+from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.rollups import parse_rollup
 from gazette_platform.lake.rollups.engines import SparkEngine, TrinoEngine
-from gazette_platform.lake.rollups.iceberg import IcebergTables
 from gazette_platform.lake.rollups.running import RollupRunner
 from gazette_platform.lake.s3 import S3Access
 

@@ -23,9 +23,9 @@ from gazette_platform.lake import (
     excluded_files,
     parse_table_spec,
 )
+from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.rollups import PythonRollup, load_rollup_specs, rollup
 from gazette_platform.lake.rollups.engines import SparkEngine, TrinoEngine
-from gazette_platform.lake.rollups.iceberg import IcebergTables
 from gazette_platform.lake.rollups.maintenance import maintain
 from gazette_platform.lake.rollups.running import RollupRunner
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA

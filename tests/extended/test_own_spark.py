@@ -10,9 +10,9 @@ from lake_servers import spark_session
 from spark_servers import spark_cluster
 
 from gazette_platform.lake import Registrar, StoreRoots, ensure_views, parse_table_spec
+from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.rollups.engines import SparkEngine
-from gazette_platform.lake.rollups.iceberg import IcebergTables
 from gazette_platform.lake.rollups.running import RollupRunner
 
 # The first test pays for the start of the servers.

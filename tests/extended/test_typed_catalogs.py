@@ -14,9 +14,9 @@ from cut_wire import cut_wire
 from typed_places import Place, Table
 from typed_world import JOURNAL, Held, numbers, publish, spec
 
-from gazette_platform.cli.gazctl_lake_doctor import _of_catalog
+from gazette_platform.cli.gazctl.lake.doctor import _of_catalog
 from gazette_platform.errors import LakeError, TypedFenced
-from gazette_platform.lake.typed.catalog.doors import CatalogDoor
+from gazette_platform.lake.iceberg.catalog import CatalogHandle
 from gazette_platform.testing.waiting import wait_until
 
 
@@ -43,7 +43,7 @@ def at_once(count, do):
 def outcomes(table):
     """What became of four runs that began together."""
     tables = [table.open() for _ in range(4)]
-    return at_once(4, lambda n: publish(table.door(), tables[n], [n], run=f"run-{n}"))
+    return at_once(4, lambda n: publish(table.handle(), tables[n], [n], run=f"run-{n}"))
 
 
 def test_one_of_four_runs_at_once_is_published(place):
@@ -52,36 +52,36 @@ def test_one_of_four_runs_at_once_is_published(place):
     found = outcomes(table)
     assert sum(isinstance(one, TypedFenced) for one in found) == 3, found
     ((winner, _),) = [(n, one) for n, one in enumerate(found) if not isinstance(one, LakeError)]
-    assert numbers(table.door()) == [winner]
+    assert numbers(table.handle()) == [winner]
     assert (table.open().run, table.open().state.journals[JOURNAL].offset) == (f"run-{winner}", 10)
 
 
 def test_run_goes_on_where_the_last_one_ended_and_a_zombie_is_fenced(place):
     table = place.table()
     first = table.open()
-    publish(table.door(), first, [1, 2], run="one")
+    publish(table.handle(), first, [1, 2], run="one")
     wider = spec(("n bigint", "k string", "more double"))
     second = table.open(wider)
     assert second.state.journals[JOURNAL].offset == 20
-    publish(table.door(), second, [3], run="two")
+    publish(table.handle(), second, [3], run="two")
     for zombie in (first, second):
         with pytest.raises(TypedFenced):
-            publish(table.door(), zombie, [9])
+            publish(table.handle(), zombie, [9])
     # Who asks again is told what became of the first time.
-    assert publish(table.door(), second, [3], run="two").snapshot_id == table.open(wider).start
-    assert numbers(table.door()) == [1, 2, 3]
+    assert publish(table.handle(), second, [3], run="two").snapshot_id == table.open(wider).start
+    assert numbers(table.handle()) == [1, 2, 3]
 
 
 def test_append_is_published_on_top_of_what_others_did_meanwhile(place):
     """As maintenance does: main moves, and progress stays where it is."""
     table = place.table()
-    publish(table.door(), table.open(), [1])
+    publish(table.handle(), table.open(), [1])
 
     def delete():
-        table.door().load().token.delete("n = 1")
+        table.handle().load().token.delete("n = 1")
 
-    publish(Held(table.door(), delete), table.open(), [2])
-    assert numbers(table.door()) == [2]
+    publish(Held(table.handle(), delete), table.open(), [2])
+    assert numbers(table.handle()) == [2]
     assert table.open().state.journals[JOURNAL].offset == 20
 
 
@@ -105,7 +105,7 @@ def test_lost_answer_is_found_out_by_asking_again(places, kind, word, passes_on)
     table = places[kind].table()
     began = table.open()
     with cut_wire(table.place.port) as wire:
-        cut = table.door(table.place.at(wire.port))
+        cut = table.handle(table.place.at(wire.port))
         wire.word, wire.passes_on = word, passes_on
         with pytest.raises(LakeError, match="broke off"):
             publish(cut, began, [1, 2], run="one")
@@ -114,7 +114,7 @@ def test_lost_answer_is_found_out_by_asking_again(places, kind, word, passes_on)
         assert (table.open().run == "one") == (passes_on and word != b"UPDATE iceberg_tables")
         wire.word = b""
         publish(cut, began, [1, 2], run="one")
-    assert numbers(table.door()) == [1, 2]
+    assert numbers(table.handle()) == [1, 2]
 
 
 @pytest.mark.parametrize("kind", ["rest", "sql"])
@@ -129,15 +129,15 @@ def test_answer_that_does_not_come_is_asked_for_again(places, postgres):
     """An engine that hangs amid its commit holds the table's row."""
     table = places["sql"].table()
     began = table.open()
-    door = CatalogDoor(places["sql"].patient_for(1), table.name)
+    handle = CatalogHandle(places["sql"].patient_for(1), table.name)
     with postgres.connected(places["sql"].database) as engine:
         name = table.name.partition(".")[2]
         engine.execute("SELECT 1 FROM iceberg_tables WHERE table_name = %s FOR UPDATE", (name,))
         with pytest.raises(LakeError, match="broke off"):
-            publish(door, began, [1], run="one")
+            publish(handle, began, [1], run="one")
         engine.rollback()
-    publish(door, began, [1], run="one")
-    assert numbers(table.door()) == [1]
+    publish(handle, began, [1], run="one")
+    assert numbers(table.handle()) == [1]
 
 
 def test_serialization_failure_is_a_conflict_like_others(places, postgres, tmp_path):
@@ -150,29 +150,29 @@ def test_serialization_failure_is_a_conflict_like_others(places, postgres, tmp_p
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
     with ThreadPoolExecutor(1) as pool, postgres.connected(name) as engine:
         engine.execute("UPDATE iceberg_tables SET previous_metadata_location = metadata_location")
-        published = pool.submit(publish, table.door(), began, [1])
+        published = pool.submit(publish, table.handle(), began, [1])
         wait_until(lambda: postgres.sql(waiting) == [(1,)])
         engine.commit()
         published.result(60)
-    assert numbers(table.door()) == [1]
+    assert numbers(table.handle()) == [1]
 
 
 def test_no_connection_stays(places, postgres):
     """It would be stale once the database is started again."""
     table = places["sql"].table()
-    door = table.door()
-    publish(door, table.open(), [1])
+    handle = table.handle()
+    publish(handle, table.open(), [1])
     ours = "FROM pg_stat_activity WHERE application_name = 'gazette-platform'"
     assert postgres.sql(f"SELECT count(*) {ours}") == [(0,)]
 
 
 def test_token_that_has_expired_is_renewed(places, gate):
     table = places["rest"].table()
-    door = table.door()
+    handle = table.handle()
     began = table.open()
     before = len(gate.given)
     gate.expire()
-    publish(door, began, [1])
+    publish(handle, began, [1])
     assert len(gate.given) == before + 1
 
 
@@ -205,16 +205,16 @@ def test_page_in_place_of_an_answer_is_an_outage(places, gate):
     """As of a proxy before a catalog that is away."""
     table = places["rest"].table()
     began = table.open()
-    door = table.door()
+    handle = table.handle()
     gate.page = "<html>come back later</html>"
     try:
         with pytest.raises(LakeError, match="broke off"):
-            publish(door, began, [1])
+            publish(handle, began, [1])
         with pytest.raises(LakeError, match="cannot be asked"):
-            table.door()
+            table.handle()
     finally:
         gate.page = ""
-    publish(door, began, [1])
+    publish(handle, began, [1])
 
 
 def test_workers_get_what_opens_stores_and_no_secret(place):
@@ -230,20 +230,20 @@ def test_workers_get_what_opens_stores_and_no_secret(place):
 def test_table_that_is_registered_in_another_catalog_goes_on(places):
     """How far it has come is in the table."""
     table = places["rest"].table()
-    publish(table.door(), table.open(), [1, 2], run="one")
+    publish(table.handle(), table.open(), [1, 2], run="one")
     moved = Table(places["sql"], table.name)
     moved.place.table().open()  # the schema is there then
     target = moved.place.patient_for(60)
-    target.register_table(table.name, table.door().load().token.metadata_location)
+    target.register_table(table.name, table.handle().load().token.metadata_location)
     opened = moved.open()
     assert (opened.run, opened.state.journals[JOURNAL].offset) == ("one", 20)
-    publish(moved.door(), opened, [3])
-    assert numbers(moved.door()) == [1, 2, 3]
+    publish(moved.handle(), opened, [3])
+    assert numbers(moved.handle()) == [1, 2, 3]
 
 
 def test_guide_reads_tables_by_pyiceberg(place, monkeypatch):
     table = place.table()
-    publish(table.door(), table.open(), [1, 2])
+    publish(table.handle(), table.open(), [1, 2])
     text = (Path(__file__).parents[2] / "docs" / "guides" / "catalogs.md").read_text()
     (code,) = re.findall(
         rf"^```python reads={place.kind}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL

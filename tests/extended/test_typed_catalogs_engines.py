@@ -10,12 +10,12 @@ from typed_world import JOURNAL, Held, publish
 
 from gazette_platform.errors import TypedFenced
 from gazette_platform.lake.catalogs import TrinoCatalogs
-from gazette_platform.lake.doctor import look_at_trino
+from gazette_platform.lake.engines.doctor import look_at_trino
+from gazette_platform.lake.engines.spark import spark_configuration
 from gazette_platform.lake.iceberg_catalog import CatalogLogin
-from gazette_platform.lake.spark import spark_configuration
 from gazette_platform.platform import tools
 from gazette_platform.platform.trino import ExtraCatalog
-from gazette_platform.spark.typed_merge import SparkMerger
+from gazette_platform.spark.typed_workers import SparkMerger
 
 pytestmark = [
     pytest.mark.spark,
@@ -82,9 +82,9 @@ def in_spark(table, spark):
 
 def test_spark_reads_what_is_published_and_its_maintenance_loses_no_progress(table, spark):
     first = table.open()
-    publish(table.door(), first, [1, 2], run="one")
+    publish(table.handle(), first, [1, 2], run="one")
     late = table.open()
-    publish(table.door(), late, [3], run="two")
+    publish(table.handle(), late, [3], run="two")
     seen = in_spark(table, spark)
     assert seen.numbers() == [1, 2, 3]
     tagged = table.open().start
@@ -94,11 +94,11 @@ def test_spark_reads_what_is_published_and_its_maintenance_loses_no_progress(tab
     assert refs[PROGRESS] == tagged != refs["main"]
     for zombie in (first, late):
         with pytest.raises(TypedFenced):
-            publish(table.door(), zombie, [9])
+            publish(table.handle(), zombie, [9])
     again = table.open()
     assert (again.run, again.state.journals[JOURNAL].offset) == ("two", 30)
     # Maintenance comes between what a run looks at and what it commits.
-    publish(Held(table.door(), seen.optimize), again, [4])
+    publish(Held(table.handle(), seen.optimize), again, [4])
     assert seen.numbers() == [1, 2, 3, 4]
     assert table.open().state.journals[JOURNAL].offset == 40
 
@@ -121,7 +121,7 @@ def test_spark_merges_by_key_again_behind_maintenance_and_zombies_are_fenced(tab
 
     first = table.open(keyed())
     upsert(
-        table.door(),
+        table.handle(),
         first,
         [said(1, "a", 10), said(2, "a", 20)],
         merger=SparkMerger(spark),
@@ -129,16 +129,16 @@ def test_spark_merges_by_key_again_behind_maintenance_and_zombies_are_fenced(tab
     )
     between = Between()
     rows = [said(1, "b", 30), said(3, "b", 40), said(2, "old", 15)]
-    upsert(table.door(), table.open(keyed()), rows, merger=between, catalog=catalog)
+    upsert(table.handle(), table.open(keyed()), rows, merger=between, catalog=catalog)
     assert between.merges == 2
     with pytest.raises(TypedFenced):
-        upsert(table.door(), first, [said(1, "zombie", 99)], merger=between, catalog=catalog)
+        upsert(table.handle(), first, [said(1, "zombie", 99)], merger=between, catalog=catalog)
     assert sorted(seen.sql(f"SELECT n, k FROM {seen.full_name}")) == [(1, "b"), (2, "a"), (3, "b")]
 
 
 @pytest.mark.trino
 def test_trino_reads_what_is_published_and_its_maintenance_loses_no_progress(table, told_trino):
-    publish(table.door(), table.open(), [1, 2], run="one")
+    publish(table.handle(), table.open(), [1, 2], run="one")
     name = f"{table.place.catalog().name}.{table.name}"
     assert told_trino.query(f"SELECT n, _journal FROM {name} WHERE k = 'k2'") == [(2, JOURNAL)]
     tagged = table.open().start
@@ -146,7 +146,7 @@ def test_trino_reads_what_is_published_and_its_maintenance_loses_no_progress(tab
     told_trino.query(f"ALTER TABLE {name} EXECUTE expire_snapshots(retention_threshold => '0s')")
     again = table.open()
     assert (again.start, again.run) == (tagged, "one")
-    publish(table.door(), again, [3])
+    publish(table.handle(), again, [3])
     assert told_trino.query(f"SELECT n FROM {name} ORDER BY n") == [(1,), (2,), (3,)]
 
 

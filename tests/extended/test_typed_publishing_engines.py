@@ -10,13 +10,13 @@ from typed_commits import SparkTable
 from typed_files import write_rows
 from typed_world import JOURNAL, row, spec
 
-from gazette_platform.lake.rollups.iceberg import IcebergTables
-from gazette_platform.lake.typed.catalog.doors import HiveDoor
-from gazette_platform.lake.typed.catalog.publishing import publish_files
-from gazette_platform.lake.typed.files.written import data_file_of
+from gazette_platform.lake.iceberg.catalog import MetastoreHandle
+from gazette_platform.lake.iceberg.metastore import IcebergTables
+from gazette_platform.lake.iceberg.publishing import publish_files
+from gazette_platform.lake.spec.typed.partitions import parse_partition
+from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.schema.mounting import mount_statement
 from gazette_platform.lake.typed.tables.table import open_table
-from gazette_platform.lake.typed_spec.partitions import parse_partition
 
 pytestmark = [
     pytest.mark.hive,
@@ -35,15 +35,15 @@ class Engines:
         self._warehouse = warehouse
         self._metastore = metastore
 
-    def door(self, metastore=None):
+    def handle(self, metastore=None):
         tables = IcebergTables(metastore or self._metastore, self._warehouse)
-        return HiveDoor(tables, self.name)
+        return MetastoreHandle(tables, self.name)
 
     def open(self, wanted=None):
         tables = IcebergTables(self._metastore, self._warehouse)
         wanted = structs.replace(wanted or spec(), name=self.name)
         location = tables.new_location(*self.name.split("."))
-        return open_table(self.door(), wanted, location)
+        return open_table(self.handle(), wanted, location)
 
     def numbers(self):
         return self.spark.numbers()
@@ -81,7 +81,7 @@ def parted(engines):
     rows[date(2026, 1, 3)]["at"] = datetime(2026, 1, 3, tzinfo=UTC)
     written = [write_rows(table.metadata, [one], [day]) for day, one in rows.items()]
     files = [data_file_of(one, table.metadata) for one in written]
-    publish_files(engines.door(), None, files, "one", {})
+    publish_files(engines.handle(), None, files, "one", {})
     return engines
 
 
@@ -105,7 +105,7 @@ def test_spark_reads_values_of_all_types_and_prunes(parted):
 
 def test_spark_reads_what_a_statement_mounts(parted):
     copy = SparkTable(parted.spark.session, f"{parted.name}_copy")
-    text = mount_statement(copy.name, parted.door().load().metadata_location, "spark")
+    text = mount_statement(copy.name, parted.handle().load().metadata_location, "spark")
     for statement in text.replace("other.", "iceberg.").split(";\n")[:-1]:
         copy.sql(statement)
     assert copy.numbers() == parted.numbers() == [1, 2, 3]

@@ -19,16 +19,15 @@ from typed_world import World, spec
 from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import LakeError
 from gazette_platform.lake import LakeSettings
-from gazette_platform.lake.spark import start_session
-from gazette_platform.lake.table_spec import TableSpec
-from gazette_platform.lake.typed.catalog.catalogs import CatalogTables
+from gazette_platform.lake.engines.spark import start_session
+from gazette_platform.lake.iceberg.catalog import CatalogTables
+from gazette_platform.lake.spec.table_spec import TableSpec
 from gazette_platform.lake.typed.planning.ranges import Limits
-from gazette_platform.lake.typed.runs import wire
+from gazette_platform.lake.typed.runs import jobs
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.message import Flags, MessageClock, build_uuid, new_producer_id
-from gazette_platform.spark.typed_orders import source_of
-from gazette_platform.spark.typed_workers import SparkWorkers
+from gazette_platform.spark.typed_workers import SparkWorkers, source_of
 from gazette_platform.testing.servers import BrokerServer
 from gazette_platform.testing.waiting import wait_until
 
@@ -65,8 +64,8 @@ class Typed:
         self.client = client
         self.prefix = f"typed-spark/{name}"
         self.world = World(folder)
-        self.door = self.world.door()
-        self.tables = CatalogTables(self.door._catalog, folder.as_uri())
+        self.handle = self.world.handle()
+        self.tables = CatalogTables(self.handle._catalog, folder.as_uri())
         selector = f"name:prefix={self.prefix}/"
         self.raw = TableSpec(name="raw.flights", selector=selector, format="json", columns=())
         self.producer, self.clock = new_producer_id(), MessageClock()
@@ -99,7 +98,7 @@ class Typed:
         return taken
 
     def numbers(self):
-        return sorted(self.door.load().token.scan().to_arrow()["n"].to_pylist())
+        return sorted(self.handle.load().token.scan().to_arrow()["n"].to_pylist())
 
     def files(self):
         """Of rows, published or not."""
@@ -266,9 +265,9 @@ class TestLocal:
         (name,) = typed.journals("a")
         typed.append(name, 1)
         job, orders = typed.ordered()
-        sent = wire.dump_job(job)
+        sent = jobs.dump_job(job)
         assert TOKEN.encode() in sent
-        local.dataSource.register(source_of(sent, list(map(wire.dump_order, orders))))
+        local.dataSource.register(source_of(sent, list(map(jobs.dump_order, orders))))
         plan = local.read.format("gazette_typed_orders").load()._jdf.queryExecution().toString()
         assert "gazette_typed_orders" in plan
         assert "content" in plan

@@ -11,10 +11,10 @@ from typed_commits import SparkTable
 from typed_merges import keyed, merged, said, upsert
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.rollups.iceberg import IcebergTables
-from gazette_platform.lake.typed.catalog.doors import HiveDoor
+from gazette_platform.lake.iceberg.catalog import MetastoreHandle
+from gazette_platform.lake.iceberg.metastore import IcebergTables
+from gazette_platform.lake.spec.typed.partitions import parse_partition
 from gazette_platform.lake.typed.tables.table import open_table
-from gazette_platform.lake.typed_spec.partitions import parse_partition
 from gazette_platform.message.uuid import build_uuid
 from gazette_platform.spark.typed_workers import SparkWorkers
 
@@ -32,20 +32,20 @@ class Upserts:
     def __init__(self, spark, metastore, warehouse):
         self.tables = IcebergTables(metastore, warehouse)
         self.name = f"typed.u{uuid.uuid4().hex[:8]}"
-        self.door = HiveDoor(self.tables, self.name)
+        self.handle = MetastoreHandle(self.tables, self.name)
         self.spark = SparkTable(spark, self.name)
         self.merger = SparkWorkers(spark).merger
 
     def open(self, spec):
         location = self.tables.new_location(*self.name.split("."))
-        return open_table(self.door, structs.replace(spec, name=self.name), location)
+        return open_table(self.handle, structs.replace(spec, name=self.name), location)
 
     def upsert(self, table, rows, **more):
-        return upsert(self.door, table, rows, **{"merger": self.merger, **more})
+        return upsert(self.handle, table, rows, **{"merger": self.merger, **more})
 
     def rows(self):
         """By PyIceberg, which heeds the deletes that Spark has written; as they were given."""
-        now = self.door.load()
+        now = self.handle.load()
         found = now.table.scan().to_arrow().to_pylist()
         return [{**one, "_uuid": one["_uuid"] and one["_uuid"].bytes} for one in found]
 

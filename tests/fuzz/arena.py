@@ -28,7 +28,7 @@ from gazette_platform.serving.config import Wire
 from gazette_platform.testing.etcd import EtcdServer
 from gazette_platform.testing.servers import BrokerServer, wire_settings
 from gazette_platform.testing.waiting import pass_time, patient
-from gazette_platform.yaml_specs import parse_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 if TYPE_CHECKING:
     from pathlib import Path

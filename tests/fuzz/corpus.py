@@ -204,7 +204,7 @@ def _stores() -> Iterator[Case]:
 
 
 def _templates() -> Iterator[Case]:
-    grows = '{{$a := "xxxxxxxxxxxxxxxxxxxxxxxxxx"}}' + "{{$a = print $a $a}}" * 25
+    grows = '{{$a := "xxxxxxxxxxxxxxxxxxxxxxxxxx"}}' + '{{$a := printf "%s%s" $a $a}}' * 25
     cases = {
         "lone-surrogate-at-persist": '{{if .Spool.End}}{{len (printf "%c" 55296)}}{{end}}',
         "lone-surrogate": '{{if .Spool.End}}{{printf "%c" 55296}}{{end}}',

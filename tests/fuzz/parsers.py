@@ -25,9 +25,9 @@ from gazette_platform.broker.http.messages import ReadQuery, journal_of
 from gazette_platform.codecs import decompressor
 from gazette_platform.errors import GazetteError
 from gazette_platform.keyspace.keys import parse_key
-from gazette_platform.keyspace.values import decode_journal_spec, decode_route
-from gazette_platform.lake.layout import Layout
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.keyspace.state import decode_journal_spec, decode_route
+from gazette_platform.lake.spec.layout import Layout
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.message import CsvFraming, JsonFraming, ProtoFraming, parse_uuid, split_fixed
 from gazette_platform.protocol import (
     CompressionCodec,
@@ -45,9 +45,9 @@ from gazette_platform.protocol.content import (
     decode_read_content,
     decode_replicate_content,
 )
-from gazette_platform.protocol.store_urls import parse_store_url
+from gazette_platform.protocol.specs import parse_store_url
 from gazette_platform.stores import open_store
-from gazette_platform.yaml_specs import parse_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 
 from gazette_platform.broker.api.admin import AdminApi
-from gazette_platform.broker.side_keys import savepoint_key
+from gazette_platform.broker.etcd_records import savepoint_key
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import (
     CallFailed,
@@ -30,8 +30,8 @@ from gazette_platform.protocol import (
     LabelSet,
 )
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
+from gazette_platform.protocol.labels import LabelSelector
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb
-from gazette_platform.protocol.selectors import LabelSelector
 from gazette_platform.serving.interface import Code, RpcFailed
 from gazette_platform.testing.waiting import eventually, turns
 

@@ -9,17 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from gazette_platform.broker.epoch_store import read_record, write_record
 from gazette_platform.broker.epochs import EpochRecord, Holder
+from gazette_platform.broker.etcd_records import read_record, write_record
 from gazette_platform.broker.journal import claims, replica
-from gazette_platform.broker.journal.unstored import ask_other
+from gazette_platform.broker.journal.storing import ask_other
+from gazette_platform.broker.spool.home import SpoolHome
+from gazette_platform.broker.spool.persister import Persister
+from gazette_platform.broker.spool.recovery import RecoveredTenure
+from gazette_platform.broker.spool.spool import Spool
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.etcd import Delete, Put
-from gazette_platform.fragment.persister import Persister
-from gazette_platform.fragment.recovery import RecoveredTenure
-from gazette_platform.fragment.spool import Spool
-from gazette_platform.fragment.spool_home import SpoolHome
 from gazette_platform.keyspace import assignment_key, encode_journal_spec, item_key
 from gazette_platform.protocol import (
     CompressionCodec,

@@ -10,8 +10,8 @@ import cramjam
 import pytest
 import zstandard
 
+from gazette_platform.broker.spool import files
 from gazette_platform.client import AsyncClient, Change, ClientConfig
-from gazette_platform.fragment import files
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

@@ -12,10 +12,9 @@ import pytest
 from spool_files import say_made_here
 
 from gazette_platform.broker.config import FsyncMode
-from gazette_platform.broker.epoch_store import read_record
-from gazette_platform.broker.side_keys import own_member_key
+from gazette_platform.broker.etcd_records import own_member_key, read_record
+from gazette_platform.broker.spool.home import SPOOLS
 from gazette_platform.client import AsyncClient, Change, ClientConfig
-from gazette_platform.fragment.spool_home import SPOOLS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local import append, read_all

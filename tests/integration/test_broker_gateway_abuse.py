@@ -11,7 +11,7 @@ import struct
 import pytest
 
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.serving import http_server as http_port, sending
+from gazette_platform.serving import http_server as http_port
 from gazette_platform.testing.local import append, read_all
 from gazette_platform.testing.waiting import eventually, patient
 
@@ -211,7 +211,7 @@ async def test_more_requests_than_are_served_are_told_so(broker, monkeypatch):
 
 @pytest.mark.parametrize("accept", [b"Accept: */*", b"Accept: text/event-stream"])
 async def test_a_reader_that_takes_nothing_is_left(broker, cluster, monkeypatch, accept):
-    monkeypatch.setattr(sending, "_STALL_S", 0.3)
+    monkeypatch.setattr(http_port, "_STALL_S", 0.3)
     await append(cluster.stub(broker), JOURNAL, *[b"0123456789abcde\n" * (1 << 15)] * 40)
     reader, writer = await asyncio.open_connection("127.0.0.1", broker.http_port, limit=1024)
     writer.write(request(f"GET /{JOURNAL} HTTP/1.1", accept))

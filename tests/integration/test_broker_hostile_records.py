@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 from grpc import StatusCode, aio
 
-from gazette_platform.broker import epoch_store
-from gazette_platform.broker.epoch_store import held_journals
+from gazette_platform.broker import etcd_records
 from gazette_platform.broker.epochs import EpochRecord, Holder
-from gazette_platform.broker.side_keys import epoch_key
+from gazette_platform.broker.etcd_records import epoch_key, held_journals
 from gazette_platform.etcd import EtcdClient, Put
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, ProcessId
 from gazette_platform.testing.local import append
@@ -97,7 +96,7 @@ async def test_a_record_that_is_none_is_told_to_whoever_appends(cluster, etcd, v
 async def test_holders_are_read_of_the_journals_that_are_asked_for(etcd, etcd_prefix):
     """Whatever else is there, which may be tens of thousands of records."""
     held = EpochRecord(7, 1, (Holder("t0", ProcessId("zone", "broker")),))
-    values = {f"a/{number:04d}": held.encode() for number in range(2 * epoch_store._PAGE_KEYS)}
+    values = {f"a/{number:04d}": held.encode() for number in range(2 * etcd_records._PAGE_KEYS)}
     wanted = replace(held, is_wanted=True).encode()
     values |= {"b/wanted": wanted, "b/\N{SNOWMAN}\n": b"\0", "b/": b"", "c/last": held.encode()}
     values |= {f"b/{kind}": value for kind, value in RECORDS.items()}

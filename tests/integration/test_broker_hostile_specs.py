@@ -82,7 +82,7 @@ async def serves(cluster, stub, name=GOOD):
 
 async def test_hostile_specs_in_etcd_do_not_end_brokers(etcd, etcd_prefix, cluster, stub):
     """They may have come before brokers knew better, or by Gazette's own."""
-    template = '{{if .Spool.End}}{{len (printf "%c" 55296)}}{{end}}'
+    template = "{{range .JournalSpec.Fragment.Stores}}x{{end}}"
     hostile = [spec(f"tenant/bad-{n}", url) for n, url in enumerate(HOSTILE_URLS)]
     hostile.append(spec("tenant/bad-long", f"file:///{'x' * 300}/"))
     hostile.append(spec("tenant/bad-template", "file:///", postfix=template))

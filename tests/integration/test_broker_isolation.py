@@ -13,7 +13,7 @@ from gazette_platform.broker import context as broker_context, serve
 from gazette_platform.broker.api.listing import ListApi
 from gazette_platform.broker.append import batch as append_batch, content as append_content
 from gazette_platform.broker.journal.resolver import Resolver
-from gazette_platform.broker.spool import closing, journal_spool
+from gazette_platform.broker.spool import digester, journal_spool
 from gazette_platform.broker.spool.digester import Digester
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.keyspace import item_key
@@ -195,7 +195,7 @@ async def test_a_fragment_whose_end_fails_is_stored_all_the_same(
 ):
     """Its content is acknowledged, and nobody else may have it."""
     monkeypatch.setattr(journal_spool, "DISK_RETRY_S", 0.05)
-    monkeypatch.setattr(closing, "DISK_RETRY_S", 0.05)
+    monkeypatch.setattr(digester, "DISK_RETRY_S", 0.05)
     monkeypatch.setattr(Digester, "complete", failing_first(Digester.complete))
     await cluster.apply(stub, spec())
     await append(stub, JOURNAL, b"content")

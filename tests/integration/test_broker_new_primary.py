@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from away_store import JOURNAL, ZONES, hold_back, refused, spec
 
-from gazette_platform.broker.journal import known
+from gazette_platform.broker.api import routing
 from gazette_platform.broker.journal.pulses import Pulses
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.etcd import Delete, Put
@@ -82,7 +82,7 @@ async def test_a_new_primary_that_is_about_to_hear_from_its_replicas_tells_no_ol
     cluster, etcd, etcd_prefix, tasks, monkeypatch
 ):
     """Beside content it told the end of what is stored, which others had told to lie further on."""
-    monkeypatch.setattr(known, "_SYNC_WAIT_S", 20.0)
+    monkeypatch.setattr(routing, "_SYNC_WAIT_S", 20.0)
     store_fragment(cluster.fragments, JOURNAL, 0, b"before ")
     third, hears = await make_new_primary(cluster, etcd, etcd_prefix, monkeypatch, offset=7)
     replica = third._resolver.replicas[JOURNAL]
@@ -98,7 +98,7 @@ async def test_a_read_of_before_the_first_listing_gets_what_that_shows(
     cluster, etcd, etcd_prefix, tasks, monkeypatch
 ):
     """It waited for all else that is not known, too, and was refused beside content that was there."""
-    monkeypatch.setattr(known, "_SYNC_WAIT_S", 20.0)
+    monkeypatch.setattr(routing, "_SYNC_WAIT_S", 20.0)
     store_fragment(cluster.fragments, JOURNAL, 0, b"before ")
     is_listed, refresh = asyncio.Event(), Replica._refresh
 

@@ -8,10 +8,9 @@ import grpc
 import pytest
 from grpc import aio
 
+from gazette_platform.broker import peers as peers_module
 from gazette_platform.broker.config import BrokerConfig
-from gazette_platform.broker.wire import peers as peers_module
-from gazette_platform.broker.wire.peer_stream import open_replicate
-from gazette_platform.broker.wire.peers import Peers
+from gazette_platform.broker.peers import Peers, open_replicate
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import ProcessId
 from gazette_platform.serving.config import Wire

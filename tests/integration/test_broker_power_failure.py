@@ -9,8 +9,8 @@ import pytest
 from journal_calls import JOURNAL, client_of, read_all, spec
 
 from gazette_platform.broker.config import FsyncMode
+from gazette_platform.broker.spool import home as spool_home
 from gazette_platform.client import Change
-from gazette_platform.fragment import spool_home
 from gazette_platform.testing.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from wire_limits import limit_stalls
 
-from gazette_platform.broker.side_keys import epoch_key
+from gazette_platform.broker.etcd_records import epoch_key
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.etcd import Delete
 from gazette_platform.ops.clock import SystemClock

@@ -19,7 +19,7 @@ from gazette_platform.protocol import (
     LabelSet,
 )
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
-from gazette_platform.protocol.selectors import LabelSelector
+from gazette_platform.protocol.labels import LabelSelector
 from gazette_platform.testing.waiting import patient
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from journal_calls import JOURNAL, client_of, read_all, spec
 
+from gazette_platform.broker.spool.head_records import BLOCK_BYTES, SLOT_BYTES, slot_at
 from gazette_platform.client import Change
 from gazette_platform.errors import EtcdError, GazetteError, RegisterMismatch, Suspended
-from gazette_platform.fragment.head_records import BLOCK_BYTES, SLOT_BYTES, slot_at
 from gazette_platform.keyspace import item_key
 from gazette_platform.protocol import AppendSuspend, LabelSelector, LabelSet
 from gazette_platform.testing.waiting import eventually

@@ -13,7 +13,7 @@ from gazette_platform import Flags, read_committed
 from gazette_platform.app import Application, SQLiteStore
 from gazette_platform.consumer.protocol import parse_shard_changes, shards_yaml
 from gazette_platform.testing.waiting import eventually
-from gazette_platform.yaml_specs import parse_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 

@@ -10,7 +10,7 @@ from gazette_platform.app import Application, JSONFileStore
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import JournalChange
 from gazette_platform.testing import local
-from gazette_platform.yaml_specs import parse_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 

@@ -28,8 +28,8 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import Header, LabelSelector, ProcessId
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import consumer_pb2 as pb
+from gazette_platform.serving.http_server import Origins
 from gazette_platform.serving.interface import Code, RpcFailed
-from gazette_platform.serving.origins import Origins
 
 pytestmark = pytest.mark.etcd
 

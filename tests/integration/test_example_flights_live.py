@@ -19,7 +19,7 @@ from gazette_platform.message import (
     read_committed,
 )
 from gazette_platform.testing.waiting import eventually
-from gazette_platform.yaml_specs import parse_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers, pytest.mark.timeout(180)]
 

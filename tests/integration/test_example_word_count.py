@@ -18,7 +18,7 @@ from gazette_platform.consumer.protocol import parse_shard_changes
 from gazette_platform.protocol.pb import protocol_pb2
 from gazette_platform.serving.config import Wire
 from gazette_platform.testing.local import LocalConsumers
-from gazette_platform.yaml_specs import parse_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers, pytest.mark.timeout(180)]
 

@@ -14,8 +14,8 @@ from typed_shop import SPEC, Shop, record
 from gazette_platform import AsyncClient, Client, ClientConfig
 from gazette_platform.client.read import reader
 from gazette_platform.errors import GazetteError, JournalReplaced, LakeError, ValidationError
-from gazette_platform.lake.table_spec import parse_table_spec
-from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
+from gazette_platform.lake.iceberg.catalog import typed_catalog
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 from gazette_platform.lake.typed.planning.ranges import HoleKind, JournalNow
 from gazette_platform.lake.typed.runs import backfilling, journals
 from gazette_platform.lake.typed.runs.amending import publish_amendment
@@ -56,7 +56,7 @@ class TestTypedTables:
         return [record(n, producer=producer, clock=1000 + n) for n in numbers]
 
     def rows(self, shop):
-        return sorted(shop.door().load().token.scan().to_arrow()["n"].to_pylist())
+        return sorted(shop.handle().load().token.scan().to_arrow()["n"].to_pylist())
 
     def test_run_refuses_however_long_the_new_journal_is(self, client, make_again, shop):
         one = shop.journals[0]

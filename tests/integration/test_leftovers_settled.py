@@ -22,22 +22,24 @@ from leftovers_bench import (
     Bench,
 )
 
-from gazette_platform.broker import epoch_store, leftovers as leftovers_module
-from gazette_platform.broker.epoch_store import (
+from gazette_platform.broker import etcd_records
+from gazette_platform.broker.epochs import EpochRecord, Holder, Past, Released
+from gazette_platform.broker.etcd_records import (
     delete_record,
     has_foreign_members,
     held_journals,
+    history_key,
+    own_member_key,
+    own_members_prefix,
     read_own_members,
     read_record,
     write_record,
 )
-from gazette_platform.broker.epochs import EpochRecord, Holder, Past, Released
-from gazette_platform.broker.side_keys import history_key, own_member_key, own_members_prefix
-from gazette_platform.broker.verdicts import Todo, Verdict
+from gazette_platform.broker.spool import files as files_module, leftovers as leftovers_module
+from gazette_platform.broker.spool.files import finish_closing
+from gazette_platform.broker.spool.recovery import SET_ASIDE
+from gazette_platform.broker.spool.verdicts import Todo, Verdict
 from gazette_platform.etcd import Delete, Put
-from gazette_platform.fragment import files as files_module
-from gazette_platform.fragment.aside import SET_ASIDE
-from gazette_platform.fragment.files import finish_closing
 from gazette_platform.keyspace import item_key, member_key
 from gazette_platform.protocol import (
     LabelSet,
@@ -128,9 +130,7 @@ async def test_a_tenure_that_is_taken_while_it_is_stored_is_forgotten(bench):
     bench.store_comes_back()
 
 
-@pytest.mark.parametrize(
-    "other", [b"", b"another", None], ids=["former version", "another", "none"]
-)
+@pytest.mark.parametrize("other", [b"", b"another", None], ids=["no home", "another", "none"])
 async def test_a_holder_that_another_broker_has_is_kept(bench, etcd, caplog, other):
     """Nothing tells a copy on another machine, made block by block, from its original."""
     found = bench.find(b"content")
@@ -619,7 +619,7 @@ async def test_a_record_that_was_replaced_meanwhile_is_not_deleted(etcd, etcd_pr
         await write_record(etcd, etcd_prefix, JOURNAL, second, found[1])
         return found
 
-    monkeypatch.setattr(epoch_store, "read_record", read_before_it_changes)
+    monkeypatch.setattr(etcd_records, "read_record", read_before_it_changes)
     await delete_record(etcd, etcd_prefix, JOURNAL, REVISION)
     assert (await read_record(etcd, etcd_prefix, JOURNAL))[0] == second
 

@@ -7,7 +7,7 @@ import pytest
 from gazette_platform.app import Application, MemoryStore
 from gazette_platform.consumer.protocol import parse_shard_changes
 from gazette_platform.testing import local
-from gazette_platform.yaml_specs import parse_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 

@@ -14,7 +14,7 @@ from gazette_platform.errors import JournalNotFound, JournalReplaced
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.waiting import eventually, patient
-from gazette_platform.yaml_specs import parse_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers]
 

@@ -17,7 +17,7 @@ from gazette_platform.consumer.protocol import parse_shard_changes
 from gazette_platform.message import Flags, JsonFraming, read_committed
 from gazette_platform.testing.local import LocalConsumers
 from gazette_platform.testing.waiting import pass_time
-from gazette_platform.yaml_specs.journal_yaml import parse_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 pytestmark = [pytest.mark.etcd, pytest.mark.own_brokers, pytest.mark.timeout(180)]
 

@@ -13,16 +13,16 @@ from gazette_platform.errors import (
     LakeError,
     TypedFenced,
 )
-from gazette_platform.lake.typed.catalog.publishing import summary_of
+from gazette_platform.lake.iceberg.publishing import summary_of
+from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
 from gazette_platform.lake.typed.planning.ranges import Limits
 from gazette_platform.lake.typed.runs.backfilling import BackfillRunner
 from gazette_platform.lake.typed.runs.reprocessing import Quarantined, Reprocessor
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.working import LocalWorkers
 from gazette_platform.lake.typed.tables.progress import COMPLETE_AT
-from gazette_platform.lake.typed.tables.quarantined import quarantined_rows
+from gazette_platform.lake.typed.tables.quarantine import quarantined_rows
 from gazette_platform.lake.typed.tables.table import typed_table
-from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.ops.clock import ManualClock
 
 pytestmark = pytest.mark.etcd
@@ -44,7 +44,7 @@ def world(client, names, tmp_path):
 def test_backfill_makes_rows_anew_by_the_spec_of_now_and_again_the_same(world):
     world.run(spec(is_strict=True))
     strict = world.check()
-    before = typed_table(world.tables.door(NAME).load(), NAME)
+    before = typed_table(world.tables.handle(NAME).load(), NAME)
     report = world.backfill(spec(), everything(world))
     assert len(world.check()) < len(strict)
     assert (report.typed_before, report.quarantined_before) == (
@@ -139,7 +139,7 @@ def test_amendments_that_took_so_long_that_their_files_may_be_gone_are_given_up(
     )
     for name in world.logs:
         world.append(name, ("out",))
-    with pytest.raises(TypedFenced, match="took 13 h to be made anew"):
+    with pytest.raises(TypedFenced, match="took 13 h to be made"):
         BackfillRunner(late, LocalWorkers(), world.client, clock=clock).run(
             spec(), world.raw, everything(world)
         )
@@ -182,17 +182,17 @@ def test_records_that_stay_are_told_the_reason_of_now(world):
     world.append(name, ("odd",), has_late=False)
     world.run(spec(is_strict=True))
     wider = structs.replace(spec(is_strict=True), unknown="quarantine")
-    before = quarantined_rows(world.tables.door(QUARANTINE))
+    before = quarantined_rows(world.tables.handle(QUARANTINE))
     reprocessor = Reprocessor(world.tables)
     report = reprocessor.run(wider)
-    after = quarantined_rows(world.tables.door(QUARANTINE))
+    after = quarantined_rows(world.tables.handle(QUARANTINE))
     assert (report.typed, report.told_anew) == (0, 0)
     assert after == before
     # A column that there is now is looked at before `late`.
     columns = (*wider.columns, TypedColumn(name="must", type="bigint", key="must", required=True))
     columns = (columns[0], columns[-1], *columns[1:-1])
     report = reprocessor.run(structs.replace(wider, columns=columns))
-    after = quarantined_rows(world.tables.door(QUARANTINE))
+    after = quarantined_rows(world.tables.handle(QUARANTINE))
     assert report.typed == 0
     assert report.told_anew > 0
     assert after.drop_columns("reason") == before.drop_columns("reason")
@@ -203,7 +203,7 @@ def test_records_that_stay_are_told_the_reason_of_now(world):
 def test_records_are_chosen_by_journal_offset_and_reason(world):
     world.run(spec(is_strict=True))
     first, second = world.logs
-    held = quarantined_rows(world.tables.door(QUARANTINE), journal=first)
+    held = quarantined_rows(world.tables.handle(QUARANTINE), journal=first)
     lacking = [
         begin
         for begin, reason in zip(
@@ -270,7 +270,7 @@ def test_backfill_is_put_into_no_table_that_is_made_anew_meanwhile(world):
         runner = TypedRunner(world.tables, LocalWorkers(), world.client)
         runner.run(spec(), world.raw, limits=Limits(task_bytes=1, tasks_max=2))
 
-    with pytest.raises(TypedFenced, match="dropped and made anew"):
+    with pytest.raises(TypedFenced, match="dropped and recreated"):
         world.backfill(spec(), {one: [(0, 1 << 20)]}, tables=Interrupted(world.tables, [made_anew]))
     world.run(spec())
     assert world.places(NAME) == rows

@@ -10,9 +10,9 @@ from typed_shop import Merging, Shop
 
 from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
-from gazette_platform.lake.typed.checks.looking import completeness_of
-from gazette_platform.lake.typed.checks.recount_keys import recount_keys
+from gazette_platform.lake.iceberg.catalog import typed_catalog
+from gazette_platform.lake.typed.checks.recount import recount_keys
+from gazette_platform.lake.typed.checks.status import completeness_of
 
 pytestmark = pytest.mark.etcd
 
@@ -45,7 +45,7 @@ def recounted(shop):
 
 
 def rows_of(shop):
-    loaded = shop.door().load()
+    loaded = shop.handle().load()
     found = loaded.table.scan().to_arrow().to_pylist() if loaded else []
     return {row["id"]: row["name"] for row in found}
 
@@ -53,8 +53,8 @@ def rows_of(shop):
 class Dying:
     """A merger that stages, and then is not heard of again."""
 
-    def __init__(self, door):
-        self._merger = PythonMerger(door)
+    def __init__(self, handle):
+        self._merger = PythonMerger(handle)
 
     def merge(self, merge):
         self._merger.merge(merge)
@@ -91,7 +91,7 @@ def test_table_is_the_database_however_changes_come(shop, seed):
             assert dict(sql.execute(query).fetchall()) == expected
             if draw.random() < 0.5:
                 with pytest.raises(KeyboardInterrupt):
-                    shop.run(workers=Merging(Dying(shop.door())))
+                    shop.run(workers=Merging(Dying(shop.handle())))
                 assert dict(sql.execute(query).fetchall()) == expected
             report = shop.run()
             assert report.counts.messages == report.counts.typed == len(new)
@@ -122,7 +122,7 @@ def test_rows_that_were_changed_by_hand_are_found(shop):
     shop.client.append(shop.journals[0], b"".join(database.lines()))
     shop.run()
     assert recounted(shop) == []
-    table = shop.door().load().token
+    table = shop.handle().load().token
     rows = table.scan().to_arrow()
     # Key 0 is lost; key 2 stands for its first change; key 3 is back; key 1 is as it was.
     at = {row["id"]: row for row in rows.to_pylist()}
@@ -173,10 +173,10 @@ def test_deleted_column_in_records_with_uuids(client, names, tmp_path):
     shop = Shop(client, names.prefix, tmp_path, spec)
     shop.append(0, {"id": 1, "gone": False}, {"id": 2}, {"id": 1, "gone": True})
     shop.run()
-    ids = [row["id"] for row in shop.door().load().table.scan().to_arrow().to_pylist()]
+    ids = [row["id"] for row in shop.handle().load().table.scan().to_arrow().to_pylist()]
     assert ids == [2]
     shop.client.append(shop.journals[0], json.dumps({"id": 1, "gone": None}).encode() + b"\n")
     shop.run()
-    ids = [row["id"] for row in shop.door().load().table.scan().to_arrow().to_pylist()]
+    ids = [row["id"] for row in shop.handle().load().table.scan().to_arrow().to_pylist()]
     assert sorted(ids) == [1, 2]
     assert recounted(shop) == []

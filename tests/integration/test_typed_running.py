@@ -12,16 +12,17 @@ from spark_journals import create
 
 from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import LakeError, SchemaMismatch, StoreUnavailable
-from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
-from gazette_platform.lake.table_spec import parse_table_spec
-from gazette_platform.lake.typed.catalog.catalogs import CatalogTables
+from gazette_platform.lake.iceberg.catalog import CatalogTables
+from gazette_platform.lake.spec.rules import QUARANTINE_SUFFIX
+from gazette_platform.lake.spec.table_spec import parse_table_spec
+from gazette_platform.lake.spec.typed.spec import TypedSpec
+from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
 from gazette_platform.lake.typed.planning.ranges import HoleKind, Limits
-from gazette_platform.lake.typed.runs.running import COMPLETE_AT, TypedRunner
+from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.lake.typed.runs.tail import pin_tail, rows_of_order, settle_tail, spool_tail
 from gazette_platform.lake.typed.runs.working import LocalWorkers, attempt
-from gazette_platform.lake.typed.tables.quarantined import count_rows, quarantined_rows
-from gazette_platform.lake.typed_spec.spec import TypedSpec
-from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
+from gazette_platform.lake.typed.tables.progress import COMPLETE_AT
+from gazette_platform.lake.typed.tables.quarantine import count_rows, quarantined_rows
 from gazette_platform.message import Flags, build_uuid
 from gazette_platform.testing.waiting import wait_until
 
@@ -61,11 +62,13 @@ class Table:
         return self.runner.run(self.spec, self.raw, **options)
 
     def numbers(self):
-        return sorted(self.catalog.door("typed.t").load().token.scan().to_arrow()["n"].to_pylist())
+        return sorted(
+            self.catalog.handle("typed.t").load().token.scan().to_arrow()["n"].to_pylist()
+        )
 
     def counted(self):
         return count_rows(
-            self.catalog.door("typed.t"), self.catalog.door(f"typed.t{QUARANTINE_SUFFIX}")
+            self.catalog.handle("typed.t"), self.catalog.handle(f"typed.t{QUARANTINE_SUFFIX}")
         )
 
 
@@ -106,7 +109,7 @@ def test_stored_content_and_the_live_tail_become_rows_once(client, table, prefix
     assert (report.counts.committed, report.counts.duplicates) == (1, 1)
     assert table.numbers() == [1, 2, 3, 4, 5]
     assert table.counted().rows == {one: 3, two: 2}
-    (bad,) = quarantined_rows(table.catalog.door(f"typed.t{QUARANTINE_SUFFIX}")).to_pylist()
+    (bad,) = quarantined_rows(table.catalog.handle(f"typed.t{QUARANTINE_SUFFIX}")).to_pylist()
     assert (bad["_journal"], bad["raw"]) == (one, b"no record\n")
 
 
@@ -247,10 +250,10 @@ def test_a_failed_order_leaves_the_table_as_it_was(client, tmp_path, prefix):
 
 def test_history_and_the_live_tail_meet_at_the_state(client, table, prefix):
     one, two = create(client, prefix, "part=0", "part=1")
-    door = table.catalog.door("typed.t")
+    handle = table.catalog.handle("typed.t")
 
     def everything():
-        pinned = pin_tail(door, table.spec, table.raw, client)
+        pinned = pin_tail(handle, table.spec, table.raw, client)
         history = pinned.loaded.token.scan().to_arrow()["n"].to_pylist() if pinned.loaded else []
         with closing(spool_tail(pinned, threads=2)) as tail:
             rows = sorted(n for batch in tail.batches() for n in batch["n"].to_pylist())
@@ -271,9 +274,9 @@ def test_history_and_the_live_tail_meet_at_the_state(client, table, prefix):
     # A transaction that is acknowledged later is in the tail then, though it began before the seam.
     client.append(two, lines(5, 6, flags=Flags.CONTINUE_TXN, producer=b"\2" * 6))
     assert everything() == ([1, 2], [3, 4], 1)
-    before = door.load().metadata.metadata_log
+    before = handle.load().metadata.metadata_log
     assert everything() == ([1, 2], [3, 4], 1)
-    assert door.load().metadata.metadata_log == before
+    assert handle.load().metadata.metadata_log == before
     table.run()
     assert everything() == ([1, 2, 3, 4], [], 0)
     client.append(two, lines(7, flags=Flags.ACK_TXN, producer=b"\2" * 6))
@@ -289,19 +292,19 @@ def carried_out(pinned, orders):
 def test_more_behind_a_table_than_is_read_at_once_is_left_to_a_run(client, table, prefix):
     for one in create(client, prefix, "part=0", "part=1"):
         client.append(one, lines(1))
-    door = table.catalog.door("typed.t")
+    handle = table.catalog.handle("typed.t")
     size = len(lines(1))
-    assert not pin_tail(door, table.spec, table.raw, client, bytes_max=2 * size).is_empty
+    assert not pin_tail(handle, table.spec, table.raw, client, bytes_max=2 * size).is_empty
     told = rf"{2 * size} bytes of journals are behind it, .* at once \({size}\).*lake run typed\.t"
     with pytest.raises(LakeError, match=told):
-        pin_tail(door, table.spec, table.raw, client, bytes_max=size)
+        pin_tail(handle, table.spec, table.raw, client, bytes_max=size)
 
 
 def test_a_tail_is_of_the_table_that_the_spec_says(client, table, prefix):
     (one,) = create(client, prefix, "part=0")
     client.append(one, lines(1))
     table.run()
-    door = table.catalog.door("typed.t")
+    handle = table.catalog.handle("typed.t")
     for other in ({"uuid": ()}, {"source": "raw.others"}):
         with pytest.raises(SchemaMismatch):
-            pin_tail(door, structs.replace(table.spec, **other), table.raw, client)
+            pin_tail(handle, structs.replace(table.spec, **other), table.raw, client)

@@ -12,9 +12,9 @@ from typed_shop import SPEC, Shop, record, typed_spec
 
 from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import LakeError, SetupError
-from gazette_platform.lake.local_sql import connect
+from gazette_platform.lake.engines.duckdb import connect
 from gazette_platform.lake.settings import LakeSettings
-from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 
 pytestmark = pytest.mark.etcd
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_read_fails_the_query_with_its_cause(shop, shared):
     shop.run()
     shop.append(0, record(2))
     with shop.connect() as sql:
-        (task,) = shop.door().load().token.scan().plan_files()
+        (task,) = shop.handle().load().token.scan().plan_files()
         file = Path(task.file.file_path.removeprefix("file://"))
         file.rename(f"{file}.away")
         with pytest.raises(LakeError, match=f"{file.name} cannot be read"):

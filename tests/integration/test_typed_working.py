@@ -13,12 +13,12 @@ from typed_world import spec
 
 from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import DataError, LakeError
+from gazette_platform.lake.spec.typed.partitions import parse_partition
+from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
 from gazette_platform.lake.typed.planning.ranges import Task
 from gazette_platform.lake.typed.planning.rounds import Order
 from gazette_platform.lake.typed.runs.working import LocalWorkers, carry_out, discard
-from gazette_platform.lake.typed.tables.quarantined import quarantined_rows
-from gazette_platform.lake.typed_spec.partitions import parse_partition
-from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
+from gazette_platform.lake.typed.tables.quarantine import quarantined_rows
 from gazette_platform.message import (
     Flags,
     MessageClock,
@@ -113,7 +113,7 @@ def test_rows_are_those_that_one_reader_of_committed_messages_has(typed):
         pass
     framing = Frames(JsonFraming(uuid_field="_meta.uuid"), unreadable=NO_UUID)
     found = typed.client.run(committed(typed.client.asynchronous, a, framing))
-    quarantined = quarantined_rows(typed.world.door("typed.flights_quarantine"))
+    quarantined = quarantined_rows(typed.world.handle("typed.flights_quarantine"))
     begins = [row["_begin"] for row in typed.rows()] + quarantined["_begin"].to_pylist()
     assert len(found) > 5000
     assert len(quarantined) > 100

@@ -24,7 +24,7 @@ from gazette_platform import Change, Client, ClientConfig
 from gazette_platform.cli.gazctl import main as gazctl_main
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import parse_table_spec
-from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
+from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.platform.layout import PlatformDir

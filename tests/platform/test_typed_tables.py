@@ -12,7 +12,7 @@ from sales import APPENDED, CLOCK, COMMITTED, PRODUCER, REASONS, json_lines, pay
 
 from gazette_platform import Flags, build_uuid
 from gazette_platform.lake import parse_table_spec
-from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
+from gazette_platform.lake.iceberg.catalog import typed_catalog
 from gazette_platform.lake.typed.runs.running import TypedRunner
 from gazette_platform.spark.typed_workers import SparkWorkers
 
@@ -20,7 +20,7 @@ ROWS = [(region, n) for region, numbers in COMMITTED.items() for n in numbers]
 
 
 def snapshots(platform, table):
-    metadata = typed_catalog(platform.settings).door(table).load().token.metadata
+    metadata = typed_catalog(platform.settings).handle(table).load().token.metadata
     return metadata.snapshots
 
 

@@ -16,9 +16,9 @@ from pyiceberg.table.update import AssertRefSnapshotId, SetSnapshotRefUpdate
 from trino import dbapi
 from typed_commits import (
     PROGRESS,
-    CatalogDoor,
+    CatalogHandle,
     Fenced,
-    HiveDoor,
+    MetastoreHandle,
     RolledBack,
     SparkRefused,
     SparkTable,
@@ -33,7 +33,7 @@ from typed_commits import (
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.hive.thrift import ttypes
-from gazette_platform.lake.rollups.iceberg import IcebergTables
+from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.ops.clock import SystemClock
 
 pytestmark = [
@@ -53,8 +53,8 @@ def table(spark):
 
 
 @pytest.fixture
-def door(table, metastore, lake_settings):
-    return HiveDoor(IcebergTables(metastore, lake_settings.warehouse), table.name)
+def handle(table, metastore, lake_settings):
+    return MetastoreHandle(IcebergTables(metastore, lake_settings.warehouse), table.name)
 
 
 def offsets(table):
@@ -122,13 +122,13 @@ def test_upsert_is_not_picked_behind_maintenance(table):
 # ------------------------------------------------------------------ a branch, and fast-forward
 
 
-def test_fast_forward_refuses_whoever_is_late(table, door):
+def test_fast_forward_refuses_whoever_is_late(table, handle):
     table.stage_on_branch("first", None, [1, 2], gazette_offsets="0-2")
     table.stage_on_branch("zombie", None, [1, 2], gazette_offsets="0-2")
     table.fast_forward("first")
     with pytest.raises(SparkRefused, match="main is not an ancestor of zombie"):
         table.fast_forward("zombie")
-    start = head_of(door.load().metadata)
+    start = head_of(handle.load().metadata)
     for name in ("second", "held", "behind"):
         table.stage_on_branch(name, start, [3], gazette_offsets="2-3")
     table.fast_forward("second")
@@ -137,7 +137,7 @@ def test_fast_forward_refuses_whoever_is_late(table, door):
         table.fast_forward("held")
     assert (table.numbers(), offsets(table)) == ([1, 2, 3], "2-3")
     # Nor is anything published on top of maintenance: such a run has to be made anew.
-    table.stage_on_branch("third", head_of(door.load().metadata), [4])
+    table.stage_on_branch("third", head_of(handle.load().metadata), [4])
     table.optimize()
     with pytest.raises(SparkRefused, match="main is not an ancestor of third"):
         table.fast_forward("third")
@@ -158,13 +158,13 @@ def test_branch_that_a_write_makes_begins_at_what_is_newest_hole(table):
 # ------------------------------------------------------------------ one change of metadata, by ourselves
 
 
-def test_one_of_many_runs_from_one_start_is_published(table, door):
+def test_one_of_many_runs_from_one_start_is_published(table, handle):
     staged = [table.stage([1, 2], gazette_offsets="0-2") for _ in range(4)]
     published, fenced = [], []
 
     def run(snapshot):
         try:
-            published.append(publish(door, None, snapshot))
+            published.append(publish(handle, None, snapshot))
         except Fenced as err:
             fenced.append(err)
 
@@ -172,17 +172,17 @@ def test_one_of_many_runs_from_one_start_is_published(table, door):
         list(pool.map(run, staged))
     assert (len(published), len(fenced)) == (1, 3)
     # Who does not know whether it was, asks again.
-    assert publish(door, None, published[0]) == published[0]
+    assert publish(handle, None, published[0]) == published[0]
     assert (table.numbers(), offsets(table)) == ([1, 2], "0-2")
 
 
 @pytest.mark.parametrize("is_staged", ["early", "late"])
-def test_zombie_is_fenced_whatever_has_expired(table, door, is_staged):
-    first = publish(door, None, table.stage([1, 2], gazette_offsets="0-2"))
+def test_zombie_is_fenced_whatever_has_expired(table, handle, is_staged):
+    first = publish(handle, None, table.stage([1, 2], gazette_offsets="0-2"))
     before = table.now()
     zombie = table.stage([3], gazette_offsets="2-3") if is_staged == "early" else 0
-    second = publish(door, first, table.stage([3], gazette_offsets="2-3"))
-    publish(door, second, table.stage([4], gazette_offsets="3-4"))
+    second = publish(handle, first, table.stage([3], gazette_offsets="2-3"))
+    publish(handle, second, table.stage([4], gazette_offsets="3-4"))
     table.optimize()
     if is_staged == "early":
         table.expire(before)
@@ -190,25 +190,25 @@ def test_zombie_is_fenced_whatever_has_expired(table, door, is_staged):
         table.expire()
         zombie = table.stage([3], gazette_offsets="2-3")
     with pytest.raises(Fenced):
-        publish(door, first, zombie)
+        publish(handle, first, zombie)
     assert table.numbers() == [1, 2, 3, 4]
 
 
-def test_append_is_published_on_top_of_maintenance(table, door):
-    first = publish(door, None, table.stage([1, 2], gazette_offsets="0-2"))
+def test_append_is_published_on_top_of_maintenance(table, handle):
+    first = publish(handle, None, table.stage([1, 2], gazette_offsets="0-2"))
     staged = table.stage([3], gazette_offsets="2-3")
     table.optimize()
-    second = publish(door, first, staged)
+    second = publish(handle, first, staged)
     assert second != staged
     assert (table.numbers(), offsets(table)) == ([1, 2, 3], "2-3")
-    assert publish(door, first, staged) == second
-    assert progress_of(door.load().metadata) == head_of(door.load().metadata) == second
+    assert publish(handle, first, staged) == second
+    assert progress_of(handle.load().metadata) == head_of(handle.load().metadata) == second
 
 
-def test_upsert_is_published_whole_and_staged_anew_behind_maintenance(table, door):
-    first = publish(door, None, table.stage([1, 2], gazette_offsets="0-2"))
+def test_upsert_is_published_whole_and_staged_anew_behind_maintenance(table, handle):
+    first = publish(handle, None, table.stage([1, 2], gazette_offsets="0-2"))
     second = publish(
-        door, first, table.stage_merge([(2, "new"), (3, "new")], gazette_offsets="2-4")
+        handle, first, table.stage_merge([(2, "new"), (3, "new")], gazette_offsets="2-4")
     )
     assert table.sql(f"SELECT * FROM {table.full_name} ORDER BY n") == [
         (1, "k"), (2, "new"), (3, "new"),
@@ -217,55 +217,55 @@ def test_upsert_is_published_whole_and_staged_anew_behind_maintenance(table, doo
     staged = table.stage_merge([(3, "newer")], gazette_offsets="4-5")
     table.optimize()
     with pytest.raises(TableMoved):
-        publish(door, second, staged)
+        publish(handle, second, staged)
     again = table.stage_merge([(3, "newer")], gazette_offsets="4-5")
-    third = publish(door, second, again)
+    third = publish(handle, second, again)
     with pytest.raises(Fenced):
-        publish(door, second, staged)
+        publish(handle, second, staged)
     assert third == again
     assert table.sql(f"SELECT k FROM {table.full_name} WHERE n = 3") == [("newer",)]
 
 
-def test_driver_that_died_after_staging_hinders_nobody(table, door):
-    first = publish(door, None, table.stage([1], gazette_offsets="0-1"))
+def test_driver_that_died_after_staging_hinders_nobody(table, handle):
+    first = publish(handle, None, table.stage([1], gazette_offsets="0-1"))
     left = table.stage([2], gazette_offsets="1-2")
-    second = publish(door, first, table.stage([2], gazette_offsets="1-2"))
+    second = publish(handle, first, table.stage([2], gazette_offsets="1-2"))
     files = f"SELECT file_path FROM {table.full_name}.all_files"
     assert len(set(table.sql(files))) == 3
     table.expire()
     assert len(set(table.sql(files))) == 2
-    assert door.load().metadata.snapshot_by_id(left) is None
+    assert handle.load().metadata.snapshot_by_id(left) is None
     with pytest.raises(Fenced):
-        publish(door, first, left)
+        publish(handle, first, left)
     # If it was staged from where the table is, there is nothing to publish, and nothing is.
     gone = table.stage([3], gazette_offsets="2-3")
     table.expire()
     with pytest.raises(StagedIsGone):
-        publish(door, second, gone)
+        publish(handle, second, gone)
     assert table.numbers() == [1, 2]
 
 
 @pytest.mark.parametrize("passes_on", [True, False])
-def test_lost_answer_is_found_out_by_asking_again(table, door, lake_settings, passes_on):
+def test_lost_answer_is_found_out_by_asking_again(table, handle, lake_settings, passes_on):
     """The connection to the metastore breaks at the commit, before or after it was carried out."""
     staged = table.stage([1, 2], gazette_offsets="0-2")
     with cut_wire(urlsplit(lake_settings.metastore).port) as wire:
         client = MetastoreClient(f"thrift://127.0.0.1:{wire.port}")
-        cut = HiveDoor(IcebergTables(client, lake_settings.warehouse), table.name)
+        cut = MetastoreHandle(IcebergTables(client, lake_settings.warehouse), table.name)
         wire.word, wire.passes_on = b"alter_table_with_environment_context", passes_on
         with pytest.raises(LakeError):
             publish(cut, None, staged)
         assert wire.cuts == 1
-        assert (progress_of(door.load().metadata) == staged) == passes_on
+        assert (progress_of(handle.load().metadata) == staged) == passes_on
         wire.word = b""
         # The lock that was left there belongs to a connection that is gone.
         assert publish(cut, None, staged) == staged
     assert table.numbers() == [1, 2]
 
 
-def test_lock_alone_lets_a_zombie_overwrite_hole(table, door, metastore, lake_settings):
+def test_lock_alone_lets_a_zombie_overwrite_hole(table, handle, metastore, lake_settings):
     """PyIceberg's commit to a metastore trusts its lock; ours has the metastore compare as well."""
-    first = publish(door, None, table.stage([1], gazette_offsets="0-1"))
+    first = publish(handle, None, table.stage([1], gazette_offsets="0-1"))
     zombie, other = (table.stage([2], gazette_offsets="1-2") for _ in range(2))
     catalog = HiveCatalog("zombie", uri=lake_settings.metastore)
     write_metadata = catalog._write_metadata
@@ -278,7 +278,7 @@ def test_lock_alone_lets_a_zombie_overwrite_hole(table, door, metastore, lake_se
             request = ttypes.ShowLocksRequest(dbname=schema, tablename=name)
             for lock in session._client.show_locks(request).locks:
                 session._client.unlock(ttypes.UnlockRequest(lockid=lock.lockid))
-        assert publish(door, first, other) == other
+        assert publish(handle, first, other) == other
         table.sql(f"INSERT INTO {table.full_name} VALUES (7, 'by hand')")
 
     catalog._write_metadata = held_up
@@ -289,18 +289,18 @@ def test_lock_alone_lets_a_zombie_overwrite_hole(table, door, metastore, lake_se
         (SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=zombie),),
     )
     # All that came between is gone, and nobody was told.
-    assert (head_of(door.load().metadata), table.numbers()) == (zombie, [1, 2])
+    assert (head_of(handle.load().metadata), table.numbers()) == (zombie, [1, 2])
 
 
-def test_sql_catalog_compares_as_well(table, door, tmp_path):
+def test_sql_catalog_compares_as_well(table, handle, tmp_path):
     """The same staged snapshots, in a table that a database knows instead of a metastore."""
     staged = [table.stage([number], gazette_offsets="0-1") for number in range(4)]
     uri = f"sqlite:///{tmp_path / 'catalog.db'}"
     catalog = SqlCatalog("sql", uri=uri, warehouse=tmp_path.as_uri())
     try:
         catalog.create_namespace("proof")
-        catalog.register_table(table.name, door.load().token.metadata_location)
-        other = CatalogDoor(catalog, table.name)
+        catalog.register_table(table.name, handle.load().token.metadata_location)
+        other = CatalogHandle(catalog, table.name)
         first = publish(other, None, staged[0])
         # Who has looked before is refused by the catalog; who looks now sees it for himself.
         early = Held(other, lambda: publish(other, first, staged[1]))
@@ -315,19 +315,19 @@ def test_sql_catalog_compares_as_well(table, door, tmp_path):
 
 
 class Held:
-    """A door whose user is held up between looking and committing, until others are through."""
+    """A handle whose user is held up between looking and committing, until others are through."""
 
-    def __init__(self, door, others):
-        self._door = door
+    def __init__(self, handle, others):
+        self._handle = handle
         self._others = others
 
     def load(self):
-        return self._door.load()
+        return self._handle.load()
 
     def commit(self, *arguments):
         others, self._others = self._others, lambda: None
         others()
-        self._door.commit(*arguments)
+        self._handle.commit(*arguments)
 
 
 # ------------------------------------------------------------------ progress
@@ -365,41 +365,41 @@ class TrinoUpkeep:
 
 @pytest.mark.trino
 @pytest.mark.parametrize("engine", ["spark", "trino"])
-def test_progress_is_found_after_maintenance(table, door, lake_settings, engine):
+def test_progress_is_found_after_maintenance(table, handle, lake_settings, engine):
     upkeep = table if engine == "spark" else TrinoUpkeep(table, lake_settings)
     at = None
     for number in range(3):
         staged = table.stage([number], gazette_offsets=f"{number}-{number + 1}")
-        at = publish(door, at, staged)
+        at = publish(handle, at, staged)
     upkeep.optimize()
     upkeep.optimize()
     staged = table.stage([3], gazette_offsets="3-4")
     if engine == "trino":
         upkeep.remove_orphans()  # of a staged snapshot no file is one
     table.sql(f"INSERT INTO {table.full_name} VALUES (9, 'by hand')")
-    second = publish(door, at, staged)
+    second = publish(handle, at, staged)
     upkeep.optimize()
     upkeep.expire()
-    metadata = door.load().metadata
+    metadata = handle.load().metadata
     assert len(metadata.snapshots) == 2
     assert progress_of(metadata) == second
     summary = metadata.snapshot_by_id(second).summary
     assert summary["gazette.offsets"] == "3-4"
-    publish(door, second, table.stage([4], gazette_offsets="4-5"))
+    publish(handle, second, table.stage([4], gazette_offsets="4-5"))
     assert table.numbers() == [0, 1, 2, 3, 4, 9]
 
 
 @pytest.mark.parametrize("then", ["nothing", "optimize"])
-def test_table_that_was_rolled_back_takes_no_more(table, door, then):
+def test_table_that_was_rolled_back_takes_no_more(table, handle, then):
     """Rows behind the tag's offsets would else be appended where those before them are gone."""
-    first = publish(door, None, table.stage([1], gazette_offsets="0-1"))
-    second = publish(door, first, table.stage([2], gazette_offsets="1-2"))
+    first = publish(handle, None, table.stage([1], gazette_offsets="0-1"))
+    second = publish(handle, first, table.stage([2], gazette_offsets="1-2"))
     table.call("rollback_to_snapshot", f"snapshot_id => {first}")
     if then == "optimize":
         table.optimize()
     staged = table.stage([3], gazette_offsets="2-3")
     with pytest.raises(RolledBack):
-        publish(door, second, staged)
+        publish(handle, second, staged)
     assert table.numbers() == [1]
 
 
@@ -418,8 +418,8 @@ def test_tag_of_its_own_comes_too_late_hole(table):
     assert table.numbers() == [1, 2]
 
 
-def test_references_of_a_table_may_expire_and_that_of_progress_does_not(table, door):
-    first = publish(door, None, table.stage([1], gazette_offsets="0-1"))
+def test_references_of_a_table_may_expire_and_that_of_progress_does_not(table, handle):
+    first = publish(handle, None, table.stage([1], gazette_offsets="0-1"))
     table.sql(f"ALTER TABLE {table.full_name} CREATE TAG somebodys")
     table.sql(
         f"ALTER TABLE {table.full_name} SET TBLPROPERTIES ('history.expire.max-ref-age-ms'='1')"
@@ -427,15 +427,15 @@ def test_references_of_a_table_may_expire_and_that_of_progress_does_not(table, d
     table.optimize()
     table.expire()
     assert sorted(name for _, name in table.refs()) == [PROGRESS, "main"]
-    assert progress_of(door.load().metadata) == first
+    assert progress_of(handle.load().metadata) == first
 
 
-def test_metastore_takes_no_long_table_property_and_a_summary_of_any_length(table, door):
-    at = publish(door, None, table.stage([1], gazette_state="x" * 1_000_000))
-    assert len(door.load().metadata.snapshot_by_id(at).summary["gazette.state"]) == 1_000_000
+def test_metastore_takes_no_long_table_property_and_a_summary_of_any_length(table, handle):
+    at = publish(handle, None, table.stage([1], gazette_state="x" * 1_000_000))
+    assert len(handle.load().metadata.snapshot_by_id(at).summary["gazette.state"]) == 1_000_000
     # Each metadata file has it again, for as long as the snapshot lives.
     table.sql(f"INSERT INTO {table.full_name} VALUES (2, 'k')")
-    size = len(door.load().io.new_input(door.load().token.metadata_location).open().read())
+    size = len(handle.load().io.new_input(handle.load().token.metadata_location).open().read())
     assert size > 1_000_000
     with pytest.raises(SparkRefused, match=r"CommitStateUnknownException(.|\n)*TABLE_PARAMS"):
         table.sql(
@@ -452,7 +452,7 @@ def test_publishing_looks_at_no_files(spark, metastore, lake_settings, record_pr
     table = SparkTable(spark, f"proof.t{uuid.uuid4().hex[:8]}")
     # Else a writer stays open for each partition: a thousand of them ended a Spark of 1 GB.
     table.create(partitioned_by="n", **{"write.spark.fanout.enabled": "false"})
-    door = HiveDoor(IcebergTables(metastore, lake_settings.warehouse), table.name)
+    handle = MetastoreHandle(IcebergTables(metastore, lake_settings.warehouse), table.name)
     rows = spark.range(files).selectExpr("id AS n", "'k' AS k").repartition(2, "n")
     clock = SystemClock()
     seconds = {}
@@ -466,11 +466,11 @@ def test_publishing_looks_at_no_files(spark, metastore, lake_settings, record_pr
     at = None
     for _ in range(2):  # the first warms up
         staged = timed("stage", table.stage, rows)
-        at = timed("publish", publish, door, at, staged)
+        at = timed("publish", publish, handle, at, staged)
     assert len(table.sql(f"SELECT file_path FROM {table.full_name}.files")) == 2 * files
     staged = table.stage(rows)
     table.sql(f"INSERT INTO {table.full_name} VALUES (1, 'by hand')")
-    timed("rebase", rebased, door.load(), staged)
+    timed("rebase", rebased, handle.load(), staged)
     timed("cherrypick_behind_another", table.cherry_pick, staged)
     timed("cherrypick", table.cherry_pick, table.stage(rows))
     for name, value in seconds.items():

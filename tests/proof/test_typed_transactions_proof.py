@@ -9,11 +9,11 @@ import random
 import uuid
 
 import pytest
-from typed_commits import HiveDoor, SparkTable, progress_of, publish
+from typed_commits import MetastoreHandle, SparkTable, progress_of, publish
 from typed_state import dump_state, parse_state, read_state, write_state
 
 from gazette_platform.client import AsyncClient, Change, ClientConfig
-from gazette_platform.lake.rollups.iceberg import IcebergTables
+from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.message import (
     Flags,
     MessageClock,
@@ -65,14 +65,14 @@ class Producer:
 class Runs:
     """Runs of a typed table over journals."""
 
-    def __init__(self, client, table, door):
+    def __init__(self, client, table, handle):
         self._client = client
         self._table = table
-        self._door = door
+        self._handle = handle
 
     async def __call__(self, *, dies=False):
         """Read, stage and publish. Returns: the state behind it, and how many messages were read again."""
-        now = await asyncio.to_thread(self._door.load)
+        now = await asyncio.to_thread(self._handle.load)
         start = progress_of(now.metadata)
         state = self.state_of(now, start)
         numbers, behind = [], []
@@ -87,7 +87,7 @@ class Runs:
         path = write_state(now.io, now.metadata.location, after)
         staged = await asyncio.to_thread(self._table.stage, numbers or [-1], gazette_state=path)
         if not dies:
-            await asyncio.to_thread(publish, self._door, start, staged)
+            await asyncio.to_thread(publish, self._handle, start, staged)
         return after
 
     async def _committed(self, journal, state):
@@ -126,10 +126,10 @@ def broker(etcd_server, tmp_path_factory):
 async def test_transaction_over_three_runs_comes_once(broker, spark, metastore, lake_settings):
     table = SparkTable(spark, f"proof.t{uuid.uuid4().hex[:8]}")
     await asyncio.to_thread(table.create)
-    door = HiveDoor(IcebergTables(metastore, lake_settings.warehouse), table.name)
+    handle = MetastoreHandle(IcebergTables(metastore, lake_settings.warehouse), table.name)
     async with AsyncClient(ClientConfig(address=broker.address)) as client:
         await client.apply([Change(journal_spec(name)) for name in JOURNALS])
-        runs = Runs(client, table, door)
+        runs = Runs(client, table, handle)
         long, short, never = (Producer(client) for _ in range(3))
         first, second = JOURNALS
 

@@ -16,7 +16,7 @@ from gazette_platform.broker.append.events import (
     Resolved,
 )
 from gazette_platform.broker.append.fsm import AppendFSM, State
-from gazette_platform.broker.replicate.synced import Synced
+from gazette_platform.broker.replicate.fsm import Synced
 from gazette_platform.protocol import (
     AppendSuspend,
     FragmentSpec,

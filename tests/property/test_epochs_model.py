@@ -26,7 +26,7 @@ from gazette_platform.broker.epochs import (
     settled,
     standing,
 )
-from gazette_platform.broker.verdicts import Evidence, Todo, Verdict, decide, heir
+from gazette_platform.broker.spool.verdicts import Evidence, Todo, Verdict, decide, heir
 from gazette_platform.protocol import LabelSet, ProcessId
 
 REVISION = 7

@@ -9,7 +9,6 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.serving.h2.call import method_of
-from gazette_platform.serving.h2.connection import Connection
 from gazette_platform.serving.h2.frames import (
     DATA,
     END_STREAM,
@@ -21,7 +20,7 @@ from gazette_platform.serving.h2.frames import (
     window_update,
 )
 from gazette_platform.serving.h2.limits import LIMITS
-from gazette_platform.serving.h2.shared import Shared
+from gazette_platform.serving.h2.server import Connection, Shared
 from gazette_platform.serving.interface import Code, Kind, Rpc, RpcFailed
 from gazette_platform.testing.waiting import eventually, turns
 

@@ -11,8 +11,7 @@ from hypothesis import given, strategies as st
 
 from gazette_platform.serving.h2 import frames
 from gazette_platform.serving.h2.frames import ConnectionFault, frame
-from gazette_platform.serving.h2.hpack import Decoder, literal
-from gazette_platform.serving.h2.hpack_tables import HuffmanError, decode_huffman
+from gazette_platform.serving.h2.hpack import Decoder, HuffmanError, decode_huffman, literal
 
 names = st.sampled_from([b":path", b"grpc-timeout", b"authorization", b"x-a", b"x-b", b"cookie"])
 fields = st.tuples(names | st.binary(max_size=40), st.binary(max_size=200))

@@ -23,7 +23,7 @@ from gazette_platform.protocol import (
     validate_journal_name,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.yaml_specs import parse_journal_tree, to_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree, to_journal_tree
 
 _INT64_MAX = (1 << 63) - 1
 _ANY_CHARACTER = st.characters(categories=["L", "N"])

@@ -7,7 +7,7 @@ import string
 
 from hypothesis import given, strategies as st
 
-from gazette_platform.broker.http.event_stream import EventStream
+from gazette_platform.broker.http.gateway import EventStream
 from gazette_platform.broker.http.messages import ReadQuery
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import Label, LabelSelector, LabelSet

@@ -8,12 +8,11 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, strategies as st
 
-from gazette_platform.broker.store_guard import StoreGuard
+from gazette_platform.broker.store_guard import StoreGuard, folders_of, journal_place, store_place
 from gazette_platform.errors import StoreError, ValidationError
 from gazette_platform.ops.faults import Faults
 from gazette_platform.protocol import FragmentSpec, JournalSpec, StoreUrl, parse_store_url
-from gazette_platform.stores.places import folders_of, journal_place, store_place
-from gazette_platform.stores.prefix import KeyRule
+from gazette_platform.stores.interface import KeyRule
 
 _LETTERS = "ab/."
 names = st.lists(st.sampled_from(["a", "b", "ab", "..a"]), min_size=1, max_size=4).map("/".join)

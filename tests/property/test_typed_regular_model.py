@@ -22,7 +22,7 @@ from typed_logs import (
 )
 
 from gazette_platform.lake.typed.planning import screening
-from gazette_platform.lake.typed.planning.regular import Regular, regular_of
+from gazette_platform.lake.typed.planning.columnar_sequencer import Regular, regular_of
 from gazette_platform.lake.typed.planning.screening import sequence
 from gazette_platform.lake.typed.planning.state import JournalState, Producer
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gazette_platform.broker.epochs import EpochRecord, Holder, Past
-from gazette_platform.broker.verdicts import Evidence, Todo, Verdict, decide, heir, is_shadow
+from gazette_platform.broker.spool.verdicts import Evidence, Todo, Verdict, decide, heir, is_shadow
 from gazette_platform.protocol import ProcessId
 
 REVISION = 7

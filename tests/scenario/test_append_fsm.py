@@ -46,7 +46,7 @@ from gazette_platform.broker.append.fsm import (
     preconditions,
     updated_registers,
 )
-from gazette_platform.broker.replicate.synced import Invalidated, Synced, SyncMismatch, WrongRoute
+from gazette_platform.broker.replicate.fsm import Invalidated, Synced, SyncMismatch, WrongRoute
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import (
     AppendSuspend,

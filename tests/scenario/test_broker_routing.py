@@ -15,13 +15,13 @@ import pytest
 
 from gazette_platform.broker.api.admin import AdminApi
 from gazette_platform.broker.api.append import AppendApi
-from gazette_platform.broker.api.fragments import FragmentsApi
-from gazette_platform.broker.api.proxy import Proxy
+from gazette_platform.broker.api.listing import FragmentsApi
 from gazette_platform.broker.api.read import ReadApi
+from gazette_platform.broker.api.routing import Proxy
 from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.journal.resolver import Resolver
 from gazette_platform.broker.membership import Membership
-from gazette_platform.broker.wire.peers import Peers
+from gazette_platform.broker.peers import Peers
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.keyspace import (
     assignment_key,
@@ -566,7 +566,7 @@ async def test_a_client_that_takes_nothing_is_no_failure_of_the_peer(stage, peer
 
 
 async def test_connections_to_brokers_that_left_are_closed(remote, peer, monkeypatch):
-    monkeypatch.setattr("gazette_platform.broker.api.proxy._KEEP_S", 0.0)
+    monkeypatch.setattr("gazette_platform.broker.api.routing._KEEP_S", 0.0)
     peer.answers.put_nowait(None)
     assert await remote.read() == []
     assert remote.context.peers._channels

@@ -10,7 +10,7 @@ from examples.stream_sum import messages
 from examples.stream_sum.messages import SUMS
 from gazette_platform.consumer.protocol import ShardSource, parse_shard_changes
 from gazette_platform.protocol import JournalChange, LabelSet
-from gazette_platform.yaml_specs.journal_yaml import parse_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 from tests.soak.summer import STORE, TALLIES
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import MetastoreClient
+from gazette_platform.lake.iceberg.catalog import HiveTables
+from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.rollups.engines import SparkEngine
-from gazette_platform.lake.rollups.iceberg import IcebergTables
-from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
-from gazette_platform.lake.typed.catalog.catalogs import HiveTables
+from gazette_platform.lake.spec.rules import QUARANTINE_SUFFIX
 from gazette_platform.lake.typed.checks.maintenance import fence_before, maintain_typed
-from gazette_platform.lake.typed.tables.quarantined import count_rows, settle_quarantine
+from gazette_platform.lake.typed.tables.quarantine import count_rows, settle_quarantine
 from gazette_platform.lake.typed.tables.table import typed_table
 from gazette_platform.ops.clock import SystemClock
 from tests.benches.typed_commits import SparkTable
@@ -24,7 +24,7 @@ from tests.typed_crash.verdict import Found
 if TYPE_CHECKING:
     from random import Random
 
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from tests.typed_crash.world import World
 
 __all__ = ["Tables"]
@@ -45,15 +45,15 @@ class Tables:
     def __init__(self, world: World, name: str) -> None:
         self._world, self._name = world, name
 
-    def _doors(self) -> tuple[Door, Door]:
+    def _handles(self) -> tuple[TableHandle, TableHandle]:
         settings = self._world.settings
         tables = HiveTables(IcebergTables(MetastoreClient(settings.metastore), settings.warehouse))
-        return tables.door(self._name), tables.door(self._name + QUARANTINE_SUFFIX)
+        return tables.handle(self._name), tables.handle(self._name + QUARANTINE_SUFFIX)
 
     def maintain(self, what: str) -> None:
         """See `plan.Maintain`. Does nothing if no life has made the table yet."""
-        door, quarantine = self._doors()
-        loaded = door.load()
+        handle, quarantine = self._handles()
+        loaded = handle.load()
         if loaded is None:
             return
         table = SparkTable(self._world.spark, self._name)
@@ -62,23 +62,23 @@ class Tables:
         if what in ("expire", "both"):
             table.expire()
         if what == "upkeep" and quarantine.load() is not None:
-            self._upkeep(door, quarantine, loaded)
+            self._upkeep(handle, quarantine, loaded)
 
-    def _upkeep(self, door: Door, quarantine: Door, loaded: Loaded) -> None:
+    def _upkeep(self, handle: TableHandle, quarantine: TableHandle, loaded: Loaded) -> None:
         """What the product does days later: all that lies there by now is old then, and so is the newest publication."""
         now_s = SystemClock().unix_s()
         if typed_table(loaded, self._name).start is None:
             return  # nothing was published: the product leaves it alone
-        settle_quarantine(door, quarantine)
-        fence_before(door, loaded, now_s)
-        for each in (door, quarantine):
+        settle_quarantine(handle, quarantine)
+        fence_before(handle, loaded, now_s)
+        for each in (handle, quarantine):
             now = each.load()
             assert now is not None
             root = Path(urlsplit(now.metadata.location).path)
             for path in (*root.rglob("*"), *Path(f"{root}.gazette").rglob("*")):
                 os.utime(path, (now_s - 3 * _DAY_S,) * 2)
         maintain_typed(
-            door,
+            handle,
             quarantine,
             SparkEngine(self._world.spark),
             # So that all snapshots but those that are named are old enough.
@@ -96,7 +96,7 @@ class Tables:
 
     def offsets(self) -> dict[str, int]:
         """How far journals were read."""
-        loaded = self._doors()[0].load()
+        loaded = self._handles()[0].load()
         if loaded is None:
             return {}
         journals = typed_table(loaded, self._name).state.journals
@@ -107,8 +107,8 @@ class Tables:
 
         Raises: LakeError: there is no table.
         """
-        door, quarantine = self._doors()
-        loaded = door.load()
+        handle, quarantine = self._handles()
+        loaded = handle.load()
         if loaded is None:
             raise LakeError(f"there is no table {self._name}")
         late = "late" if has_late else "CAST(NULL AS bigint)"
@@ -121,7 +121,7 @@ class Tables:
         aside = sql(
             f"SELECT _journal, _begin, _end, _uuid, reason, raw FROM iceberg.{self._name}{QUARANTINE_SUFFIX}"
         ).collect()
-        counted = count_rows(door, quarantine)
+        counted = count_rows(handle, quarantine)
         return Found(
             rows=[(row[0], row[1], Row(*row[2:])) for row in rows],
             quarantined=[(row[0], row[1], Record(*row[2:5], bytes(row[5]))) for row in aside],

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_platform.allocator.flow_network import FlowNetwork, Spread, bits
-from gazette_platform.allocator.push_relabel import SLICE_ARCS, Pusher
+from gazette_platform.allocator.flow import SLICE_ARCS, FlowNetwork, Pusher, Spread, bits
 
 
 def network(zones, limits, items=(), hosts=None):

@@ -9,8 +9,7 @@ from dataclasses import fields
 import pytest
 
 from gazette_platform import app
-from gazette_platform.app import Application, MemoryStore, main
-from gazette_platform.cli.consumer_options import consumer_config, consumer_options
+from gazette_platform.app import Application, MemoryStore, consumer_config, consumer_options, main
 from gazette_platform.client import ClientConfig
 from gazette_platform.consumer.process import ConsumerConfig
 

@@ -14,8 +14,8 @@ from gazette_platform.broker.append import appender as module, batch as batches,
 from gazette_platform.broker.append.batch import Outcome, Pending
 from gazette_platform.broker.spool import digester, journal_spool
 from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
+from gazette_platform.broker.spool.spool import Spool
 from gazette_platform.errors import EtcdError
-from gazette_platform.fragment.spool import Spool
 from gazette_platform.protocol import (
     ZERO_SUM,
     AppendSuspend,
@@ -525,9 +525,9 @@ async def test_a_streamed_append_that_outlasts_the_lease_never_counts(bench):
     waiting = bench.submit(stream=stream)
     stream.pieces.put_nowait(b"never")
     await turns()
-    bench.journal.refusal = "this broker is no member of its cluster any more"
+    bench.journal.refusal = "this broker is no longer a member of its cluster"
     stream.pieces.put_nowait(b"")
-    with pytest.raises(RpcFailed, match="no member of its cluster"):
+    with pytest.raises(RpcFailed, match="no longer a member of its cluster"):
         await waiting
     assert bench.read() == b"before "
     assert bench.spool.end == 7

@@ -8,7 +8,7 @@ import os
 import pytest
 from appender_bench import Stream, running_bench, span, spec
 
-from gazette_platform.broker.spool import closing, journal_spool
+from gazette_platform.broker.spool import digester, journal_spool
 from gazette_platform.protocol import (
     JournalFlag,
     Status,
@@ -84,7 +84,7 @@ async def test_a_stream_behind_a_batch_that_its_disk_refused_starts_over(bench, 
         return real(*arguments)
 
     monkeypatch.setattr(journal_spool, "DISK_RETRY_S", 0.0)
-    monkeypatch.setattr(closing, "DISK_RETRY_S", 0.0)
+    monkeypatch.setattr(digester, "DISK_RETRY_S", 0.0)
     monkeypatch.setattr(os, "pwrite", pwrite)
     stream = Stream()
     refused = bench.submit(b"lost")

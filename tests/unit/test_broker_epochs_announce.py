@@ -20,7 +20,7 @@ from gazette_platform.broker.epochs import (
     save,
     standing,
 )
-from gazette_platform.broker.side_keys import epoch_key, epochs_prefix
+from gazette_platform.broker.etcd_records import epoch_key, epochs_prefix
 from gazette_platform.protocol import LabelSet, ProcessId
 
 A, B, OTHER = (Holder(f"tenure-{name}", ProcessId("zone", name)) for name in ("a", "b", "other"))

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gazette_platform.allocator import DrainStatus, leaving
-from gazette_platform.broker.crash.hand_over import say_leaving, wait_handed_over
+from gazette_platform.allocator import DrainStatus, member
+from gazette_platform.broker.crash.leaving import say_leaving, wait_handed_over
 from gazette_platform.errors import EtcdError
 from gazette_platform.ops.clock import SystemClock
 
@@ -108,14 +108,14 @@ async def test_who_leaves_with_all_others_waits_only_for_what_nobody_else_knows(
     }
     asked = Statuses(status(2))
     await asyncio.wait_for(
-        leaving.wait_handed_over(
+        member.wait_handed_over(
             SimpleNamespace(state=SimpleNamespace(members=members)),
             asked,
             asyncio.get_running_loop().create_future(),
             Leased(clock, 0.3),
             clock=clock,
             timeout_s=None,
-            words=leaving.Words("shards", "consumer", "", "consumer.drain-timeout"),
+            words=member.Words("shards", "consumer", "", "consumer.drain-timeout"),
             stays_for_others=stays_for_others,
         ),
         timeout=20,

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gazette_platform.broker.journal.hole import Hole
+from gazette_platform.broker.journal.gaps import Hole
 from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.fragment.index import Index
 from gazette_platform.ops.clock import ManualClock

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from replication_bench import A, Bench
 
-from gazette_platform.broker.spool import closing, journal_spool
+from gazette_platform.broker.spool import digester, journal_spool
 from gazette_platform.broker.spool.digester import Digester
-from gazette_platform.fragment.spool import Spool
+from gazette_platform.broker.spool.spool import Spool
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import LabelSet
 from gazette_platform.serving.interface import RpcFailed
@@ -42,7 +42,7 @@ def failing(monkeypatch, error, *, times):
         return write(spool, chunks, at)
 
     monkeypatch.setattr(journal_spool, "DISK_RETRY_S", 0.01)
-    monkeypatch.setattr(closing, "DISK_RETRY_S", 0.01)
+    monkeypatch.setattr(digester, "DISK_RETRY_S", 0.01)
     monkeypatch.setattr(Spool, "write", broken)
     return failed
 
@@ -111,7 +111,7 @@ async def test_a_full_disk_gets_room_from_compressed_content_first(bench, monkey
 
 async def test_a_fragment_that_cannot_be_read_back_does_not_keep_a_journal(bench, monkeypatch):
     monkeypatch.setattr(journal_spool, "DISK_RETRY_S", 0.01)
-    monkeypatch.setattr(closing, "DISK_RETRY_S", 0.01)
+    monkeypatch.setattr(digester, "DISK_RETRY_S", 0.01)
     node, attempts = bench.nodes[A], []
     draft = node.spool.draft(with_digest=True)
     await draft.write([b"content"], 7)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from gazette_platform.broker import leftovers as leftovers_module
-from gazette_platform.broker.leftovers import Leftovers
+from gazette_platform.broker.spool import leftovers as leftovers_module
+from gazette_platform.broker.spool.leftovers import Leftovers
 from gazette_platform.errors import EtcdError
 from gazette_platform.ops.faults import Faults
 from gazette_platform.testing.waiting import eventually, turns

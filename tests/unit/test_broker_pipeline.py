@@ -7,16 +7,15 @@ import asyncio
 import pytest
 
 from gazette_platform.broker.replicate import pipeline as module
-from gazette_platform.broker.replicate.messages import (
+from gazette_platform.broker.replicate.fsm import Answer, SyncOutcome
+from gazette_platform.broker.replicate.pipeline import (
     ContentMessage,
+    Pipeline,
     ProposalMessage,
     decode_request,
     encode_answer,
     encode_proposal,
 )
-from gazette_platform.broker.replicate.pipeline import Pipeline
-from gazette_platform.broker.replicate.pipeline_fsm import SyncOutcome
-from gazette_platform.broker.replicate.replica_fsm import Answer
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
     EtcdHeader,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from gazette_platform.broker.replicate.pipeline_fsm import (
+from gazette_platform.broker.replicate.fsm import (
     Broke,
     Failed,
     Gathered,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-from gazette_platform.broker.replicate.replica_fsm import (
+from gazette_platform.broker.replicate.fsm import (
     Abort,
     Answer,
     Commit,

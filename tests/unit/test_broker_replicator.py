@@ -15,15 +15,15 @@ from replication_bench import NAME, OWN, THREE, A, B, Bench, Held, Link, Stream,
 
 from gazette_platform.broker.api import replicate as replicate_api
 from gazette_platform.broker.api.replicate import ReplicateApi, _Reign, _Session
-from gazette_platform.broker.replicate import replicator as module, synced
-from gazette_platform.broker.replicate.messages import (
+from gazette_platform.broker.replicate import replicator as module
+from gazette_platform.broker.replicate.fsm import Answer, Invalidated, WrongRoute
+from gazette_platform.broker.replicate.pipeline import (
     ContentMessage,
     ProposalMessage,
     decode_request,
     encode_answer,
     encode_proposal,
 )
-from gazette_platform.broker.replicate.replica_fsm import Answer
 from gazette_platform.broker.spool.journal_spool import Draft
 from gazette_platform.ops.tasks import Interrupt, Interrupted, TaskGroup
 from gazette_platform.protocol import (
@@ -248,7 +248,7 @@ async def test_who_is_not_the_primary_syncs_nothing(bench):
     bench.primary.route = Route((OWN, A, B), 1, THREE.endpoints)
     bench.replicator.on_change()
     event = await bench.replicator.sync(0, None, must_roll=lambda: False)
-    assert event == synced.Invalidated()
+    assert event == Invalidated()
     assert not bench.replicator.has_peers
 
 
@@ -515,7 +515,7 @@ async def test_fs4_a_peer_that_knows_a_later_route_is_believed(bench, monkeypatc
 
     bench.primary.open_stream = refuse
     event = await bench.replicator.sync(0, None, must_roll=lambda: False)
-    assert event == synced.WrongRoute(99)
+    assert event == WrongRoute(99)
     assert not bench.replicator.has_peers
     for link in links:
         assert link.up.get_nowait() is not None
@@ -544,7 +544,7 @@ async def test_fs7_waiting_for_the_spool_ends_with_the_route(bench):
     await settle()
     bench.primary.route = Route((OWN, A), 1)
     bench.replicator.on_change()
-    assert await waiting == synced.Invalidated()
+    assert await waiting == Invalidated()
     bench.primary.spool.lock.release()
 
 

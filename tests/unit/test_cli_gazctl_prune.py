@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gazette_platform.cli.fragment_bar import FragmentBar
+from gazette_platform.cli.bars import FragmentBar
 from gazette_platform.client import AsyncClient, FragmentListing
 from gazette_platform.errors import AccessDenied
 from gazette_platform.ops.clock import SystemClock
@@ -119,7 +119,7 @@ class WrongClock:
 )
 def test_ages_are_by_the_clock_of_the_store(gazctl, broker, tmp_path, monkeypatch, off_s, told):
     monkeypatch.setattr(WrongClock, "off_s", off_s)
-    monkeypatch.setattr("gazette_platform.cli.gazctl_journals_prune.SystemClock", WrongClock)
+    monkeypatch.setattr("gazette_platform.cli.gazctl.journals.prune.SystemClock", WrongClock)
     put(broker, "a/short", 1800, tmp_path)
     old, *young = sorted((tmp_path / "a/short").iterdir())
     os.utime(
@@ -149,7 +149,8 @@ def test_a_clock_that_is_right_is_not_spoken_of_and_one_that_is_unknown_is(
     result = gazctl("prune", "a/short", *flags)
     assert result.code == 0
     assert (
-        "file:/// does not tell its time: ages of fragments are by the clock of this" in result.err
+        "file:/// does not report its time: ages of fragments are by the clock of this"
+        in result.err
     )
     assert "2 of 3 fragments would be removed" in result.err
 

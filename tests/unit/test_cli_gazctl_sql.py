@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import duckdb
 import pytest
 
-from gazette_platform.cli import gazctl_sql_run
+from gazette_platform.cli.gazctl import sql_run
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.local_sql import QueryResult
+from gazette_platform.lake.engines.duckdb import QueryResult
 
 
 def result_of(query):
@@ -17,7 +17,7 @@ def result_of(query):
 
 
 def written(query, output_format, capsys, to=None):
-    gazctl_sql_run._write(result_of(query), output_format, to, 10)
+    sql_run._write(result_of(query), output_format, to, 10)
     return capsys.readouterr().out
 
 
@@ -57,7 +57,7 @@ def test_no_column_is_lost_for_its_name(output_format, capsys, tmp_path):
 def test_a_file_that_was_written_is_told(output_format, rows, says, capsys, tmp_path):
     file = tmp_path / "out"
     query = f"FROM range({rows})"
-    gazctl_sql_run._write(result_of(query), output_format, file, 10)
+    sql_run._write(result_of(query), output_format, file, 10)
     assert capsys.readouterr() == ("", f"wrote {says} to {file}\n")
     assert file.stat().st_size > 0 or not rows
 

@@ -11,7 +11,8 @@ import typer
 from typer.core import TyperGroup
 
 from gazette_platform.cli import gazctl, gazette
-from gazette_platform.cli.serve_options import SERVE_OPTIONS, broker_config
+from gazette_platform.cli.gazette.platform import next_commands
+from gazette_platform.cli.gazette.serve import SERVE_OPTIONS, broker_config
 from gazette_platform.platform.layout import Endpoints
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ TABLES = ["gazctl lake create shop.clicks events/clicks", "gazctl lake list"]
     ],
 )
 def test_next_commands_fit_the_platform_and_exist(addresses, commands):
-    lines = gazette.next_commands(Endpoints(**addresses)).splitlines()
+    lines = next_commands(Endpoints(**addresses)).splitlines()
     assert [line.partition("#")[0].strip() for line in lines[1:]] == commands
     for program, *words in (shlex.split(command) for command in commands):
         found = typer.main.get_command({"gazctl": gazctl, "gazette": gazette}[program].app)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+VERBS = ("journals.append", "journals.list", "journals.prune", "journals.read", "savepoints", "sql")
 SLOW = (
     "aiohttp",
     "boto3",
@@ -27,11 +30,11 @@ SLOW += ("gazette_platform.message", "msgspec", "pyarrow", "rich.console", "yaml
 NOT_FOR_A_QUERY = (
     "aiohttp",
     "dagster",
-    "gazette_platform.cli.gazctl_app",
-    "gazette_platform.cli.gazctl_journals_read",
+    "gazette_platform.cli.gazctl.journals.list",
+    "gazette_platform.cli.gazctl.journals.read",
     "gazette_platform.hive",
-    "gazette_platform.lake.registration",
-    "gazette_platform.lake.repair",
+    "gazette_platform.lake.raw.registration",
+    "gazette_platform.lake.raw.repair",
     "gazette_platform.stores",
     "numpy",
     "obstore",
@@ -43,14 +46,31 @@ NOT_FOR_A_QUERY = (
 )
 
 
-def test_gazctl_imports_nothing_slow_that_it_may_not_need():
-    program = "import sys, gazette_platform.cli.gazctl_app; print(*sys.modules, sep='\\n')"
+@pytest.mark.parametrize(
+    ("noun", "verb", "module"),
+    [
+        ("journals", "list", "journals.list"),
+        ("journals", "append", "journals.append"),
+        ("journals", "read", "journals.read"),
+        ("savepoints", "get", "savepoints"),
+        ("lake", "list", "lake.commands"),
+    ],
+)
+def test_a_command_imports_nothing_slow_that_it_may_not_need(noun, verb, module):
+    program = (
+        "import sys, typer.main; from gazette_platform.cli.gazctl import app\n"
+        f"command = typer.main.get_command(app).commands[{noun!r}].commands[{verb!r}]\n"
+        "print(*sys.modules, sep='\\n')"
+    )
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     loaded = set(ended.stdout.split())
-    assert "gazette_platform.cli.gazctl_journals_read" in loaded
     assert loaded.isdisjoint(SLOW), loaded & set(SLOW)
+    package = "gazette_platform.cli.gazctl."
+    ours = {name.removeprefix(package) for name in loaded if name.startswith(package)}
+    assert module in ours
+    assert ours.isdisjoint({*VERBS} - {module}), "modules of other verbs"
 
 
 def test_a_query_imports_nothing_that_it_does_not_need(tmp_path):
@@ -62,12 +82,12 @@ def test_a_query_imports_nothing_that_it_does_not_need(tmp_path):
         "import contextlib, sys; from gazette_platform.cli.gazctl import main\n"
         f"sys.argv = ['gazctl', 'sql', 'SELECT 1', '-o', 'csv', '--tables', {str(tmp_path)!r}]\n"
         "with contextlib.suppress(SystemExit): main()\n"
-        "import gazette_platform.lake.local_sql.dataset\n"
+        "import gazette_platform.lake.engines.duckdb.dataset\n"
         "print(*(name for name, module in sys.modules.items() if module), sep='\\n')"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     loaded = set(ended.stdout.split())
-    assert {"duckdb", "pyarrow.dataset", "gazette_platform.lake.local_sql.rows"} <= loaded
+    assert {"duckdb", "pyarrow.dataset", "gazette_platform.lake.engines.duckdb.rows"} <= loaded
     assert loaded.isdisjoint(NOT_FOR_A_QUERY), loaded & set(NOT_FOR_A_QUERY)

@@ -7,7 +7,7 @@ import time
 import pytest
 import typer
 
-from gazette_platform.cli.instants import UNIX_TIME_MAX, instant_option, parse_instant
+from gazette_platform.cli.gazctl.arguments import UNIX_TIME_MAX, instant_option, parse_instant
 from gazette_platform.errors import ValidationError
 
 NOW_S = 1_800_000_000.9

@@ -9,14 +9,14 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
-from gazette_platform.cli import gazctl_lake_drop
 from gazette_platform.cli.gazctl import main
-from gazette_platform.cli.gazctl_lake_drop import drop_raw, without_typed
+from gazette_platform.cli.gazctl.lake import apply
+from gazette_platform.cli.gazctl.lake.apply import drop_raw, without_typed
 from gazette_platform.errors import LakeError, ValidationError
-from gazette_platform.lake.exact import ensure_views
-from gazette_platform.lake.layout import Layout
-from gazette_platform.lake.table_spec import parse_table_spec
-from gazette_platform.lake.tables import table_definition
+from gazette_platform.lake.raw.tables import table_definition
+from gazette_platform.lake.raw.views import ensure_views
+from gazette_platform.lake.spec.layout import Layout
+from gazette_platform.lake.spec.table_spec import parse_table_spec
 
 RAW = "name: shop.orders\nselector: name:prefix=orders/\nformat: json\ncolumns:\n  - {name: id, type: bigint}\n"
 TYPED = "# of typed tables\ntyped:\n  # none has one\n  uuid: none\n  columns:\n    - {name: id, type: int}\n"
@@ -166,4 +166,4 @@ def test_table_of_others_stays_in_the_metastore():
 
 
 def test_examples():
-    assert doctest.testmod(gazctl_lake_drop).failed == 0
+    assert doctest.testmod(apply).failed == 0

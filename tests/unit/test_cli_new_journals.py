@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from gazette_platform.cli.new_journals import (
+from gazette_platform.cli.gazctl.journals.create import (
     Codec,
     PartitionBy,
     default_replication,
@@ -15,7 +15,7 @@ from gazette_platform.cli.new_journals import (
 )
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import BrokerSpec, ProcessId
-from gazette_platform.yaml_specs import to_journal_tree
+from gazette_platform.yaml_specs.journal_tree import to_journal_tree
 
 LOCAL = ["http://localhost:8080", "http://localhost:8081"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from gazette_platform.cli.selection import Selection
+from gazette_platform.cli.gazctl.arguments import Selection
 from gazette_platform.errors import JournalNotFound, ValidationError
 from gazette_platform.protocol import LabelSet
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gazette_platform.cli.option_table import option_values
-from gazette_platform.cli.serve_options import SERVE_OPTIONS, broker_config
+from gazette_platform.cli.gazette.serve import SERVE_OPTIONS, broker_config
+from gazette_platform.cli.options import option_values
 from gazette_platform.client.config import ClientConfig
 from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.testing.certificates import CertificateAuthority

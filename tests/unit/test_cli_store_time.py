@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from gazette_platform.cli.store_time import StoreTime
+from gazette_platform.cli.gazctl.journals.prune import StoreTime
 from gazette_platform.errors import AccessDenied
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.stores.interface import StoredObject

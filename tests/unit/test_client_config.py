@@ -5,7 +5,7 @@ import hmac
 import orjson
 import pytest
 
-from gazette_platform.cli.connection import CONNECTION_VARIABLES
+from gazette_platform.cli.gazctl.connection import CONNECTION_VARIABLES
 from gazette_platform.client import ClientConfig
 from gazette_platform.client.auth import Authorizer
 from gazette_platform.client.config import VARIABLES

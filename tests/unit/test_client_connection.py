@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 
 import grpc
 import pytest
@@ -13,8 +14,8 @@ from grpc import aio
 from h2_server_bench import Bench
 
 from gazette_platform.client import AsyncClient, Client, ClientConfig
-from gazette_platform.errors import CallFailed, SetupError, TransportError
-from gazette_platform.serving.outgoing import Condition
+from gazette_platform.errors import CallFailed, SetupError, TransportError, ValidationError
+from gazette_platform.serving.interface import Condition
 from gazette_platform.serving.tls import TlsMaterial
 from gazette_platform.testing.certificates import CertificateAuthority
 from gazette_platform.testing.fault_proxy import FaultProxy
@@ -159,16 +160,52 @@ async def test_server_without_tls_is_reported(broker, said):
     assert "it speaks no TLS: its address begins with http://" in text
 
 
-async def test_server_of_something_else_is_reported(said):
+ANOTHER_PROGRAM = (
+    "(another program answers there, or a proxy that passes only HTTP/1: give the address of"
+)
+
+
+@pytest.mark.parametrize(
+    ("greeting", "advice"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", f"(it speaks HTTP/1, not HTTP/2) {ANOTHER_PROGRAM}"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", f"(its answer is not HTTP/2) {ANOTHER_PROGRAM}"),
+        (b"-", f"(its answer is not HTTP/2) {ANOTHER_PROGRAM}"),
+        (b"\x15\x03\x01\x00\x02\x02\x16", "(it speaks TLS) (its address begins with https://)"),
+        (b"", "Socket closed (does it speak TLS? then its address begins with https://)"),
+    ],
+)
+async def test_server_of_something_else_is_reported(said, greeting, advice):
     async def serve(reader, writer):
-        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        await reader.read(1 << 16)  # so that the connection does not end by a reset
+        writer.write(greeting)
         await writer.drain()
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         text = await said(f"http://127.0.0.1:{port}")
-        assert "Failed to connect to remote host: Socket closed (" in text
+        assert "Failed to connect to remote host: Socket closed" in text
+        assert advice in text
+
+
+async def test_server_of_tls_without_http2_is_reported(authority, said):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    issued = authority.issue("server", ("localhost",))
+    context.load_cert_chain(issued.cert, issued.key)
+
+    async def serve(reader, writer):
+        await reader.read(1)
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        text = await said(f"https://localhost:{port}", authority)
+        assert f"(it speaks TLS, but not HTTP/2) {ANOTHER_PROGRAM}" in text
+
+
+def test_address_of_a_unix_socket_without_host_is_refused():
+    with pytest.raises(ValidationError, match=r"write unix://localhost/run/broker\.sock"):
+        ClientConfig(address="unix:///run/broker.sock")
 
 
 async def test_server_that_is_not_there_is_reported(said):

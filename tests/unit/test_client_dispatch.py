@@ -14,8 +14,8 @@ from gazette_platform.errors import TransportError
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import JournalChange, JournalSpec, ProcessId, Route
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.serving.interface import ASK_AGAIN, Code, RpcFailed
-from gazette_platform.serving.outgoing import CANNOT_REACH, DROPPED
+from gazette_platform.serving.interface import ASK_AGAIN, CANNOT_REACH, DROPPED, Code, RpcFailed
+from gazette_platform.serving.proxies import Proxy
 from tests.benches.fake_broker import FakeBroker, Fault
 
 JOURNAL = "a/journal"
@@ -185,6 +185,10 @@ CERTIFICATE = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
             "(does it speak TLS? then its address begins with https:",
         ),
         (f"{NOT_CONNECTED}Connection refused", "Connection refused (is it running, and is"),
+        (
+            f"{NOT_CONNECTED}Connection refused (through {Proxy('127.0.0.1', 3128, 'http_proxy')})",
+            "(can the proxy reach it? no_proxy names the hosts to reach without a proxy)",
+        ),
         (f"{NOT_CONNECTED}{CERTIFICATE}self-signed", "is of no authority that is trusted here"),
         (f"{NOT_CONNECTED}{CERTIFICATE}Hostname mismatch", "its certificate names other hosts"),
         (f"{NOT_CONNECTED}{CERTIFICATE}IP address mismatch", "its certificate names other hosts"),

@@ -31,7 +31,7 @@ from gazette_platform.protocol import (
     is_another,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.serving.outgoing import Condition
+from gazette_platform.serving.interface import Condition
 from gazette_platform.testing.fault_proxy import FaultProxy
 from gazette_platform.testing.waiting import eventually
 from tests.benches.fake_broker import FakeBroker, Fault

@@ -25,7 +25,7 @@ from gazette_platform.errors import (
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import ProcessId, Route
-from gazette_platform.serving.outgoing import Condition
+from gazette_platform.serving.interface import Condition
 
 
 def route(*zones, primary=0):

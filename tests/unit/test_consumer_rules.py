@@ -32,7 +32,7 @@ from gazette_platform.protocol import (
     message_jsonpb,
 )
 from gazette_platform.protocol.pb import consumer_pb2 as pb
-from gazette_platform.protocol.request_rules import SELECTOR_LABELS_MAX, SPEC_LABELS_MAX
+from gazette_platform.protocol.rules import SELECTOR_LABELS_MAX, SPEC_LABELS_MAX
 
 HEADER = Header(ProcessId("zone", "suffix"), Route(), EtcdHeader(1, 2, 3, 4)).to_pb()
 SPEC = ShardSpec("shard-000", max_txn_duration_ns=1_500_000_000).to_pb()

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from dagster import (
     AllPartitionMapping,
+    AssetCheckEvaluation,
     AssetKey,
     AssetMaterialization,
     AssetSelection,
@@ -396,6 +397,22 @@ def test_mark_follows_each_materialization_of_a_raw_table(instance):
     assert sources_mark(instance, ROUTES) == first
     materialize(instance, FLIGHTS, "JFK/000/5")
     assert sources_mark(instance, ROUTES) != first
+
+
+def test_mark_follows_overlaps_and_not_what_a_green_check_counts(instance):
+    materialize(instance, FLIGHTS, "JFK/000/5")
+    first = sources_mark(instance, ROUTES)
+
+    def mark_after(text, *, passed):
+        instance.report_runless_asset_event(
+            AssetCheckEvaluation(
+                asset_key=FLIGHTS, check_name="no_overlap", passed=passed, description=text
+            )
+        )
+        return sources_mark(instance, ROUTES)
+
+    assert mark_after("1 record", passed=True) == mark_after("2 records", passed=True) == first
+    assert mark_after("two files hold the same", passed=False) != first
 
 
 def test_mark_follows_the_code(instance):

@@ -21,13 +21,13 @@ from gazette_platform.assets.typed_events import told_typed
 from gazette_platform.assets.typed_keys import quarantine_key, typed_key
 from gazette_platform.errors import TransportError
 from gazette_platform.lake import parse_table_spec
-from gazette_platform.lake.typed.catalog.publishing import PROGRESS, publish_files
-from gazette_platform.lake.typed.files.written import data_file_of
+from gazette_platform.lake.iceberg.publishing import PROGRESS, publish_files
+from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.planning.ranges import Hole, HoleKind
 from gazette_platform.lake.typed.planning.state import Counts, JournalState
-from gazette_platform.lake.typed.runs.behind import Behind
+from gazette_platform.lake.typed.runs.lag import Behind
 from gazette_platform.lake.typed.tables.progress import measures
-from gazette_platform.lake.typed.tables.quarantined import write_list
+from gazette_platform.lake.typed.tables.quarantine import write_list
 from gazette_platform.lake.typed.tables.table import state_properties, write_state
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.sensors.typed import TypedPorts, run_typed_tick
@@ -53,7 +53,7 @@ class Platform:
 
     def publish(self, ns, *, bad=0, **told):
         """A run of somebody's."""
-        door, table = self.world.open()
+        handle, table = self.world.open()
         quarantine = self.world.quarantine()
         counts = Counts(
             messages=len(ns) + bad, committed=len(ns) + bad, typed=len(ns), quarantined=bad
@@ -79,7 +79,7 @@ class Platform:
             "oldest_at": None,
         } | told
         files = [data_file_of(write_rows(table.metadata, [row(n) for n in ns]), table.metadata)]
-        publish_files(door, table.start, files, f"{ns}", {**properties, **measures(**told)})
+        publish_files(handle, table.start, files, f"{ns}", {**properties, **measures(**told)})
 
     def tick(self, *pairs):
         """Events of a tick, which Dagster keeps."""
@@ -92,7 +92,7 @@ class Platform:
         outcome = run_typed_tick(
             TypedPorts(
                 instance=self.instance,
-                tables=SimpleNamespace(door=self.world.door),
+                tables=SimpleNamespace(handle=self.world.handle),
                 behind=behind,
                 trino_catalog="iceberg",
                 table_page=lambda _: {},
@@ -194,7 +194,7 @@ def test_what_a_run_of_dagsters_is_at_is_left_to_it(platform):
 def test_upkeep_is_no_news(platform):
     platform.publish([1, 2])
     platform.tick()
-    table = platform.world.door().load().token
+    table = platform.world.handle().load().token
     table.overwrite(table.scan().to_arrow())
     assert platform.told() == {}
 
@@ -217,7 +217,7 @@ def test_quarantined_records_are_told_and_turn_their_check_yellow_then_red(platf
 def test_rows_that_nobody_published_turn_a_blocking_check_red_until_they_are_gone(platform):
     platform.publish([1, 2])
     assert platform.checks()["complete"][1]
-    table = platform.world.door().load().token
+    table = platform.world.handle().load().token
     table.append(table.scan().to_arrow())
     (red, _, why) = platform.checks()["complete"]
     assert red
@@ -229,9 +229,9 @@ def test_rows_that_nobody_published_turn_a_blocking_check_red_until_they_are_gon
 def test_a_table_that_does_not_say_how_far_it_has_come_is_red(platform):
     platform.publish([1, 2])
     platform.tick()
-    door = platform.world.door()
-    loaded = door.load()
-    door.commit(loaded, (), (RemoveSnapshotRefUpdate(ref_name=PROGRESS),))
+    handle = platform.world.handle()
+    loaded = handle.load()
+    handle.commit(loaded, (), (RemoveSnapshotRefUpdate(ref_name=PROGRESS),))
     (red, _, why) = platform.checks()["complete"]
     assert red
     assert PROGRESS in why

@@ -8,8 +8,8 @@ import zlib
 import pytest
 from hypothesis import given, strategies as st
 
-from gazette_platform.fragment import head_records
-from gazette_platform.fragment.head_records import (
+from gazette_platform.broker.spool import head_records
+from gazette_platform.broker.spool.head_records import (
     BLOCK_BYTES,
     SLOT_BYTES,
     FragmentState,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from spool_files import put, state_of
 
-from gazette_platform.fragment.files import finish_closing, write_all
-from gazette_platform.fragment.recovery import recover
-from gazette_platform.fragment.spool_home import Owner, SpoolHome, free_homes
+from gazette_platform.broker.spool.files import finish_closing, write_all
+from gazette_platform.broker.spool.home import Owner, SpoolHome, free_homes
+from gazette_platform.broker.spool.recovery import recover
 
 OWNER = Owner("1f/gazette", "zone#one", "boot")
 PIECES = (b"first", b"second", b"third one")

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from spool_files import crash_home, put
 
+from gazette_platform.broker.spool import head_records
+from gazette_platform.broker.spool.files import finish_closing
+from gazette_platform.broker.spool.home import SPOOLS, Owner, SpoolHome, boot_id, free_homes
+from gazette_platform.broker.spool.recovery import recover
 from gazette_platform.errors import SetupError
-from gazette_platform.fragment import head_records
-from gazette_platform.fragment.files import finish_closing
-from gazette_platform.fragment.recovery import recover
-from gazette_platform.fragment.spool_home import SPOOLS, Owner, SpoolHome, boot_id, free_homes
 
 OWNER = Owner("1f/gazette", "zone#one", boot_id(), lease=3)
 ODD, OTHER = "a/odd", "a/other"
@@ -172,7 +172,7 @@ def test_files_of_nobody_are_told_of_once(tmp_path, find, caplog):
         (folder / f"{number:016x}.1.content").write_bytes(b"content")
     assert find()[ODD].is_whole
     assert len(caplog.records) == 1
-    assert "200 files stay, since nothing says of which journals they are" in caplog.text
+    assert "200 files stay, since their journals are unknown" in caplog.text
     assert f"{0:016x}.1.content" in caplog.text
 
 

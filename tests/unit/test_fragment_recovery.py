@@ -20,12 +20,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from spool_files import crash_home, put, say_made_here, state_of
 
-from gazette_platform.fragment.aside import SET_ASIDE, set_aside
-from gazette_platform.fragment.files import SpoolFile, finish_closing, write_all
-from gazette_platform.fragment.head_records import slot_at
-from gazette_platform.fragment.recovery import recover
-from gazette_platform.fragment.spool import Spool
-from gazette_platform.fragment.spool_home import SPOOLS, Owner, SpoolHome, boot_id, free_homes
+from gazette_platform.broker.spool.files import SpoolFile, finish_closing, write_all
+from gazette_platform.broker.spool.head_records import slot_at
+from gazette_platform.broker.spool.home import SPOOLS, Owner, SpoolHome, boot_id, free_homes
+from gazette_platform.broker.spool.recovery import SET_ASIDE, recover, set_aside
+from gazette_platform.broker.spool.spool import Spool
 from gazette_platform.protocol import CompressionCodec, LabelSet
 
 BOOT, LATER_BOOT = "first", "second"
@@ -557,9 +556,9 @@ CHILD = """
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from gazette_platform.fragment.spool import Spool
-from gazette_platform.fragment.spool_home import Owner, SpoolHome, boot_id, free_homes
-from gazette_platform.fragment.recovery import recover
+from gazette_platform.broker.spool.spool import Spool
+from gazette_platform.broker.spool.home import Owner, SpoolHome, boot_id, free_homes
+from gazette_platform.broker.spool.recovery import recover
 from gazette_platform.protocol import LabelSet
 
 spool_dir, seed = Path(sys.argv[1]), int(sys.argv[2])

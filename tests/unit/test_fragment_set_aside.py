@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gazette_platform.fragment.aside import SET_ASIDE, set_aside
+from gazette_platform.broker.spool.recovery import SET_ASIDE, set_aside
 from gazette_platform.protocol import LabelSet
 
 

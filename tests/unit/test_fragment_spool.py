@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from gazette_platform.broker.spool import files, spool as module
+from gazette_platform.broker.spool.files import COMPRESS_BATCH_BYTES, CompressedForm, SpoolFile
+from gazette_platform.broker.spool.spool import Spool
 from gazette_platform.codecs import decompressor
-from gazette_platform.fragment import files, spool as module
-from gazette_platform.fragment.files import COMPRESS_BATCH_BYTES, CompressedForm, SpoolFile
-from gazette_platform.fragment.spool import Spool
 from gazette_platform.protocol import ZERO_SUM, CompressionCodec, Fragment, LabelSet
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

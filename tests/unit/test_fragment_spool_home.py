@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 from spool_files import crash_home, put, state_of
 
+from gazette_platform.broker.spool import home as home_place, home as spool_home
+from gazette_platform.broker.spool.files import birth_ns, finish_closing, write_all
+from gazette_platform.broker.spool.head_records import BLOCK_BYTES, TenureHeader
+from gazette_platform.broker.spool.home import SPOOLS, Owner, SpoolHome, boot_id, free_homes
+from gazette_platform.broker.spool.recovery import recover
 from gazette_platform.errors import SetupError
-from gazette_platform.fragment import home_place, spool_home
-from gazette_platform.fragment.files import birth_ns, finish_closing, write_all
-from gazette_platform.fragment.head_records import BLOCK_BYTES, TenureHeader
-from gazette_platform.fragment.recovery import recover
-from gazette_platform.fragment.spool_home import SPOOLS, Owner, SpoolHome, boot_id, free_homes
 from gazette_platform.protocol import LabelSet
 from tests.chaos.disks import SmallDisk
 
@@ -36,7 +36,7 @@ SHORT = LabelSet.of(("short", "z"))
 CHILD = """
 import sys
 from pathlib import Path
-from gazette_platform.fragment.spool_home import Owner, SpoolHome, boot_id, free_homes
+from gazette_platform.broker.spool.home import Owner, SpoolHome, boot_id, free_homes
 
 spool_dir, what = Path(sys.argv[1]), sys.argv[2]
 owner = Owner("1f/gazette", "zone#child", boot_id())
@@ -160,7 +160,7 @@ def test_a_copy_that_got_the_inode_of_its_original_is_still_one(make, again, mon
 
 
 def test_birth_is_unknown_where_the_system_does_not_say(monkeypatch, tmp_path):
-    monkeypatch.setattr("gazette_platform.fragment.files.ctypes.CDLL", lambda _: object())
+    monkeypatch.setattr("gazette_platform.broker.spool.files.ctypes.CDLL", lambda _: object())
     assert birth_ns(0) == 0
     monkeypatch.undo()
     assert birth_ns(-1) == 0
@@ -210,8 +210,8 @@ def test_home_that_is_not_understood_is_left_alone(make, again, said):
     assert (bad.folder / "x.1.content").read_bytes() == b"content"
 
 
-def test_home_of_a_former_version_says_nothing_of_its_place(make, again):
-    """Its process has ended, as the lock on the folder is free."""
+def test_home_without_a_place_is_taken_over(make, again):
+    """On a full disk it may be missing. The process has ended, as the lock on the folder is free."""
     home = make()
     (home.folder / "place").unlink()
     said = (home.folder / "home.json").read_bytes()
@@ -627,7 +627,7 @@ def test_home_is_said_on_disk(tmp_path):
         "process": "zone#one",
         "boot": boot_id(),
         "lease": 3,
-    }, "former versions understand no more"
+    }
     folder, heads = (
         f"inode {os.fstat(fd).st_ino} born {birth_ns(fd)}" for fd in (home._lock_fd, home._heads_fd)
     )

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gazette_platform.fragment.files import write_all
-from gazette_platform.fragment.head_records import SLOT_BYTES, FragmentState, slot_at
-from gazette_platform.fragment.recovery import recover
-from gazette_platform.fragment.spool_home import Owner, SpoolHome, boot_id, free_homes
+from gazette_platform.broker.spool.files import write_all
+from gazette_platform.broker.spool.head_records import SLOT_BYTES, FragmentState, slot_at
+from gazette_platform.broker.spool.home import Owner, SpoolHome, boot_id, free_homes
+from gazette_platform.broker.spool.recovery import recover
 from gazette_platform.protocol import CompressionCodec, LabelSet
 
 CONTENT = b"told to somebody"

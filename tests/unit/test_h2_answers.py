@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_platform.serving.h2.answers import read_answer
+from gazette_platform.serving.h2.client_machine import read_answer
 from gazette_platform.serving.interface import Code
 
 GRPC = (b"content-type", b"application/grpc")

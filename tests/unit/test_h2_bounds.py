@@ -29,6 +29,7 @@ from gazette_platform.serving.h2.frames import (
     END_STREAM,
     GOAWAY,
     HEADERS,
+    PADDED,
     PING,
     PRIORITY,
     RST_STREAM,
@@ -97,6 +98,39 @@ def test_message_larger_than_the_window_gets_credit_for_its_size():
     assert len(machine.take(machine.opened[1])) == 500_000
     lent = [struct.unpack(">I", e.payload)[0] for e in machine.answered() if e.stream == 1]
     assert room + sum(lent) == 65_536, "the window is as large as before"
+
+
+def credit_of(machine, stream):
+    """All that a machine has granted a stream since it was asked last."""
+    found = [each for each in machine.answered() if each.kind == WINDOW_UPDATE]
+    return sum(struct.unpack(">I", each.payload)[0] for each in found if each.stream == stream)
+
+
+def test_credit_that_is_lent_spares_what_is_on_its_way():
+    machine = Lazy(Limits(stream_window=65_536), message_bytes_max=1 << 20)
+    raw = frame(DATA, 0, 1, message(bytes(100_000))[:16_384])
+    machine.receive(START + OPEN + raw[:1000])
+    assert credit_of(machine, 1) == 100_005 - 65_536
+    machine.receive(raw[1000:])
+    assert credit_of(machine, 1) == 0
+
+
+def test_padding_is_credited_like_content():
+    machine = Lazy(Limits(stream_window=65_536))
+    machine.receive(START + OPEN)
+    granted = 65_536
+    for _ in range(2000):
+        granted -= 211
+        assert granted >= 0, "padding uses the window up"
+        machine.receive(frame(DATA, PADDED, 1, b"\xc8" + message(b"hello") + bytes(200)))
+        machine.take(machine.opened[1])
+        granted += credit_of(machine, 1)
+    assert machine.outcome() is None
+
+
+def test_data_within_a_block_of_headers_ends_the_connection():
+    machine = played(OPEN + frame(HEADERS, 0, 3, block()[:5]) + DONE)
+    assert machine.outcome() == conn(E.PROTOCOL_ERROR)
 
 
 def held_by(machine, reads):
@@ -190,11 +224,29 @@ def test_pings_of_a_client_that_receives_messages_do_not_count():
     assert not machine.is_over
 
 
+def test_settings_that_change_many_windows_count_as_more():
+    opened = b"".join(headers(number) for number in range(1, 8_000, 2))
+    windows = [frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 70_000 + n)) for n in range(50)]
+    assert flood(b"".join(windows), 1, before=opened).outcome() == conn(E.ENHANCE_YOUR_CALM)
+    assert flood(b"".join(windows), 1, before=OPEN).outcome() is None
+
+
 def test_rapid_resets_end_the_connection():
     machine = played(b"")
     for number in range(1, 10_000, 2):
         machine.receive(headers(number) + frame(RST_STREAM, 0, number, word(8)))
     assert machine.outcome() == conn(E.ENHANCE_YOUR_CALM)
+
+
+def test_moderate_resets_are_forgiven_each_second():
+    machine = played(b"")
+    number = 1
+    for second in range(10):
+        for _ in range(LIMITS.resets // 2 - 10):
+            machine.receive(headers(number) + frame(RST_STREAM, 0, number, word(8)))
+            number += 2
+        machine.decay(float(second))
+    assert machine.outcome() is None
 
 
 def test_resets_that_the_client_provokes_count_as_its_own():

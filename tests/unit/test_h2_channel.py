@@ -22,8 +22,7 @@ from gazette_platform.serving.h2.frames import (
     goaway,
 )
 from gazette_platform.serving.h2.limits import PEER_LIMITS
-from gazette_platform.serving.interface import Code, Kind, RpcFailed
-from gazette_platform.serving.outgoing import Condition
+from gazette_platform.serving.interface import Code, Condition, Kind, RpcFailed
 from gazette_platform.serving.tls import TlsMaterial, http2_client_context
 from gazette_platform.testing.certificates import CertificateAuthority
 from gazette_platform.testing.waiting import block_for, eventually, patient, turns

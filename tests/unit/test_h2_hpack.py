@@ -8,12 +8,14 @@ from hpack.table import HeaderTable
 
 from gazette_platform.serving.h2.frames import ConnectionFault, ErrorCode
 from gazette_platform.serving.h2.hpack import (
+    STATIC_FIELDS,
     Decoder,
     HeaderListTooLarge,
+    HuffmanError,
+    decode_huffman,
     encode_integer,
     literal,
 )
-from gazette_platform.serving.h2.hpack_tables import STATIC_FIELDS, HuffmanError, decode_huffman
 
 
 def decoded(*blocks, **options):

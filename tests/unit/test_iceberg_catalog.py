@@ -13,10 +13,9 @@ from pyiceberg.types import LongType, NestedField
 
 from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.lake import LakeSettings
+from gazette_platform.lake.engines.spark import _secrets, spark_configuration
+from gazette_platform.lake.iceberg.catalog import CatalogHandle, typed_catalog
 from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
-from gazette_platform.lake.spark import _secrets, spark_configuration
-from gazette_platform.lake.typed.catalog.catalogs import typed_catalog
-from gazette_platform.lake.typed.catalog.doors import CatalogDoor
 from gazette_platform.platform import tools
 from gazette_platform.platform.layout import PlatformDir
 from gazette_platform.platform.platform import (
@@ -262,7 +261,7 @@ def test_catalog_in_a_file_is_found_again(tmp_path):
     catalog = typed_catalog(told, environment={})
     assert catalog.name == "mine"
     assert catalog.new_location("typed.t").startswith(f"{tmp_path.as_uri()}/typed.db/t-")
-    assert catalog.door("typed.t").load() is None
+    assert catalog.handle("typed.t").load() is None
     assert address.jdbc_uri == f"jdbc:sqlite:{tmp_path}/catalog.db"
 
 
@@ -272,7 +271,7 @@ def test_workers_get_what_opens_stores_and_nothing_of_the_catalog(tmp_path):
     catalog = SqlCatalog("x", uri=f"sqlite:///{tmp_path}/c.db", warehouse=tmp_path.as_uri(), **more)
     catalog.create_namespace("typed")
     catalog.create_table("typed.t", Schema(NestedField(1, "n", LongType())))
-    loaded = CatalogDoor(catalog, "typed.t").load()
+    loaded = CatalogHandle(catalog, "typed.t").load()
     assert dict(loaded.io.properties) == {"s3.region": "eu", "s3.access-key-id": "for the store"}
     catalog.close()
 

@@ -113,7 +113,7 @@ def test_what_nobody_foresaw_is_left_out_too(mirror, monkeypatch):
     key = item_key("/p", SPEC.name)
     mirror.load((key, encode_journal_spec(SPEC)))
     monkeypatch.setattr(
-        "gazette_platform.keyspace.values.decode_journal_spec", lambda *_, **__: 1 / 0
+        "gazette_platform.keyspace.state.decode_journal_spec", lambda *_, **__: 1 / 0
     )
     mirror.change((key, b"poison"), (item_key("/p", "another/journal"), b"poison"))
     assert mirror.faults.reported == 2

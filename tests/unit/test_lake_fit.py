@@ -9,10 +9,9 @@ from lake_bench import FragmentFiles, MemoryMetastore
 from gazette_platform.errors import LakeError, SchemaMismatch
 from gazette_platform.hive import CSV_ESCAPE, MetastoreSession
 from gazette_platform.lake import Registrar, StoreRoots, ensure_views, parse_table_spec
-from gazette_platform.lake.fit import FitChecker
-from gazette_platform.lake.layout import Layout
-from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.tables import (
+from gazette_platform.lake.raw.audits.fit import FitChecker
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.tables import (
     DIGEST,
     evolved_table,
     is_current,
@@ -20,6 +19,8 @@ from gazette_platform.lake.tables import (
     text_columns,
     with_text_columns,
 )
+from gazette_platform.lake.raw.views import exact_view
+from gazette_platform.lake.spec.layout import Layout
 
 COLUMNS = (
     "{name: id, type: bigint}, {name: price, type: 'decimal(10,2)'}, "
@@ -352,3 +353,12 @@ def test_csv_keeps_backslashes_and_quotes(files, registrar):
     files.append("events/part=0", b"a,b\n1,2\n", postfix=HOUR_5)
     (found,) = registrar.tick(spec, {}).misfits
     assert "a header, which the engines show as a row: 1, such as 'a,b'" in found.text
+
+
+def test_exact_view_reads_a_marked_column_as_it_is_until_it_is_text():
+    """A reader of text, over a column that is a number still, fails in Trino."""
+    table = table_definition(spec_of(), Layout.parse("events/{part}"), "file:///f/events")
+    marked = with_text_columns(spec_of(), table, ["price"])
+    view = exact_view(spec_of(), marked, {})
+    definition = json.loads(base64.b64decode(view.view_original.split(" ")[3]))
+    assert "TRY_CAST" not in definition["originalSql"]

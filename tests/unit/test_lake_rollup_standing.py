@@ -10,7 +10,7 @@ from gazette_platform.assets.checks import OVERLAP_CHECK
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.dagster_web import DagsterWeb, RedCheck
 from gazette_platform.lake.rollups import Plan, Sealed, SliceCover, parse_rollup
-from gazette_platform.lake.rollups.standing import NOT_HEEDED, QUERY_CHECK, RollupState, state_of
+from gazette_platform.lake.rollups.status import NOT_HEEDED, QUERY_CHECK, RollupState, state_of
 
 SPEC = parse_rollup(
     "-- name: rollups.by_day\n-- sources: [shop.orders]\n--\nSELECT count(*) AS n FROM orders",

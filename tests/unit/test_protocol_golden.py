@@ -27,7 +27,7 @@ from gazette_platform.protocol import (
     validate_journal_name,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.yaml_specs import parse_journal_tree, to_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree, to_journal_tree
 
 _TEXT = (Path(__file__).parent / "data" / "golden_vectors.txt").read_text()
 _LINES = {

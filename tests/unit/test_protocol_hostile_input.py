@@ -25,9 +25,14 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.protocol.routing import validate_header
-from gazette_platform.yaml_specs import parse_journal_tree, to_journal_tree
-from gazette_platform.yaml_specs.journal_tree import JournalNode, hoist, tree_of
-from gazette_platform.yaml_specs.strict_yaml import read_yaml
+from gazette_platform.yaml_specs.documents import read_yaml
+from gazette_platform.yaml_specs.journal_tree import (
+    JournalNode,
+    hoist,
+    parse_journal_tree,
+    to_journal_tree,
+    tree_of,
+)
 
 DIGITS = "9" * 5000
 MANY = "9" * 1_000_000

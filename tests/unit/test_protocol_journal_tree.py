@@ -16,15 +16,18 @@ from gazette_platform.protocol import (
     SuspendLevel,
     SuspendSpec,
 )
-from gazette_platform.yaml_specs import JournalNode, parse_journal_tree, to_journal_tree
 from gazette_platform.yaml_specs.journal_tree import (
+    JournalNode,
     _intersect,
     _subtract,
     _union,
     hoist,
+    parse_journal_node,
+    parse_journal_tree,
+    render_journal_node,
+    to_journal_tree,
     tree_of,
 )
-from gazette_platform.yaml_specs.journal_yaml import parse_journal_node, render_journal_node
 
 _NO_CHILDREN = (
     "expected one or more Children (a name that is empty or ends in '/' is a directory; "

@@ -28,47 +28,28 @@ DIGITS = "9" * 5000
 
 # Each is refused as a spec that is applied, or when a fragment is persisted; never later.
 HOSTILE = {
-    "surrogate": '{{$c := printf "%c" 55296}}{{len $c}}{{index $c 0}}{{urlquery $c}}{{slice $c 0}}',
-    "surrogate in quotes": r'{{len "\ud800"}}',
-    "surrogate as character": r"{{printf \"%c\" '\ud800'}}".replace('\\"', '"'),
-    "two characters in quotes": r"{{'\x41b'}}",
-    "character beyond Unicode": '{{printf "%c" 99999999999}}',
     "wide": f'{{{{printf "%{DIGITS}d" 1}}}}',
     "precise": f'{{{{printf "%.{DIGITS}d" 1}}}}',
     "wide, in other digits": '{{printf "%٣٣٣٣٣٣d" 1}}',
     "number": f"{{{{{DIGITS}}}}}",
     "hexadecimal number": f'{{{{printf "%d" 0x{"f" * 5000}}}}}',
     "float": f"{{{{1e{DIGITS}}}}}",
-    "position": f"{{{{index .JournalSpec.Name 0x{'f' * 5000}}}}}",
-    "doubling": '{{$a := "x"}}' + "{{$a = print $a $a}}" * 25,
-    "doubling, by others": '{{$a := "x"}}' + '{{$a = printf "%s%s" $a $a}}' * 25,
+    "doubling": '{{$a := "x"}}' + '{{$a := printf "%s%s" $a $a}}' * 25,
     "doubling a layout": '{{$a := "Jan2006"}}'
-    + "{{$a = .Spool.FirstAppendTime.Format (print $a $a)}}" * 25,
-    "many arguments": '{{$a := printf "%512d" 1}}{{$a = print '
-    + "$a " * 100
-    + "}}{{print "
-    + "$a " * 2000
+    + '{{$a := .Spool.FirstAppendTime.Format (printf "%s%s" $a $a)}}' * 25,
+    "many arguments": '{{$a := printf "%512d" 1}}{{printf "'
+    + "%s" * 1000
+    + '" '
+    + "$a " * 1000
     + "}}",
     "many actions": "{{1}}" * 300_000,
     "many declarations": "{{$a := 1}}" * 100_000,
     "deep parentheses": "{{" + "(" * 3000 + "1" + ")" * 3000 + "}}",
     "deep blocks": "{{if 1}}" * 1000 + "{{end}}" * 1000,
     "chain of else": "{{if 0}}" + "{{else if 0}}" * 500 + "{{end}}",
-    "nested ranges": "{{range $.JournalSpec.LabelSet.Labels}}" * 3 + "x" + "{{end}}" * 3,
-    "nested ranges, with calls": "{{$s := .JournalSpec.LabelSet}}"
-    + "{{range $.JournalSpec.LabelSet.Labels}}" * 2
-    + '{{$x := $s.ValueOf "name-04999"}}'
-    + "{{end}}" * 2,
-    "nested ranges, with long values": '{{$a := printf "%512d" 1}}'
-    + "{{$a = print $a $a $a $a $a $a $a $a}}" * 2
-    + "{{range .JournalSpec.LabelSet.Labels}}{{$b := urlquery $a}}{{end}}",
-    "long layouts": '{{$a := "1"}}'
-    + "{{$a = print $a $a}}" * 15
-    + "{{range $.JournalSpec.LabelSet.Labels}}{{$x := $.Spool.FirstAppendTime.Format $a}}{{end}}",
-    "many variables": "".join(f"{{{{$v{n} := 1}}}}" for n in range(500))
-    + "{{range $.JournalSpec.LabelSet.Labels}}" * 2
-    + "{{$v0}}"
-    + "{{end}}" * 2,
+    "range": "{{range $.JournalSpec.LabelSet.Labels}}" * 3 + "x" + "{{end}}" * 3,
+    "long layouts": '{{$a := printf "%512d" 1}}'
+    + "{{$b := $.Spool.FirstAppendTime.Format $a}}{{$b}}" * 150,
     "unclosed": "{{" * 4000,
     "backtracking": "{{" + "1" * 4000 + "z}}",
     "backtracking in a layout": '{{.Spool.FirstAppendTime.Format "'
@@ -80,19 +61,9 @@ HOSTILE = {
 }
 
 
-# What they make has U+FFFD in it, which is no valid path; Go does likewise.
-REPLACED = ("surrogate", "surrogate as character", "character beyond Unicode")
-
-
 def outcome(text):
     """What becomes of a spec with this template, and of a fragment that it is evaluated for."""
     return PathPostfixTemplate(text).evaluate(_FRAGMENT, _AT, LabelSet(), _SPEC)
-
-
-def test_text_in_a_range_is_bounded():
-    """It takes few steps, and nothing is computed."""
-    with pytest.raises(ValidationError, match="makes more than"):
-        outcome("{{range .JournalSpec.LabelSet.Labels}}" + "x" * 8000 + "{{end}}")
 
 
 @pytest.mark.parametrize("guard", ["", "{{if .Spool.End}}"])
@@ -101,42 +72,30 @@ def test_hostile_templates_are_refused_within_budget(name, guard):
     text = f"{guard}{HOSTILE[name]}{'{{end}}' if guard else ''}"
     tracemalloc.start()
     began = time.process_time()
-    made = ""
     problem = ""
     try:
-        made = outcome(text)
+        outcome(text)
     except ValidationError as err:
         problem = str(err)
     finally:
         took_s = time.process_time() - began
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    if name in REPLACED and not problem:
-        assert "\ufffd" in made
-    else:
-        assert 0 < len(problem) < 2000, "it is told in the trailer of a call"
+    assert 0 < len(problem) < 2000, "it is told in the trailer of a call"
     assert took_s < 4.0  # 0.1 without tracemalloc, on a machine of its own
     assert peak < 16 << 20
 
 
-def test_go_replaces_what_is_no_character():
-    assert Template('{{printf "%c" 55296}}').execute(None) == "\ufffd"
-    assert Template('{{printf "%c" 1114112}}').execute(None) == "\ufffd"
-    assert Template('{{printf "%c" -1}}').execute(None) == "\ufffd"
-    assert Template('{{printf "%c" 65}}').execute(None) == "A"
-
-
 def test_numbers_of_64_bits_are_fine():
     assert Template("{{9223372036854775807}}").execute(None) == "9223372036854775807"
-    assert Template('{{printf "%x" 0xffffffffffffffff}}').execute(None) == "f" * 16
+    assert Template("{{-9223372036854775808}}").execute(None) == "-9223372036854775808"
     with pytest.raises(ValidationError, match="64 bits"):
-        Template("{{18446744073709551616}}")
+        Template("{{9223372036854775808}}")
 
 
 def test_labels_are_found_by_name_however_many():
     assert outcome('{{.JournalSpec.LabelSet.ValueOf "name-04999"}}') == "v" * 20
     assert outcome('{{.JournalSpec.LabelSet.ValueOf "missing"}}') == ""
-    assert outcome('{{len (.JournalSpec.LabelSet.ValuesOf "missing")}}') == "0"
 
 
 def test_variables_are_bounded_while_they_are_in_scope():

@@ -27,11 +27,12 @@ from thrift.transport.TTransport import TTransportException
 
 from gazette_platform.errors import LakeError, RollupFenced
 from gazette_platform.hive.thrift import ttypes
+from gazette_platform.lake.iceberg.metastore import IcebergTables
 from gazette_platform.lake.rollups import Covers, RollupSpec, Seen, SliceCover
 from gazette_platform.lake.rollups.commit import Commit, commit
-from gazette_platform.lake.rollups.iceberg import COVERS, IcebergTables
 from gazette_platform.lake.rollups.maintenance import maintain, maintenance_statements
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
+from gazette_platform.lake.rollups.stored_covers import COVERS, covers_path, read_covers
 
 SPEC = RollupSpec(
     name="rollups.sums",
@@ -102,7 +103,7 @@ class Rollup:
         """A commit of `rows` into the table as it is now."""
         base = self.load()
         made = sorted(ends)
-        former = self.tables.read_covers(base)
+        former = read_covers(self.tables, base)
         return Commit(
             spec=spec,
             base=base,
@@ -123,7 +124,7 @@ class Rollup:
         return sorted((r["origin"], r["n"]) for r in found)
 
     def covered(self):
-        found = self.tables.read_covers(self.load()).offsets()
+        found = read_covers(self.tables, self.load()).offsets()
         return {journal: ranges[-1][1] for journal, ranges in found.items()}
 
     def by_engine(self, change):
@@ -209,7 +210,7 @@ def test_files_are_found_though_manifests_are_looked_at_side_by_side(rollup, mon
 def test_slices_are_dropped(rollup):
     rollup.commit(rows((JFK, 1), (EWR, 3)), {JFK: 10, EWR: 20})
     base = rollup.load()
-    left = rollup.tables.read_covers(base).with_slices({}, [EWR])
+    left = read_covers(rollup.tables, base).with_slices({}, [EWR])
     done = commit(
         rollup.tables,
         Commit(
@@ -351,7 +352,7 @@ def test_table_that_was_rolled_back_covers_what_it_did_then(rollup):
 def test_other_tables_are_no_rollups(rollup):
     table = rollup.tables.load(STAGING_SCHEMA, rollup.stage(rows((JFK, 1))))
     with pytest.raises(LakeError, match=r"does not say what it covers"):
-        rollup.tables.read_covers(table)
+        read_covers(rollup.tables, table)
     thrift = rollup.metastore.thrift
     view = thrift.get_table(STAGING_SCHEMA, "sums_1")
     view.parameters = {}
@@ -482,7 +483,7 @@ def test_maintenance_statements_are_read_by_a_parser(dialect):
 def test_covers_of_expired_snapshots_are_removed_and_of_others_not(rollup):
     for n in range(3):
         rollup.commit(rows((JFK, n)), {JFK: n + 1})
-    folder = rollup.load().covers_path.removeprefix("file://")
+    folder = covers_path(rollup.load()).removeprefix("file://")
     assert len(list(Path(folder).parent.iterdir())) == 3
     asked = []
 

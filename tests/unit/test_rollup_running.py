@@ -18,6 +18,7 @@ from gazette_platform.assets.freshness import SOURCES_KEY, noted_mark, sources_m
 from gazette_platform.assets.rollups import COMPLETE_CHECK, rollup_asset
 from gazette_platform.errors import LakeError, RollupFenced
 from gazette_platform.lake.rollups import RollupSpec
+from gazette_platform.lake.rollups.stored_covers import read_covers
 
 
 @pytest.fixture
@@ -238,7 +239,7 @@ def test_two_runs_at_once_commit_once(lake):
     lake.engine.before_commit = other_run
     with pytest.raises(RollupFenced):
         lake.run()
-    covers = lake.tables.read_covers(lake.tables.load("rollups", "sums"))
+    covers = read_covers(lake.tables, lake.tables.load("rollups", "sums"))
     assert covers.offsets()["orders/shop=b"] == [(0, 18)]
     assert lake.staged() == []
     assert lake.run().made == []
@@ -258,7 +259,7 @@ def test_commit_between_two_batches_of_a_run_ends_it(lake):
     lake.engine.before_commit = after_first_batch
     with pytest.raises(RollupFenced):
         lake.run(slices_max=1)
-    covers = lake.tables.read_covers(lake.tables.load("rollups", "sums"))
+    covers = read_covers(lake.tables, lake.tables.load("rollups", "sums"))
     assert covers.offsets() == {"orders/shop=a": [(0, 18)], "orders/shop=b": [(0, 9)]}
     assert lake.run().made == []
 

@@ -5,12 +5,12 @@ import pickle
 import pytest
 from pyspark import cloudpickle
 
-from gazette_platform.lake.segments import Segment
+from gazette_platform.lake.reading.segments import Segment
 from gazette_platform.lake.typed.planning.ranges import Task
 from gazette_platform.lake.typed.planning.rounds import Order
-from gazette_platform.lake.typed.runs import wire
-from gazette_platform.spark import typed_orders, typed_workers
-from gazette_platform.spark.typed_orders import NAME, PlannedOrders, source_of
+from gazette_platform.lake.typed.runs import jobs
+from gazette_platform.spark import typed_workers, typed_workers as typed_orders
+from gazette_platform.spark.typed_workers import NAME, PlannedOrders, source_of
 
 ORDERS = [b"the first order", b"the second order"]
 
@@ -43,11 +43,11 @@ def test_tasks_are_sent_the_job_and_no_orders():
 def test_a_worker_tells_its_error_in_rows_of_bounded_size(monkeypatch):
     monkeypatch.setattr(typed_orders, "_PART_BYTES", 16)
     order = Order(journal="j", task=Task((Segment("j", 0, 9, (), None),)))
-    reader = planned(b"0.0.0-other\n", [b"", wire.dump_order(order)]).reader(None)
+    reader = planned(b"0.0.0-other\n", [b"", jobs.dump_order(order)]).reader(None)
     rows = [row for batch in reader.read(reader.partitions()[1]) for row in batch.to_pylist()]
     assert len(rows) > 3
     assert {(row["number"], row["is_error"]) for row in rows} == {(1, True)}
-    told = wire.parse_error(b"".join(row["content"] for row in rows))
+    told = jobs.parse_error(b"".join(row["content"] for row in rows))
     assert "the driver is gazette-platform 0.0.0-other, and this worker" in str(told)
 
 

@@ -19,14 +19,14 @@ from power_disk import PowerDisk
 from spool_files import put, state_of
 
 from gazette_platform.broker.config import FsyncMode
+from gazette_platform.broker.spool import head_records
 from gazette_platform.broker.spool.digester import Digester
+from gazette_platform.broker.spool.files import finish_closing
+from gazette_platform.broker.spool.home import Owner, SpoolHome, free_homes
 from gazette_platform.broker.spool.journal_spool import JournalSpool
-from gazette_platform.fragment import head_records
-from gazette_platform.fragment.files import finish_closing
-from gazette_platform.fragment.recovery import recover
-from gazette_platform.fragment.spool import Spool
-from gazette_platform.fragment.spool_home import Owner, SpoolHome, free_homes
-from gazette_platform.fragment.tenure import Tenure
+from gazette_platform.broker.spool.recovery import recover
+from gazette_platform.broker.spool.spool import Spool
+from gazette_platform.broker.spool.tenure import Tenure
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import LabelSet

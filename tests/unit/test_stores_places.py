@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from gazette_platform.broker.store_guard import (
+    folders_of,
+    journal_place,
+    rewritten_name,
+    store_place,
+)
 from gazette_platform.errors import StoreError, ValidationError
 from gazette_platform.stores import open_store
 from gazette_platform.stores.health import put_bytes
-from gazette_platform.stores.places import folders_of, journal_place, rewritten_name, store_place
 
 MINE = "mine/spy"
 

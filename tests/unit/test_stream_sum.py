@@ -12,7 +12,7 @@ from gazette_platform.consumer.protocol import parse_shard_changes
 from gazette_platform.errors import ApplicationFailed
 from gazette_platform.message import JsonFraming, build_uuid
 from gazette_platform.message.uuid import Flags
-from gazette_platform.yaml_specs.journal_yaml import parse_journal_tree
+from gazette_platform.yaml_specs.journal_tree import parse_journal_tree
 
 FOLDER = Path(messages.__file__).parent
 STREAM = list(range(16))

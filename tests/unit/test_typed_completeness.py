@@ -7,11 +7,11 @@ import pytest
 from typed_files import write_rows
 from typed_world import JOURNAL, World, row
 
-from gazette_platform.lake.typed.catalog.publishing import publish_files
+from gazette_platform.lake.iceberg.publishing import publish_files
 from gazette_platform.lake.typed.checks.completeness import account, check_counts
-from gazette_platform.lake.typed.files.written import data_file_of
+from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.planning.state import Counts, JournalState, TypedState
-from gazette_platform.lake.typed.tables.quarantined import (
+from gazette_platform.lake.typed.tables.quarantine import (
     begins_at,
     moment_of,
     settle_quarantine,
@@ -30,9 +30,9 @@ def world(tmp_path):
 
 def run(world, *, rows=(), bad=(), counts, run="one"):
     """A run that writes rows and quarantined records, and says that there were `counts`."""
-    door, table = world.open()
+    handle, table = world.open()
     quarantine = world.quarantine()
-    settle_quarantine(door, quarantine)
+    settle_quarantine(handle, quarantine)
     aside = [
         {"_journal": JOURNAL, "_begin": n * 10, "_end": n * 10 + 10, "reason": "?", "raw": b"{"}
         for n in bad
@@ -45,8 +45,8 @@ def run(world, *, rows=(), bad=(), counts, run="one"):
     path = write_state(table.location, state, table.io)
     files = [data_file_of(write_rows(table.metadata, list(rows)), table.metadata)] if rows else []
     properties = state_properties(state, path=path, run=run, quarantine=listed)
-    publish_files(door, table.start, files, run, properties)
-    return door, quarantine
+    publish_files(handle, table.start, files, run, properties)
+    return handle, quarantine
 
 
 COUNTS = Counts(messages=5, committed=5, typed=3, quarantined=2)
@@ -54,8 +54,8 @@ COUNTS = Counts(messages=5, committed=5, typed=3, quarantined=2)
 
 def test_a_table_that_holds_what_its_state_says_is_complete(world):
     rows = [row(n) for n in (1, 2, 3)]
-    door, quarantine = run(world, rows=rows, bad=(4, 5), counts=COUNTS)
-    found = check_counts(door, quarantine)
+    handle, quarantine = run(world, rows=rows, bad=(4, 5), counts=COUNTS)
+    found = check_counts(handle, quarantine)
     assert found.is_complete
     assert (found.rows, found.quarantined, found.notes) == (3, 2, ())  # none of them is settled yet
     assert found.counts.committed == 5
@@ -71,8 +71,8 @@ def test_a_table_that_holds_what_its_state_says_is_complete(world):
     ],
 )
 def test_what_is_lost_or_too_much_is_told_with_its_journal(world, rows, bad, lost, doubled, told):
-    door, quarantine = run(world, rows=[row(n) for n in rows], bad=bad, counts=COUNTS)
-    found = check_counts(door, quarantine)
+    handle, quarantine = run(world, rows=[row(n) for n in rows], bad=bad, counts=COUNTS)
+    found = check_counts(handle, quarantine)
     assert not found.is_complete
     assert (found.lost, found.doubled) == (lost, doubled)
     (finding,) = found.findings
@@ -83,19 +83,19 @@ def test_what_is_lost_or_too_much_is_told_with_its_journal(world, rows, bad, los
 
 def test_rows_of_a_journal_that_was_never_read_are_too_many(world):
     rows = [row(1), row(2), row(3), row(1, journal="raw/other")]
-    door, quarantine = run(world, rows=rows, bad=(4, 5), counts=COUNTS)
-    (finding,) = check_counts(door, quarantine).findings
+    handle, quarantine = run(world, rows=rows, bad=(4, 5), counts=COUNTS)
+    (finding,) = check_counts(handle, quarantine).findings
     assert (finding.journal, finding.doubled) == ("raw/other", 1)
 
 
 def test_a_key_has_fewer_rows_than_messages_and_never_more(world):
-    door, quarantine = run(world, rows=[row(3)], bad=(4, 5), counts=COUNTS)
-    found = check_counts(door, quarantine, is_upserted=True)
+    handle, quarantine = run(world, rows=[row(3)], bad=(4, 5), counts=COUNTS)
+    found = check_counts(handle, quarantine, is_upserted=True)
     assert found.is_complete
     assert "1 row of 3 messages" in found.notes[0]
     more = replace(COUNTS, typed=0, quarantined=5)
-    door, quarantine = run(world, bad=(6, 7, 8), counts=more, run="two")
-    (finding,) = check_counts(door, quarantine, is_upserted=True).findings
+    handle, quarantine = run(world, bad=(6, 7, 8), counts=more, run="two")
+    (finding,) = check_counts(handle, quarantine, is_upserted=True).findings
     assert finding.doubled == 1
 
 
@@ -108,8 +108,8 @@ def test_counts_that_contradict_each_other_are_told():
 
 def test_offsets_of_a_span_are_those_of_rows_and_of_records_that_are_not_settled(world):
     rows = [row(n) for n in (1, 2, 3)]
-    door, quarantine = run(world, rows=rows, bad=(4, 5), counts=COUNTS)
-    found = begins_at(moment_of(door, quarantine), JOURNAL, 20, 50)
+    handle, quarantine = run(world, rows=rows, bad=(4, 5), counts=COUNTS)
+    found = begins_at(moment_of(handle, quarantine), JOURNAL, 20, 50)
     assert sorted(found.to_pylist()) == [20, 30, 40]
     assert found.type == pa.int64()
-    assert len(begins_at(moment_of(door, quarantine), "raw/other", 0, 100)) == 0
+    assert len(begins_at(moment_of(handle, quarantine), "raw/other", 0, 100)) == 0

@@ -4,17 +4,17 @@ import random
 
 import pytest
 
-from gazette_platform.lake import segment_content
-from gazette_platform.lake.segment_content import LineBlocks
-from gazette_platform.lake.typed.rows import cut_lines
-from gazette_platform.lake.typed.rows.cut_lines import CutLines, LineBlock
+from gazette_platform.lake.reading import segment_content
+from gazette_platform.lake.reading.segment_content import LineBlocks
+from gazette_platform.lake.typed.rows import parsing
+from gazette_platform.lake.typed.rows.parsing import CutLines, LineBlock
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    for module in (segment_content, cut_lines):
+    for module in (segment_content, parsing):
         monkeypatch.setattr(module, "FRAME_BYTES_MAX", 20)
-    monkeypatch.setattr(cut_lines, "_KEPT_BYTES", 8)
+    monkeypatch.setattr(parsing, "_KEPT_BYTES", 8)
 
 
 def blocks_of(pieces, block_bytes=12):

@@ -10,9 +10,9 @@ from typed_world import JOURNAL, Held, World, numbers, publish
 
 from gazette_platform.errors import TypedFenced, TypedRolledBack
 from gazette_platform.lake.catalogs import TrinoCatalogs
+from gazette_platform.lake.iceberg.publishing import RUN, progress_of, summary_of
+from gazette_platform.lake.iceberg.side_files import QUARANTINE
 from gazette_platform.lake.rollups.maintenance import RETAINED_S
-from gazette_platform.lake.typed.catalog.publishing import RUN, progress_of, summary_of
-from gazette_platform.lake.typed.catalog.side_files import QUARANTINE
 from gazette_platform.lake.typed.checks.maintenance import (
     ORPHANS_S,
     fence_before,
@@ -21,7 +21,7 @@ from gazette_platform.lake.typed.checks.maintenance import (
 )
 from gazette_platform.lake.typed.runs.amending import LATE_S
 from gazette_platform.lake.typed.tables.progress import measures, read_progress
-from gazette_platform.lake.typed.tables.quarantined import (
+from gazette_platform.lake.typed.tables.quarantine import (
     quarantined_rows,
     settle_quarantine,
     write_list,
@@ -63,11 +63,11 @@ def side_files(table):
 
 
 def test_what_is_quarantined_is_settled_before_orphans_are_removed(world):
-    door, table = world.open()
+    handle, table = world.open()
     quarantine = world.quarantine()
     bad = {"_journal": JOURNAL, "_begin": 10, "_end": 20, "reason": "?", "raw": b"{"}
     listed = write_list(table.location, [write_rows(quarantine.load().metadata, [bad])], table.io)
-    publish(door, table, [], quarantine=listed)
+    publish(handle, table, [], quarantine=listed)
     settled = []
 
     class Looking(Engine):
@@ -76,7 +76,7 @@ def test_what_is_quarantined_is_settled_before_orphans_are_removed(world):
             return super().execute(sql)
 
     engine = Looking()
-    done = maintain_typed(door, quarantine, engine, now_s=now_s())
+    done = maintain_typed(handle, quarantine, engine, now_s=now_s())
     assert settled == [1] * 6
     assert [done.table.name, done.quarantine.name] == ["typed.flights", "typed.flights_quarantine"]
     assert (done.table.orphans, done.quarantine.files, done.is_fenced) == (2, 1, False)
@@ -86,56 +86,56 @@ def test_what_is_quarantined_is_settled_before_orphans_are_removed(world):
 
 
 def test_who_was_held_up_for_longer_than_orphans_are_kept_is_refused(world):
-    door, table = world.open()
-    publish(door, table, [1])
+    handle, table = world.open()
+    publish(handle, table, [1])
     _, late = world.open()
-    done = maintain_typed(door, world.quarantine(), Engine(), now_s=now_s() + 2 * DAY_S)
+    done = maintain_typed(handle, world.quarantine(), Engine(), now_s=now_s() + 2 * DAY_S)
     assert done.is_fenced
     # Its files are gone by now.
     with pytest.raises(TypedFenced):
-        publish(door, late, [2])
+        publish(handle, late, [2])
     _, after = world.open()
     assert after.state.digest == late.state.digest
-    publish(door, after, [2])
-    assert numbers(door) == [1, 2]
+    publish(handle, after, [2])
+    assert numbers(handle) == [1, 2]
 
 
 def test_an_empty_run_is_not_told_of_as_the_one_before(world):
     """How fresh its rows were would be told by when it was published, and its bytes would have been read twice."""
-    door, table = world.open()
+    handle, table = world.open()
     oldest_at = datetime.fromtimestamp(now_s() - 2, UTC)
     told = measures(read_bytes=9, seconds=1.5, complete_at=oldest_at, oldest_at=oldest_at)
-    publish(door, table, [1], **told)
-    before = read_progress(door.load(), door.name)
+    publish(handle, table, [1], **told)
+    before = read_progress(handle.load(), handle.name)
     assert (before.read_bytes, before.seconds, before.freshness_s > 1) == (9, 1.5, True)
-    assert maintain_typed(door, world.quarantine(), Engine(), now_s=now_s() + DAY_S).is_fenced
-    after = read_progress(door.load(), door.name)
+    assert maintain_typed(handle, world.quarantine(), Engine(), now_s=now_s() + DAY_S).is_fenced
+    after = read_progress(handle.load(), handle.name)
     assert (after.read_bytes, after.seconds, after.freshness_s) == (None, None, None)
     assert (after.complete_at, after.version) == (oldest_at, before.version)
 
 
 def test_a_table_that_was_rolled_back_is_left_as_it_is(world):
     """Optimized, and what was before expired, it would look as if it had never been."""
-    door, table = world.open()
-    first = publish(door, table, [1]).snapshot_id
+    handle, table = world.open()
+    first = publish(handle, table, [1]).snapshot_id
     _, table = world.open()
-    publish(door, table, [2])
-    door.load().token.manage_snapshots().rollback_to_snapshot(first).commit()
+    publish(handle, table, [2])
+    handle.load().token.manage_snapshots().rollback_to_snapshot(first).commit()
     engine = Engine()
     with pytest.raises(TypedRolledBack):
-        maintain_typed(door, world.quarantine(), engine, now_s=now_s())
+        maintain_typed(handle, world.quarantine(), engine, now_s=now_s())
     assert engine.asked == []
 
 
 def test_a_fence_says_what_the_run_before_it_said_and_settles_nothing_again(world):
-    door, table = world.open()
+    handle, table = world.open()
     quarantine = world.quarantine()
     bad = {"_journal": JOURNAL, "_begin": 10, "_end": 20, "reason": "?", "raw": b"{"}
     listed = write_list(table.location, [write_rows(quarantine.load().metadata, [bad])], table.io)
-    publish(door, table, [1], run="first", quarantine=listed)
-    before = door.load().metadata
-    assert maintain_typed(door, quarantine, Engine(), now_s=now_s() + 2 * DAY_S).is_fenced
-    after = door.load().metadata
+    publish(handle, table, [1], run="first", quarantine=listed)
+    before = handle.load().metadata
+    assert maintain_typed(handle, quarantine, Engine(), now_s=now_s() + 2 * DAY_S).is_fenced
+    after = handle.load().metadata
     told = dict(summary_of(before, progress_of(before)))
     said = dict(summary_of(after, progress_of(after)))
     assert said[RUN] != told.pop(RUN) == "first"
@@ -143,50 +143,50 @@ def test_a_fence_says_what_the_run_before_it_said_and_settles_nothing_again(worl
     ours = {key: value for key, value in told.items() if key.startswith("gazette.")}
     assert ours.items() <= said.items()
     assert QUARANTINE not in said
-    assert not settle_quarantine(door, quarantine)
+    assert not settle_quarantine(handle, quarantine)
     assert quarantined_rows(quarantine)["_begin"].to_pylist() == [10]
 
 
 def test_a_fence_is_not_needed_once_somebody_publishes(world):
-    door, table = world.open()
-    publish(door, table, [1])
-    loaded, (_, late) = door.load(), world.open()
-    held = Held(door, lambda: publish(world.door(), late, [2], run="other"))
+    handle, table = world.open()
+    publish(handle, table, [1])
+    loaded, (_, late) = handle.load(), world.open()
+    held = Held(handle, lambda: publish(world.handle(), late, [2], run="other"))
     assert not fence_before(held, loaded, now_s() + DAY_S)
-    assert progress_of(door.load().metadata) != progress_of(loaded.metadata)
-    assert numbers(door) == [1, 2]
+    assert progress_of(handle.load().metadata) != progress_of(loaded.metadata)
+    assert numbers(handle) == [1, 2]
 
 
 def test_a_table_that_was_published_to_since_needs_no_fence(world):
-    door, table = world.open()
-    publish(door, table, [1])
-    before = progress_of(door.load().metadata)
-    done = maintain_typed(door, world.quarantine(), Engine(), now_s=now_s() + ORPHANS_S / 3)
+    handle, table = world.open()
+    publish(handle, table, [1])
+    before = progress_of(handle.load().metadata)
+    done = maintain_typed(handle, world.quarantine(), Engine(), now_s=now_s() + ORPHANS_S / 3)
     assert not done.is_fenced
-    assert progress_of(door.load().metadata) == before
+    assert progress_of(handle.load().metadata) == before
 
 
 def test_amendments_are_fenced_while_their_files_are_there(world):
     """They may have written them before the run was published on top of which they come."""
-    door, table = world.open()
-    publish(door, table, [1])
+    handle, table = world.open()
+    publish(handle, table, [1])
     young = maintain_typed(
-        door, world.quarantine(), Engine(), now_s=now_s() + ORPHANS_S - LATE_S - 2 * HOUR_S
+        handle, world.quarantine(), Engine(), now_s=now_s() + ORPHANS_S - LATE_S - 2 * HOUR_S
     )
-    old = maintain_typed(door, world.quarantine(), Engine(), now_s=now_s() + ORPHANS_S - LATE_S)
+    old = maintain_typed(handle, world.quarantine(), Engine(), now_s=now_s() + ORPHANS_S - LATE_S)
     assert (young.is_fenced, old.is_fenced) == (False, True)
 
 
 def test_files_beside_a_table_are_removed_once_no_snapshot_names_them(world):
-    door, table = world.open()
-    publish(door, table, [1])
+    handle, table = world.open()
+    publish(handle, table, [1])
     # A run that died before it published, and one behind it.
     write_list(table.location, [write_rows(table.metadata, [])], table.io)
     _, table = world.open()
-    publish(door, table, [2])
+    publish(handle, table, [2])
     assert side_files(table) == [".quarantine", ".state", ".state"]
-    assert maintain_typed(door, world.quarantine(), Engine(), now_s=now_s()).side_files == 0
-    done = maintain_typed(door, world.quarantine(), Engine(), now_s=now_s() + 2 * DAY_S)
+    assert maintain_typed(handle, world.quarantine(), Engine(), now_s=now_s()).side_files == 0
+    done = maintain_typed(handle, world.quarantine(), Engine(), now_s=now_s() + 2 * DAY_S)
     assert (done.side_files, done.undeleted) == (1, ())
     assert side_files(table) == [".state", ".state"]
     _, table = world.open()
@@ -194,25 +194,25 @@ def test_files_beside_a_table_are_removed_once_no_snapshot_names_them(world):
 
 
 def test_nothing_is_done_to_a_table_before_its_first_run(world):
-    door, _ = world.open()
-    assert maintain_typed(door, world.quarantine(), Engine(), now_s=now_s()) is None
-    assert maintain_typed(world.door("typed.no"), world.quarantine(), Engine(), now_s=0.0) is None
+    handle, _ = world.open()
+    assert maintain_typed(handle, world.quarantine(), Engine(), now_s=now_s()) is None
+    assert maintain_typed(world.handle("typed.no"), world.quarantine(), Engine(), now_s=0.0) is None
 
 
 def test_trino_is_asked_for_no_less_than_it_allows(world):
-    door, table = world.open()
-    publish(door, table, [1])
+    handle, table = world.open()
+    publish(handle, table, [1])
     engine = Engine("trino")
-    done = maintain_typed(door, world.door("typed.flights_quarantine"), engine, now_s=now_s())
+    done = maintain_typed(handle, world.handle("typed.flights_quarantine"), engine, now_s=now_s())
     assert (done.quarantine, done.table.orphans) == (None, None)
     kept = [sql.partition("=> ")[2] for sql in engine.asked[1:]]
     assert kept == [f"'{int(RETAINED_S)}s')"] * 2
 
 
 def test_snapshots_expire_by_number_as_well_as_by_age(world):
-    door, table = world.open()
+    handle, table = world.open()
     for n in range(4):
-        publish(door, table, [n])
+        publish(handle, table, [n])
         _, table = world.open()
     metadata = table.metadata
     now = metadata.snapshots[-1].timestamp_ms / 1000 + 2 * DAY_S

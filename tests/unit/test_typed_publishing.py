@@ -26,8 +26,8 @@ from gazette_platform.errors import (
     TypedProgressGone,
     TypedRolledBack,
 )
-from gazette_platform.lake.typed.catalog.doors import SameTable
-from gazette_platform.lake.typed.catalog.publishing import (
+from gazette_platform.lake.iceberg.catalog import PinnedHandle
+from gazette_platform.lake.iceberg.publishing import (
     PROGRESS,
     head_of,
     progress_of,
@@ -36,18 +36,18 @@ from gazette_platform.lake.typed.catalog.publishing import (
     summary_of,
     updates_moving,
 )
-from gazette_platform.lake.typed.catalog.side_files import unnamed_files
-from gazette_platform.lake.typed.files.written import (
+from gazette_platform.lake.iceberg.side_files import unnamed_files
+from gazette_platform.lake.spec.typed.partitions import parse_partition
+from gazette_platform.lake.typed.files.writing import (
     WrittenFile,
     data_file_of,
 )
 from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
-from gazette_platform.lake.typed.tables.quarantined import (
+from gazette_platform.lake.typed.tables.quarantine import (
     open_quarantine,
 )
 from gazette_platform.lake.typed.tables.table import open_table, write_state
-from gazette_platform.lake.typed_spec.partitions import parse_partition
 
 pytestmark = pytest.mark.long
 
@@ -64,14 +64,14 @@ def world(tmp_path):
 
 
 def test_table_is_made_published_to_and_found_with_its_state(world):
-    door, table = world.open()
+    handle, table = world.open()
     assert (table.start, table.state, table.run) == (None, TypedState(), "")
-    published = publish(door, table, [1, 2], run="first")
+    published = publish(handle, table, [1, 2], run="first")
     _, again = world.open()
     assert (again.start, again.run) == (published.snapshot_id, "first")
     assert again.state.journals[JOURNAL].offset == 20
     assert again.offsets == f"{JOURNAL} 20"
-    assert numbers(door) == [1, 2]
+    assert numbers(handle) == [1, 2]
     summary = summary_of(again.metadata, again.start)
     assert summary["gazette.offsets"] == f"{JOURNAL} 20"
     assert (summary["gazette.typed-rows"], summary["gazette.quarantined"]) == ("2", "0")
@@ -81,9 +81,9 @@ def test_table_is_made_published_to_and_found_with_its_state(world):
 
 
 def test_of_two_who_make_it_at_once_one_does(world):
-    doors = [world.door() for _ in range(4)]
-    with ThreadPoolExecutor(len(doors)) as pool:
-        tables = list(pool.map(lambda d: open_table(d, spec(), world.location()), doors))
+    handles = [world.handle() for _ in range(4)]
+    with ThreadPoolExecutor(len(handles)) as pool:
+        tables = list(pool.map(lambda d: open_table(d, spec(), world.location()), handles))
     assert len({table.metadata.table_uuid for table in tables}) == 1
 
 
@@ -93,7 +93,7 @@ def test_values_of_all_types_come_back(world):
         "ok boolean", "ratio double", "raw binary", "tags array<string>", "extra map<string,bigint>",
         "place struct<zip:string,lines:array<int>>",
     ))  # fmt: skip
-    door, table = world.open(wanted)
+    handle, table = world.open(wanted)
     values = {
         "price": Decimal("-12.50"), "at": datetime(2026, 1, 2, 3, 4, 5, 678, UTC),
         "local": datetime(1969, 12, 31, 23, 59),  # noqa: DTZ001
@@ -101,23 +101,23 @@ def test_values_of_all_types_come_back(world):
         "ok": True, "ratio": 0.5, "raw": b"\xff", "tags": ["a", None], "extra": [("a", 1)],
         "place": {"zip": "1", "lines": [1, 2]},
     }  # fmt: skip
-    publish(door, table, [], rows=[row(1, **values), row(2)])
-    found = door.load().token.scan(row_filter="n = 1").to_arrow().to_pylist()
+    publish(handle, table, [], rows=[row(1, **values), row(2)])
+    found = handle.load().token.scan(row_filter="n = 1").to_arrow().to_pylist()
     expected = {**values, "id": uuid.UUID(int=7), "_uuid": uuid.UUID(int=1)}
     assert {key: found[0][key] for key in expected} == expected
     for condition in ("price < 0", "day = '2026-01-02'", "at > '2026-01-01T00:00:00+00:00'"):
-        assert len(door.load().token.scan(row_filter=condition).to_arrow()) == 1
+        assert len(handle.load().token.scan(row_filter=condition).to_arrow()) == 1
 
 
 def test_bounds_of_journal_and_offset_are_whole_and_prune(world):
-    door, table = world.open()
+    handle, table = world.open()
     other = JOURNAL + "-and-another"
     for ns, journal in (([1], JOURNAL), ([2], other), ([3], other)):
         _, table = world.open()
-        publish(door, table, [], rows=[row(n, journal) for n in ns])
-    scan = door.load().token.scan(row_filter=f"_journal = '{other}' and _begin >= 30")
+        publish(handle, table, [], rows=[row(n, journal) for n in ns])
+    scan = handle.load().token.scan(row_filter=f"_journal = '{other}' and _begin >= 30")
     assert [task.file.record_count for task in scan.plan_files()] == [1]
-    bounds = [task.file for task in door.load().token.scan().plan_files()]
+    bounds = [task.file for task in handle.load().token.scan().plan_files()]
     column = table.schema.find_field("_journal").field_id
     assert {f.lower_bounds[column].decode() for f in bounds} == {JOURNAL, other}
     assert all(f.lower_bounds[column] == f.upper_bounds[column] for f in bounds)
@@ -134,7 +134,7 @@ def test_bounds_of_journal_and_offset_are_whole_and_prune(world):
 def test_files_are_pruned_by_values_of_their_partition(world, partition, value, condition):
     columns = ("n bigint", "k string", "at timestamptz", "price decimal(10,2)", "id uuid")
     wanted = spec(columns, partitions=(parse_partition(partition),))
-    door, table = world.open(wanted)
+    handle, table = world.open(wanted)
     values = {"at": datetime(2026, 1, 2, 5, tzinfo=UTC), "price": Decimal("1.50"), "k": "a"}
     values["id"] = uuid.UUID(int=7).bytes
     written = [
@@ -144,8 +144,8 @@ def test_files_are_pruned_by_values_of_their_partition(world, partition, value, 
     # They travel as bytes.
     written = [WrittenFile.parse(one.dump()) for one in written]
     files = [data_file_of(one, table.metadata) for one in written]
-    publish_files(door, None, files, "one", {})
-    scan = door.load().token.scan(row_filter=condition)
+    publish_files(handle, None, files, "one", {})
+    scan = handle.load().token.scan(row_filter=condition)
     assert [task.file.file_path for task in scan.plan_files()] == [written[0].path]
     assert scan.to_arrow()["n"].to_pylist() == [1]
 
@@ -153,11 +153,11 @@ def test_files_are_pruned_by_values_of_their_partition(world, partition, value, 
 def test_partition_of_uuids_has_them_as_iceberg_does(world):
     """PyIceberg does not find rows by UUIDs, however they are written; engines do."""
     wanted = spec(("n bigint", "k string", "id uuid"), partitions=(parse_partition("id"),))
-    door, table = world.open(wanted)
+    handle, table = world.open(wanted)
     written = write_rows(table.metadata, [row(1)], [uuid.UUID(int=7)])
     written = WrittenFile.parse(written.dump())
-    publish_files(door, None, [data_file_of(written, table.metadata)], "one", {})
-    (task,) = door.load().token.scan().plan_files()
+    publish_files(handle, None, [data_file_of(written, table.metadata)], "one", {})
+    (task,) = handle.load().token.scan().plan_files()
     assert task.file.partition[0] == uuid.UUID(int=7)
 
 
@@ -178,9 +178,9 @@ def test_of_runs_from_one_start_one_is_published(world):
     outcomes = []
 
     def run(number):
-        door, table = runs[number]
+        handle, table = runs[number]
         try:
-            outcomes.append((number, publish(door, table, [number], run=str(number))))
+            outcomes.append((number, publish(handle, table, [number], run=str(number))))
         except TypedFenced as err:
             outcomes.append((number, str(err)))
 
@@ -192,94 +192,94 @@ def test_of_runs_from_one_start_one_is_published(world):
         for _, text in outcomes
         if isinstance(text, str)
     )
-    door, _ = runs[winner]
-    assert numbers(door) == [winner]
+    handle, _ = runs[winner]
+    assert numbers(handle) == [winner]
     # Who does not know whether it was, asks again; also when others have gone on.
-    again = publish_files(door, None, [], str(winner), {})
+    again = publish_files(handle, None, [], str(winner), {})
     assert again.snapshot_id == published.snapshot_id
     _, later = world.open()
-    publish(door, later, [9])
-    assert publish_files(door, None, [], str(winner), {}).snapshot_id == published.snapshot_id
-    assert numbers(door) == [winner, 9]
+    publish(handle, later, [9])
+    assert publish_files(handle, None, [], str(winner), {}).snapshot_id == published.snapshot_id
+    assert numbers(handle) == [winner, 9]
 
 
-def expire_all_but(door, *kept):
-    loaded = door.load()
+def expire_all_but(handle, *kept):
+    loaded = handle.load()
     gone = [s.snapshot_id for s in loaded.metadata.snapshots if s.snapshot_id not in kept]
-    door.commit(loaded, (), (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone}),))
+    handle.commit(loaded, (), (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone}),))
 
 
 def test_zombie_is_fenced_whatever_has_expired(world):
-    door, zombie = world.open()
+    handle, zombie = world.open()
     for n in (1, 2):
         _, table = world.open()
-        publish(door, table, [n])
-    expire_all_but(door, head_of(door.load().metadata))
+        publish(handle, table, [n])
+    expire_all_but(handle, head_of(handle.load().metadata))
     with pytest.raises(TypedFenced):
-        publish(door, zombie, [1])
-    assert numbers(door) == [1, 2]
+        publish(handle, zombie, [1])
+    assert numbers(handle) == [1, 2]
 
 
-def by_hand(door, ns):
+def by_hand(handle, ns):
     """Another who writes to the table, and knows nothing of us."""
-    table = door.load().token
+    table = handle.load().token
     table.append(Table.from_pylist([row(n) for n in ns], schema=arrow_schema(table.schema())))
 
 
 def test_append_goes_on_top_of_what_others_committed(world):
-    door, table = world.open()
-    publish(door, table, [1])
+    handle, table = world.open()
+    publish(handle, table, [1])
     _, table = world.open()
-    by_hand(door, [8])
-    second = publish(door, table, [2])
+    by_hand(handle, [8])
+    second = publish(handle, table, [2])
     assert progress_of(second.metadata) == head_of(second.metadata) == second.snapshot_id
-    assert numbers(door) == [1, 2, 8]
+    assert numbers(handle) == [1, 2, 8]
     # Also if that happens between looking and committing.
     _, table = world.open()
-    held = Held(door, lambda: by_hand(door, [9]))
+    held = Held(handle, lambda: by_hand(handle, [9]))
     publish(held, table, [3])
-    assert numbers(door) == [1, 2, 3, 8, 9]
+    assert numbers(handle) == [1, 2, 3, 8, 9]
     _, last = world.open()
     assert last.state.journals[JOURNAL].offset == 30
 
 
 def test_run_without_rows_publishes_what_it_read(world):
-    door, table = world.open()
-    publish(door, table, [1])
+    handle, table = world.open()
+    publish(handle, table, [1])
     _, table = world.open()
-    publish(door, table, [], run="only duplicates")
+    publish(handle, table, [], run="only duplicates")
     _, table = world.open()
     assert table.run == "only duplicates"
-    assert numbers(door) == [1]
+    assert numbers(handle) == [1]
 
 
 def test_first_run_may_find_nothing(world):
-    door, table = world.open()
-    publish(door, table, [], run="nothing")
+    handle, table = world.open()
+    publish(handle, table, [], run="nothing")
     _, table = world.open()
-    assert (table.run, numbers(door)) == ("nothing", [])
+    assert (table.run, numbers(handle)) == ("nothing", [])
 
 
 def test_held_up_between_looking_and_committing_it_is_fenced(world):
-    door, table = world.open()
-    held = Held(door, lambda: publish(world.door(), table, [1], run="other"))
+    handle, table = world.open()
+    held = Held(handle, lambda: publish(world.handle(), table, [1], run="other"))
     with pytest.raises(TypedFenced):
         publish(held, table, [1], run="late")
-    assert numbers(door) == [1]
+    assert numbers(handle) == [1]
 
 
 def test_each_publication_is_on_four_conditions(world):
     """Catalogs that refuse what others made impossible would hide that one is missing."""
-    door, table = world.open()
-    publish(door, table, [1])
+    handle, table = world.open()
+    publish(handle, table, [1])
     _, table = world.open()
-    by_hand(door, [8])
+    by_hand(handle, [8])
     asked = []
-    held = Held(door)
+    held = Held(handle)
     held.commit = lambda now, requirements, updates: (
-        asked.extend(requirements) or door.commit(now, requirements, updates)
+        asked.extend(requirements) or handle.commit(now, requirements, updates)
     )
-    before = door.load().metadata
+    before = handle.load().metadata
     publish(held, table, [2])
     assert [one.model_dump(by_alias=True) for one in asked] == [
         {"type": "assert-table-uuid", "uuid": before.table_uuid},
@@ -291,32 +291,32 @@ def test_each_publication_is_on_four_conditions(world):
 
 def test_progress_never_expires(world):
     """A table may say for how long references live, and then engines drop those that do not say it themselves."""
-    door, table = world.open()
-    publish(door, table, [1])
-    assert door.load().metadata.refs[PROGRESS].max_ref_age_ms == 2**63 - 1
+    handle, table = world.open()
+    publish(handle, table, [1])
+    assert handle.load().metadata.refs[PROGRESS].max_ref_age_ms == 2**63 - 1
 
 
 def test_table_that_others_change_all_the_time_is_told(world):
-    door, table = world.open()
-    publish(door, table, [1])
+    handle, table = world.open()
+    publish(handle, table, [1])
     _, table = world.open()
-    held = Held(door, *(lambda: by_hand(world.door(), [8]) for _ in range(10)))
+    held = Held(handle, *(lambda: by_hand(world.handle(), [8]) for _ in range(10)))
     with pytest.raises(LakeError, match="changed by others 10 times"):
         publish(held, table, [1])
 
 
 def test_publishing_by_other_partitions_than_the_table_has_is_fenced(world):
-    door, table = world.open()
+    handle, table = world.open()
     files = [data_file_of(write_rows(table.metadata, [row(1)]), table.metadata)]
     world.open(spec(partitions=(parse_partition("bucket(4, k)"),)))
     with pytest.raises(TypedFenced, match="partitioned by spec 1"):
-        publish_files(door, None, files, "late", {})
+        publish_files(handle, None, files, "late", {})
 
 
 def test_manifests_stay_few_however_many_runs_there_are(world):
-    door, table = world.open()
-    door.commit(
-        door.load(),
+    handle, table = world.open()
+    handle.commit(
+        handle.load(),
         (),
         (SetPropertiesUpdate(updates={"commit.manifest.min-count-to-merge": "5"}),),
     )
@@ -324,106 +324,108 @@ def test_manifests_stay_few_however_many_runs_there_are(world):
     file = data_file_of(write_rows(table.metadata, [row(1)]), table.metadata)
     start, most = None, 0
     for number in range(23):
-        published = publish_files(door, start, [file], str(number), {})
+        published = publish_files(handle, start, [file], str(number), {})
         start = published.snapshot_id
         snapshot = published.metadata.current_snapshot()
-        most = max(most, len(snapshot.manifests(door.load().io)))
+        most = max(most, len(snapshot.manifests(handle.load().io)))
     assert most == 4
-    assert len(numbers(door)) == 23
+    assert len(numbers(handle)) == 23
 
 
 # ------------------------------------------------------------------ what a person did
 
 
 def test_tag_that_was_dropped_is_told(world):
-    door, table = world.open()
-    publish(door, table, [1])
+    handle, table = world.open()
+    publish(handle, table, [1])
     _, table = world.open()
-    door.commit(door.load(), (), (RemoveSnapshotRefUpdate.model_validate({"ref-name": PROGRESS}),))
+    handle.commit(
+        handle.load(), (), (RemoveSnapshotRefUpdate.model_validate({"ref-name": PROGRESS}),)
+    )
     with pytest.raises(TypedProgressGone, match=f"no tag {PROGRESS}"):
         world.open()
     with pytest.raises(TypedProgressGone):
-        publish(door, table, [2])
-    assert numbers(door) == [1]
+        publish(handle, table, [2])
+    assert numbers(handle) == [1]
 
 
-def optimize(door):
+def optimize(handle):
     """As engines do: the same rows in other files."""
-    table = door.load().token
+    table = handle.load().token
     table.overwrite(table.scan().to_arrow())
 
 
 @pytest.mark.parametrize("is_rolled_back", [False, True])
 def test_expiry_by_pyiceberg_which_forgets_parents_is_no_rollback(world, is_rolled_back):
-    door, table = world.open()
-    first = publish(door, table, [1]).snapshot_id
+    handle, table = world.open()
+    first = publish(handle, table, [1]).snapshot_id
     _, table = world.open()
-    second = publish(door, table, [2]).snapshot_id
+    second = publish(handle, table, [2]).snapshot_id
     if is_rolled_back:
-        door.load().token.manage_snapshots().rollback_to_snapshot(first).commit()
-    optimize(door)
-    optimize(door)
-    expire_all_but(door, second, head_of(door.load().metadata))
-    assert door.load().metadata.current_snapshot().parent_snapshot_id is None
+        handle.load().token.manage_snapshots().rollback_to_snapshot(first).commit()
+    optimize(handle)
+    optimize(handle)
+    expire_all_but(handle, second, head_of(handle.load().metadata))
+    assert handle.load().metadata.current_snapshot().parent_snapshot_id is None
     if is_rolled_back:
         with pytest.raises(TypedRolledBack):
             world.open()
         return
     _, table = world.open()
-    publish(door, table, [3])
-    assert numbers(door) == [1, 2, 3]
+    publish(handle, table, [3])
+    assert numbers(handle) == [1, 2, 3]
 
 
 def test_tag_that_alone_was_moved_back_is_told(world):
     """As between the two statements by which a person goes back, with runs seconds apart."""
-    door, table = world.open()
-    first = publish(door, table, [1]).snapshot_id
+    handle, table = world.open()
+    first = publish(handle, table, [1]).snapshot_id
     _, table = world.open()
-    second = publish(door, table, [2]).snapshot_id
-    optimize(door)
+    second = publish(handle, table, [2]).snapshot_id
+    optimize(handle)
     _, tag = updates_moving(first)
-    door.commit(door.load(), (), (tag,))
+    handle.commit(handle.load(), (), (tag,))
     with pytest.raises(TypedRolledBack, match=f"published as {second}.*moved back to {first}"):
         world.open()
-    door.load().token.manage_snapshots().rollback_to_snapshot(first).commit()
+    handle.load().token.manage_snapshots().rollback_to_snapshot(first).commit()
     _, table = world.open()
-    publish(door, table, [2])
-    assert numbers(door) == [1, 2]
+    publish(handle, table, [2])
+    assert numbers(handle) == [1, 2]
 
 
 def test_a_table_that_is_made_anew_is_another_one(world):
     """Of neither anything was published, so that progress does not tell them apart."""
-    door, table = world.open()
-    same = SameTable(door, table.metadata.table_uuid)
+    handle, table = world.open()
+    same = PinnedHandle(handle, table.metadata.table_uuid)
     world.catalogs[0].drop_table("typed.flights")
     _, again = world.open()
-    with pytest.raises(TypedFenced, match="dropped and made anew"):
+    with pytest.raises(TypedFenced, match="dropped and recreated"):
         publish(same, table, [1])
-    publish(door, again, [1])
-    assert numbers(door) == [1]
+    publish(handle, again, [1])
+    assert numbers(handle) == [1]
 
 
 def test_table_that_was_rolled_back_takes_no_more(world):
-    door, table = world.open()
-    first = publish(door, table, [1]).snapshot_id
+    handle, table = world.open()
+    first = publish(handle, table, [1]).snapshot_id
     _, table = world.open()
-    publish(door, table, [2])
+    publish(handle, table, [2])
     _, table = world.open()
-    door.load().token.manage_snapshots().rollback_to_snapshot(first).commit()
+    handle.load().token.manage_snapshots().rollback_to_snapshot(first).commit()
     with pytest.raises(TypedRolledBack, match=f"rolled back to snapshot {first}"):
-        publish(door, table, [3])
+        publish(handle, table, [3])
     with pytest.raises(TypedRolledBack):
         world.open()
-    assert numbers(door) == [1]
+    assert numbers(handle) == [1]
 
 
 def test_table_that_is_not_ours_is_left_alone(world):
-    door = world.door()
-    open_quarantine(door, "typed.others", world.location())
-    with pytest.raises(LakeError, match=r"typed\.flights exists and is no typed table"):
-        open_table(door, spec(), world.location())
+    handle = world.handle()
+    open_quarantine(handle, "typed.others", world.location())
+    with pytest.raises(LakeError, match=r"typed\.flights exists and is not a typed table"):
+        open_table(handle, spec(), world.location())
     with pytest.raises(LakeError, match=r"is not the quarantine of typed\.flights"):
-        open_quarantine(door, "typed.flights", world.location())
+        open_quarantine(handle, "typed.flights", world.location())
 
 
 @pytest.mark.parametrize(
@@ -439,23 +441,26 @@ def test_what_decides_on_rows_is_not_changed(world, change, match):
         world.open(structs.replace(spec(), **change))
 
 
-def state_path(door):
-    metadata = door.load().metadata
+def state_path(handle):
+    metadata = handle.load().metadata
     named = summary_of(metadata, progress_of(metadata))["gazette.state"]
     return Path(urlsplit(named).path)
 
 
 def test_state_that_is_gone_or_damaged_is_told(world):
-    door, table = world.open()
-    publish(door, table, [1])
-    path = state_path(door)
+    handle, table = world.open()
+    publish(handle, table, [1])
+    path = state_path(handle)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(LakeError, match="cannot be read"):
         world.open()
     path.unlink()
     with pytest.raises(LakeError, match=r"cannot read .*which a snapshot of typed\.flights names"):
         world.open()
-    _, other = door, publish_files(door, table.start or head_of(door.load().metadata), [], "x", {})
+    _, other = (
+        handle,
+        publish_files(handle, table.start or head_of(handle.load().metadata), [], "x", {}),
+    )
     with pytest.raises(LakeError, match="names no state"):
         world.open()
     assert other.snapshot_id == progress_of(other.metadata)
@@ -465,47 +470,47 @@ def test_state_that_is_gone_or_damaged_is_told(world):
 
 
 def test_table_follows_its_spec_and_keeps_its_rows(world):
-    door, table = world.open(spec(("n int", "k string")))
-    publish(door, table, [1])
+    handle, table = world.open(spec(("n int", "k string")))
+    publish(handle, table, [1])
     wanted = spec(("n bigint", "more double", "k string"), partitions=(parse_partition("k"),))
     _, table = world.open(wanted)
     assert [f.name for f in table.schema.fields][:3] == ["n", "more", "k"]
     written = write_rows(table.metadata, [row(2, more=0.5)], ["k2"])
-    publish_files(door, table.start, [data_file_of(written, table.metadata)], "two", {})
-    rows = door.load().token.scan().to_arrow().sort_by("n").to_pylist()
+    publish_files(handle, table.start, [data_file_of(written, table.metadata)], "two", {})
+    rows = handle.load().token.scan().to_arrow().sort_by("n").to_pylist()
     assert [(r["n"], r["more"], r["k"]) for r in rows] == [(1, None, "k1"), (2, 0.5, "k2")]
 
 
 def test_file_of_before_a_widening_may_be_published_behind_it(world):
-    door, table = world.open(spec(("n int", "k string")))
+    handle, table = world.open(spec(("n int", "k string")))
     files = [data_file_of(write_rows(table.metadata, [row(1)]), table.metadata)]
     world.open()
-    publish_files(door, None, files, "late", {})
-    assert numbers(door) == [1]
-    assert len(door.load().token.scan(row_filter="n = 1").to_arrow()) == 1
+    publish_files(handle, None, files, "late", {})
+    assert numbers(handle) == [1]
+    assert len(handle.load().token.scan(row_filter="n = 1").to_arrow()) == 1
 
 
 def test_refused_change_is_told_as_a_diff_and_changes_nothing(world):
-    door, _ = world.open()
-    before = door.load().metadata
+    handle, _ = world.open()
+    before = handle.load().metadata
     with pytest.raises(SchemaMismatch, match=r"typed\.flights: (.|\n)*\+ n: string   refused"):
         world.open(spec(("n string", "k string", "more double")))
-    assert door.load().metadata == before
+    assert handle.load().metadata == before
 
 
 def test_evolution_is_fenced(world):
-    door, table = world.open()
-    other = lambda: publish(world.door(), table, [1])  # noqa: E731
+    handle, table = world.open()
+    other = lambda: publish(world.handle(), table, [1])  # noqa: E731
     wider = spec(("n bigint", "k string", "more double"))
     with pytest.raises(TypedFenced, match="change its shape"):
-        open_table(Held(door, other), wider, world.location())
-    assert "more" not in door.load().metadata.schema().column_names
+        open_table(Held(handle, other), wider, world.location())
+    assert "more" not in handle.load().metadata.schema().column_names
     # Maintenance is no hindrance, nor another who does the same.
-    open_table(Held(door, lambda: by_hand(world.door(), [8])), wider, world.location())
+    open_table(Held(handle, lambda: by_hand(world.handle(), [8])), wider, world.location())
     widest = spec(("n bigint", "k string", "more double", "most double"))
     same = lambda: world.open(widest)  # noqa: E731
-    table = open_table(Held(door, same), widest, world.location())
-    assert table.schema.column_names == door.load().metadata.schema().column_names
+    table = open_table(Held(handle, same), widest, world.location())
+    assert table.schema.column_names == handle.load().metadata.schema().column_names
     assert "most" in table.schema.column_names
 
 
@@ -513,34 +518,34 @@ def test_evolution_is_fenced(world):
 
 
 def test_side_files_that_no_snapshot_names_are_found_once_they_are_old(world):
-    door, table = world.open()
-    first = publish(door, table, [1])
+    handle, table = world.open()
+    first = publish(handle, table, [1])
     _, table = world.open()
-    second = publish(door, table, [2])
-    kept = state_path(door)
+    second = publish(handle, table, [2])
+    kept = state_path(handle)
     stray = write_state(table.location, TypedState(), table.io)
     mtime = kept.stat().st_mtime
     named = [summary_of(second.metadata, p.snapshot_id)["gazette.state"] for p in (first, second)]
     later = mtime + 3600
-    assert unnamed_files(door, now_s=later, older_than_s=600) == [stray]
-    assert unnamed_files(door, now_s=mtime, older_than_s=600) == []
-    expire_all_but(door, second.snapshot_id)
-    assert unnamed_files(door, now_s=later, older_than_s=600) == sorted([stray, named[0]])
-    assert unnamed_files(world.door("typed.none"), now_s=later, older_than_s=0) == []
+    assert unnamed_files(handle, now_s=later, older_than_s=600) == [stray]
+    assert unnamed_files(handle, now_s=mtime, older_than_s=600) == []
+    expire_all_but(handle, second.snapshot_id)
+    assert unnamed_files(handle, now_s=later, older_than_s=600) == sorted([stray, named[0]])
+    assert unnamed_files(world.handle("typed.none"), now_s=later, older_than_s=0) == []
 
 
 def test_catalog_that_broke_off_is_told_with_the_next_step(world):
-    door, _ = world.open()
+    handle, _ = world.open()
     world.catalogs[-1].close()
     (world.folder / "catalog.db").unlink()
     (world.folder / "catalog.db").mkdir()
     with pytest.raises(LakeError, match=r"typed\.flights could not be loaded.*ask again"):
-        door.load()
+        handle.load()
 
 
 def test_commit_that_is_not_what_was_required_is_refused(world):
-    door, _ = world.open()
-    loaded = door.load()
-    publish(door, open_table(door, spec(), ""), [1])
+    handle, _ = world.open()
+    loaded = handle.load()
+    publish(handle, open_table(handle, spec(), ""), [1])
     with pytest.raises(CommitFailedException):
-        door.commit(loaded, (still_at(loaded.metadata, None),), ())
+        handle.commit(loaded, (still_at(loaded.metadata, None),), ())

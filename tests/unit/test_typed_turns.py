@@ -2,7 +2,7 @@
 
 import math
 
-from gazette_platform.cli.typed_turns import TypedTurns
+from gazette_platform.cli.gazctl.lake.run import TypedTurns
 
 
 def test_new_tables_are_due_and_who_waits_longest_comes_first():

@@ -12,13 +12,13 @@ from typed_merges import PythonMerger, is_later, keyed, last_of, said, upsert
 from typed_world import JOURNAL, Held, World
 
 from gazette_platform.errors import LakeError, SchemaMismatch, TypedFenced, TypedRolledBack
-from gazette_platform.lake.typed.catalog.publishing import RUN, head_of, progress_of, publish_staged
+from gazette_platform.lake.iceberg.publishing import RUN, head_of, progress_of, publish_staged
+from gazette_platform.lake.spec.typed.changes import ChangeOrder
 from gazette_platform.lake.typed.checks.completeness import check_counts
 from gazette_platform.lake.typed.planning.state import JournalState
-from gazette_platform.lake.typed.tables import kept_deletes
-from gazette_platform.lake.typed.tables.kept_deletes import DELETES, deletes_of
+from gazette_platform.lake.typed.tables import upserts
 from gazette_platform.lake.typed.tables.table import open_table
-from gazette_platform.lake.typed_spec.changes import ChangeOrder
+from gazette_platform.lake.typed.tables.upserts import DELETES, deletes_of
 
 pytestmark = pytest.mark.long
 
@@ -34,12 +34,12 @@ def world(tmp_path):
         catalog.close()
 
 
-def values(door):
-    return {(r["n"], r["k"]) for r in door.load().token.scan().to_arrow().to_pylist()}
+def values(handle):
+    return {(r["n"], r["k"]) for r in handle.load().token.scan().to_arrow().to_pylist()}
 
 
-def by_hand(door, n=9):
-    door.load().token.append(door.load().token.scan().to_arrow().slice(0, 0))
+def by_hand(handle, n=9):
+    handle.load().token.append(handle.load().token.scan().to_arrow().slice(0, 0))
 
 
 def data_files(table):
@@ -74,15 +74,15 @@ def test_larger_name_of_the_journal_wins_where_clocks_are_equal_or_none():
 
 
 def test_last_message_of_each_key_is_its_row(world):
-    door, table = world.open(world.spec)
+    handle, table = world.open(world.spec)
     assert table.key == ("n",)
     assert table.metadata.properties["write.merge.mode"] == "merge-on-read"
-    first = upsert(door, table, [said(1, "b", 20), said(1, "a", 10), said(2, "c", 30)], run="one")
-    assert values(door) == {(1, "b"), (2, "c")}
+    first = upsert(handle, table, [said(1, "b", 20), said(1, "a", 10), said(2, "c", 30)], run="one")
+    assert values(handle) == {(1, "b"), (2, "c")}
     _, table = world.open(world.spec)
     assert (table.start, table.run) == (first.snapshot_id, "one")
-    second = upsert(door, table, [said(2, "d", 50), said(1, "old", 15), said(3, "e", 60)])
-    assert values(door) == {(1, "b"), (2, "d"), (3, "e")}
+    second = upsert(handle, table, [said(2, "d", 50), said(1, "old", 15), said(3, "e", 60)])
+    assert values(handle) == {(1, "b"), (2, "d"), (3, "e")}
     _, table = world.open(world.spec)
     assert table.state.journals[JOURNAL].offset == 70
     assert table.state.counts.typed == 6
@@ -90,37 +90,37 @@ def test_last_message_of_each_key_is_its_row(world):
 
 
 def test_what_the_run_wrote_is_gone_once_it_is_merged(world):
-    door, table = world.open(world.spec)
-    upsert(door, table, [said(1, "a", 10), said(2, "b", 20)])
+    handle, table = world.open(world.spec)
+    upsert(handle, table, [said(1, "a", 10), said(2, "b", 20)])
     assert len(data_files(table)) == 1
     # A first one of nothing, and what is seen.
-    assert len(door.load().metadata.snapshots) == 2
+    assert len(handle.load().metadata.snapshots) == 2
 
 
 def test_who_asks_again_is_told_what_became_of_it(world):
-    door, table = world.open(world.spec)
-    first = upsert(door, table, [said(1, "a", 10)], run="one")
+    handle, table = world.open(world.spec)
+    first = upsert(handle, table, [said(1, "a", 10)], run="one")
     _, later = world.open(world.spec)
-    upsert(door, later, [said(1, "b", 20)], run="two")
-    merger = PythonMerger(door)
-    again = upsert(door, table, [said(1, "a", 10)], run="one", merger=merger)
+    upsert(handle, later, [said(1, "b", 20)], run="two")
+    merger = PythonMerger(handle)
+    again = upsert(handle, table, [said(1, "a", 10)], run="one", merger=merger)
     assert again.snapshot_id == first.snapshot_id
     assert merger.merges == []
-    assert values(door) == {(1, "b")}
+    assert values(handle) == {(1, "b")}
 
 
 def test_run_without_rows_or_without_newer_ones_publishes_what_it_read(world):
-    door, table = world.open(world.spec)
-    upsert(door, table, [said(1, "b", 20)])
+    handle, table = world.open(world.spec)
+    upsert(handle, table, [said(1, "b", 20)])
     _, table = world.open(world.spec)
-    upsert(door, table, [], run="nothing")
+    upsert(handle, table, [], run="nothing")
     _, table = world.open(world.spec)
     assert table.run == "nothing"
-    upsert(door, table, [said(1, "a", 10)], run="older")
+    upsert(handle, table, [said(1, "a", 10)], run="older")
     _, table = world.open(world.spec)
     _, table = world.open(world.spec)
     assert (table.run, table.state.counts.typed) == ("older", 2)
-    assert values(door) == {(1, "b")}
+    assert values(handle) == {(1, "b")}
 
 
 # ------------------------------------------------------------------ who comes late
@@ -130,107 +130,107 @@ def test_of_runs_from_one_start_one_is_published(world):
     runs = [world.open(world.spec) for _ in range(3)]
 
     def run(number):
-        door, table = runs[number]
+        handle, table = runs[number]
         try:
-            return upsert(door, table, [said(1, str(number), 10 + number)], run=str(number))
+            return upsert(handle, table, [said(1, str(number), 10 + number)], run=str(number))
         except TypedFenced:
             return None
 
     with ThreadPoolExecutor(len(runs)) as pool:
         outcomes = list(pool.map(run, range(len(runs))))
     (winner,) = [number for number, one in enumerate(outcomes) if one is not None]
-    assert values(world.door()) == {(1, str(winner))}
+    assert values(world.handle()) == {(1, str(winner))}
 
 
 def test_zombie_whose_merge_is_staged_late_is_fenced(world):
-    door, table = world.open(world.spec)
-    other = lambda: upsert(world.door(), table, [said(1, "new", 20)])  # noqa: E731
-    merger = PythonMerger(door, behind=[other])
+    handle, table = world.open(world.spec)
+    other = lambda: upsert(world.handle(), table, [said(1, "new", 20)])  # noqa: E731
+    merger = PythonMerger(handle, behind=[other])
     with pytest.raises(TypedFenced):
-        upsert(door, table, [said(1, "old", 10)], run="zombie", merger=merger)
-    assert values(door) == {(1, "new")}
+        upsert(handle, table, [said(1, "old", 10)], run="zombie", merger=merger)
+    assert values(handle) == {(1, "new")}
     # What it has staged is never published, nor is it taken for what the zombie has published.
-    staged = [s for s in door.load().metadata.snapshots if s.summary[RUN] == "zombie"]
+    staged = [s for s in handle.load().metadata.snapshots if s.summary[RUN] == "zombie"]
     with pytest.raises(TypedFenced):
-        publish_staged(door, None, staged[0].snapshot_id, "zombie")
+        publish_staged(handle, None, staged[0].snapshot_id, "zombie")
 
 
 def test_behind_maintenance_it_is_merged_anew(world):
-    door, table = world.open(world.spec)
-    upsert(door, table, [said(1, "a", 10)])
+    handle, table = world.open(world.spec)
+    upsert(handle, table, [said(1, "a", 10)])
     _, table = world.open(world.spec)
     # An engine refuses what comes between its looking and its staging; behind that, we do.
-    between = lambda: by_hand(world.door())  # noqa: E731
-    merger = PythonMerger(door, before=[between], behind=[between])
+    between = lambda: by_hand(world.handle())  # noqa: E731
+    merger = PythonMerger(handle, before=[between], behind=[between])
     told = []
-    upsert(door, table, [said(1, "b", 20)], run="one", merger=merger, log=told.append)
+    upsert(handle, table, [said(1, "b", 20)], run="one", merger=merger, log=told.append)
     assert len(merger.merges) == len({merge.attempt for merge in merger.merges}) == 3
     assert len({merge.upserts for merge in merger.merges}) == 1
     assert [line for line in told if "merged again" in line] == told[:2] == told
-    assert values(door) == {(1, "b")}
+    assert values(handle) == {(1, "b")}
     _, table = world.open(world.spec)
     assert (table.run, table.state.journals[JOURNAL].offset) == ("one", 30)
 
 
 def test_table_that_others_change_all_the_time_is_told(world):
-    door, table = world.open(world.spec)
-    upsert(door, table, [said(1, "a", 10)])
+    handle, table = world.open(world.spec)
+    upsert(handle, table, [said(1, "a", 10)])
     _, table = world.open(world.spec)
-    merger = PythonMerger(door, behind=[lambda: by_hand(world.door())] * 10)
+    merger = PythonMerger(handle, behind=[lambda: by_hand(world.handle())] * 10)
     with pytest.raises(LakeError, match=r"changed by others 10 times while run .* was merged"):
-        upsert(door, table, [said(1, "b", 20)], merger=merger)
-    assert values(door) == {(1, "a")}
+        upsert(handle, table, [said(1, "b", 20)], merger=merger)
+    assert values(handle) == {(1, "a")}
 
 
-def remove_snapshots(door, ids):
-    door.commit(
-        door.load(), (), (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": list(ids)}),)
+def remove_snapshots(handle, ids):
+    handle.commit(
+        handle.load(), (), (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": list(ids)}),)
     )
 
 
 def test_what_expires_before_it_is_published_is_merged_anew_or_told(world):
-    door, table = world.open(world.spec)
+    handle, table = world.open(world.spec)
 
     def expire(kinds):
         """The snapshot with the new rows has no name of a run; that which was staged has. What is seen stays."""
-        metadata = door.load().metadata
+        metadata = handle.load().metadata
         found = [
             s.snapshot_id
             for s in metadata.snapshots
             if bool(s.summary.additional_properties.get(RUN)) in kinds
         ]
-        remove_snapshots(door, {*found} - {head_of(metadata)})
+        remove_snapshots(handle, {*found} - {head_of(metadata)})
 
     for kinds in ({True}, {True, False}):
-        merger = PythonMerger(door, behind=[lambda kinds=kinds: expire(kinds)])
+        merger = PythonMerger(handle, behind=[lambda kinds=kinds: expire(kinds)])
         with pytest.raises(LakeError, match=r"expired, so nothing was changed: let its snapshots"):
-            upsert(door, table, [said(1, "a", 10)], merger=merger)
-    assert (values(door), progress_of(door.load().metadata)) == (set(), None)
+            upsert(handle, table, [said(1, "a", 10)], merger=merger)
+    assert (values(handle), progress_of(handle.load().metadata)) == (set(), None)
     # The next run goes on, also if that happens once it was looked for.
-    merger = PythonMerger(door)
+    merger = PythonMerger(handle)
     upsert(
-        Held(door, lambda: None, lambda: expire({True})), table, [said(1, "a", 10)], merger=merger
+        Held(handle, lambda: None, lambda: expire({True})), table, [said(1, "a", 10)], merger=merger
     )
-    assert (values(door), len(merger.merges)) == ({(1, "a")}, 2)
+    assert (values(handle), len(merger.merges)) == ({(1, "a")}, 2)
 
 
 def test_engine_that_fails_changes_nothing_and_one_whose_answer_is_lost_has_merged(world):
-    door, table = world.open(world.spec)
+    handle, table = world.open(world.spec)
 
     def fail():
         raise LakeError("out of memory")
 
     with pytest.raises(LakeError, match="out of memory"):
-        upsert(door, table, [said(1, "a", 10)], merger=PythonMerger(door, before=[fail]))
-    assert (values(door), progress_of(door.load().metadata)) == (set(), None)
-    merger = PythonMerger(door, behind=[fail])
-    upsert(door, table, [said(1, "a", 10)], merger=merger)
-    assert values(door) == {(1, "a")}
+        upsert(handle, table, [said(1, "a", 10)], merger=PythonMerger(handle, before=[fail]))
+    assert (values(handle), progress_of(handle.load().metadata)) == (set(), None)
+    merger = PythonMerger(handle, behind=[fail])
+    upsert(handle, table, [said(1, "a", 10)], merger=merger)
+    assert values(handle) == {(1, "a")}
     assert len(merger.merges) == 1
 
 
 def test_lost_answer_of_the_catalog_is_found_out_by_asking_again(world):
-    door, table = world.open(world.spec)
+    handle, table = world.open(world.spec)
 
     class Cut(Held):
         """The last change is carried out, and its answer is lost."""
@@ -243,19 +243,19 @@ def test_lost_answer_of_the_catalog_is_found_out_by_asking_again(world):
             if self.changes == 3:
                 raise LakeError("broke off")
 
-    cut = Cut(door)
-    upsert(cut, table, [said(1, "a", 10)], run="one", merger=PythonMerger(door))
-    assert (cut.changes, values(door)) == (3, {(1, "a")})
+    cut = Cut(handle)
+    upsert(cut, table, [said(1, "a", 10)], run="one", merger=PythonMerger(handle))
+    assert (cut.changes, values(handle)) == (3, {(1, "a")})
     assert world.open(world.spec)[1].run == "one"
 
 
 def test_held_up_before_it_publishes_it_is_fenced(world):
-    door, table = world.open(world.spec)
-    other = lambda: upsert(world.door(), table, [said(1, "new", 20)])  # noqa: E731
-    held = Held(door, lambda: None, lambda: None, other)
+    handle, table = world.open(world.spec)
+    other = lambda: upsert(world.handle(), table, [said(1, "new", 20)])  # noqa: E731
+    held = Held(handle, lambda: None, lambda: None, other)
     with pytest.raises(TypedFenced):
-        upsert(held, table, [said(1, "old", 10)], merger=PythonMerger(door))
-    assert values(door) == {(1, "new")}
+        upsert(held, table, [said(1, "old", 10)], merger=PythonMerger(handle))
+    assert values(handle) == {(1, "new")}
 
 
 class Killed(BaseException):
@@ -263,19 +263,19 @@ class Killed(BaseException):
 
 
 class Dying:
-    """A door whose user is killed at one of its calls, or behind it."""
+    """A handle whose user is killed at one of its calls, or behind it."""
 
-    def __init__(self, door, at, *, is_behind):
-        self._door = door
+    def __init__(self, handle, at, *, is_behind):
+        self._handle = handle
         self._at, self._is_behind = at, is_behind
         self.calls = 0
-        self.name = door.name
+        self.name = handle.name
 
     def load(self):
-        return self._call(self._door.load)
+        return self._call(self._handle.load)
 
     def commit(self, *arguments):
-        self._call(lambda: self._door.commit(*arguments))
+        self._call(lambda: self._handle.commit(*arguments))
 
     def _call(self, call):
         self.calls += 1
@@ -290,13 +290,13 @@ class Dying:
 @pytest.mark.timeout(600)  # half a minute on an idle machine
 def test_run_that_is_killed_at_any_call_loses_and_doubles_nothing(world):
     """What a run that follows makes of it, whether or not the one that was killed had published."""
-    door, table = world.open(world.spec)
+    handle, table = world.open(world.spec)
     expected, published = {}, 0
     for at in range(1, 100):
         for is_behind in (False, True):
             _, table = world.open(world.spec)
             offset = table.state.journals.get(JOURNAL, JournalState()).offset
-            dying = Dying(door, at, is_behind=is_behind)
+            dying = Dying(handle, at, is_behind=is_behind)
             one = said(offset % 3, f"{at} {is_behind}", offset)
             try:
                 upsert(dying, table, [one], merger=PythonMerger(dying))
@@ -311,16 +311,16 @@ def test_run_that_is_killed_at_any_call_loses_and_doubles_nothing(world):
             assert read_on in (offset, offset + 10)
             published += read_on > offset
             if read_on == offset:
-                upsert(door, table, [one])
+                upsert(handle, table, [one])
             expected[one["n"]] = one["k"]
-            assert values(door) == set(expected.items())
+            assert values(handle) == set(expected.items())
     pytest.fail("never came to its end")
 
 
 def test_what_another_run_stages_meanwhile_hinders_nobody(world):
     """Numbers of snapshots are counted by all that are staged, too, which is no matter of main or the tag."""
-    door, table = world.open(world.spec)
-    upsert(door, table, [said(1, "a", 10)])
+    handle, table = world.open(world.spec)
+    upsert(handle, table, [said(1, "a", 10)])
     _, table = world.open(world.spec)
 
     def fail():
@@ -329,45 +329,45 @@ def test_what_another_run_stages_meanwhile_hinders_nobody(world):
     def other():
         with pytest.raises(LakeError, match="out of memory"):
             upsert(
-                world.door(),
+                world.handle(),
                 table,
                 [said(2, "b", 20)],
-                merger=PythonMerger(world.door(), before=[fail]),
+                merger=PythonMerger(world.handle(), before=[fail]),
             )
 
-    upsert(Held(door, other), table, [], run="mine")
+    upsert(Held(handle, other), table, [], run="mine")
     assert world.open(world.spec)[1].run == "mine"
-    assert values(door) == {(1, "a")}
+    assert values(handle) == {(1, "a")}
 
 
 # ------------------------------------------------------------------ what a person did
 
 
 def test_table_that_would_show_a_merge_at_once_is_told(world):
-    door, table = world.open(world.spec)
-    door.commit(door.load(), (), (SetPropertiesUpdate(updates={"write.wap.enabled": "false"}),))
+    handle, table = world.open(world.spec)
+    handle.commit(handle.load(), (), (SetPropertiesUpdate(updates={"write.wap.enabled": "false"}),))
     with pytest.raises(LakeError, match=r"no property `write\.wap\.enabled=true`"):
-        upsert(door, table, [said(1, "a", 10)])
+        upsert(handle, table, [said(1, "a", 10)])
 
 
 def test_table_that_was_rolled_back_takes_no_more(world):
-    door, table = world.open(world.spec)
-    first = upsert(door, table, [said(1, "a", 10)]).snapshot_id
-    upsert(door, open_table(door, world.spec, ""), [said(1, "b", 20)])
+    handle, table = world.open(world.spec)
+    first = upsert(handle, table, [said(1, "a", 10)]).snapshot_id
+    upsert(handle, open_table(handle, world.spec, ""), [said(1, "b", 20)])
     _, table = world.open(world.spec)
-    door.load().token.manage_snapshots().rollback_to_snapshot(first).commit()
+    handle.load().token.manage_snapshots().rollback_to_snapshot(first).commit()
     with pytest.raises(TypedRolledBack):
-        upsert(door, table, [said(1, "c", 30)])
-    assert values(door) == {(1, "a")}
+        upsert(handle, table, [said(1, "c", 30)])
+    assert values(handle) == {(1, "a")}
 
 
 def test_column_that_is_new_is_null_in_rows_of_before_and_keys_may_widen(world):
     narrow = keyed(("n int", "k string"))
-    door, table = world.open(narrow)
-    upsert(door, table, [said(1, "a", 10), said(2, "b", 20)])
+    handle, table = world.open(narrow)
+    upsert(handle, table, [said(1, "a", 10), said(2, "b", 20)])
     _, table = world.open(keyed(("n bigint", "k string", "more double")))
-    upsert(door, table, [{**said(2, "c", 30), "more": 0.5}, said(2**40, "d", 40)])
-    found = door.load().token.scan().to_arrow().sort_by("n").to_pylist()
+    upsert(handle, table, [{**said(2, "c", 30), "more": 0.5}, said(2**40, "d", 40)])
+    found = handle.load().token.scan().to_arrow().sort_by("n").to_pylist()
     assert [(r["n"], r["k"], r["more"]) for r in found] == [
         (1, "a", None), (2, "c", 0.5), (2**40, "d", None),
     ]  # fmt: skip
@@ -378,13 +378,13 @@ def test_column_that_is_new_is_null_in_rows_of_before_and_keys_may_widen(world):
 
 def test_key_that_is_there_twice_is_told(world):
     spec = keyed(("n bigint", "k string", "id uuid"), ("n", "id"))
-    door, table = world.open(spec)
+    handle, table = world.open(spec)
     one, other = ({**said(n, "a", 10 * n), "id": bytes([n] * 16)} for n in (1, 2))
-    upsert(door, table, [one, other])
-    assert check_counts(door, None, is_upserted=True).is_complete
-    token = door.load().token
+    upsert(handle, table, [one, other])
+    assert check_counts(handle, None, is_upserted=True).is_complete
+    token = handle.load().token
     token.append(token.scan(row_filter="n = 2").to_arrow())
-    found = check_counts(door, None, is_upserted=True)
+    found = check_counts(handle, None, is_upserted=True)
     assert (found.rows, found.doubled) == (3, 1)
     _, finding = found.findings
     told = f"has 1 row of keys that have another one, such as {{'n': 2, 'id': '{UUID(bytes=other['id'])}'}}"
@@ -393,11 +393,11 @@ def test_key_that_is_there_twice_is_told(world):
 
 
 def test_too_many_keys_are_not_looked_at_and_a_query_is_told(world, monkeypatch):
-    door, table = world.open(world.spec)
-    upsert(door, table, [said(1, "a", 10), said(2, "b", 20)])
+    handle, table = world.open(world.spec)
+    upsert(handle, table, [said(1, "a", 10), said(2, "b", 20)])
     monkeypatch.setattr("gazette_platform.lake.typed.checks.completeness._KEYS_MAX", 1)
-    _, told = check_counts(door, None, is_upserted=True).notes
-    assert "of more than 1 rows: `SELECT n FROM typed.flights GROUP BY n" in told
+    _, told = check_counts(handle, None, is_upserted=True).notes
+    assert "above 1 rows: see `SELECT n FROM typed.flights GROUP BY n" in told
 
 
 # ------------------------------------------------------------------ deletions
@@ -422,80 +422,80 @@ def changed(world):
 
 
 def merge_changes(world, *rows, **more):
-    door, table = world.open(world.spec)
-    return upsert(door, table, list(rows), changes=CHANGES, **more), door
+    handle, table = world.open(world.spec)
+    return upsert(handle, table, list(rows), changes=CHANGES, **more), handle
 
 
 def test_deletions_delete_and_are_kept_for_messages_that_come_late(changed):
-    _, door = merge_changes(changed, alive(1, "a", 10), alive(2, "b", 20))
-    assert DELETES not in door.load().metadata.refs
+    _, handle = merge_changes(changed, alive(1, "a", 10), alive(2, "b", 20))
+    assert DELETES not in handle.load().metadata.refs
     merge_changes(changed, gone(1, 30), gone(3, 40))
-    assert values(door) == {(2, "b")}
+    assert values(handle) == {(2, "b")}
     # Of another journal, whose clocks are those of before.
     late = [alive(n, "late", 5, journal=OTHER, clock=25) for n in (1, 3)]
     merge_changes(changed, *late)
-    assert values(door) == {(2, "b")}
+    assert values(handle) == {(2, "b")}
     merge_changes(changed, alive(1, "again", 7, journal=OTHER, clock=90))
-    assert values(door) == {(1, "again"), (2, "b")}
-    metadata = door.load().metadata
-    kept = door.load().token.scan(snapshot_id=deletes_of(metadata)).to_arrow()
+    assert values(handle) == {(1, "again"), (2, "b")}
+    metadata = handle.load().metadata
+    kept = handle.load().token.scan(snapshot_id=deletes_of(metadata)).to_arrow()
     assert sorted(kept["n"].to_pylist()) == [1, 3]
     assert progress_of(metadata) == head_of(metadata)
 
 
 def test_deletions_of_all_runs_are_kept_when_snapshots_expire(changed):
     for n in range(5):
-        _, door = merge_changes(changed, alive(n, "a", 10 * n + 10), gone(n + 100, 10 * n + 15))
-    loaded = door.load()
+        _, handle = merge_changes(changed, alive(n, "a", 10 * n + 10), gone(n + 100, 10 * n + 15))
+    loaded = handle.load()
     named = {ref.snapshot_id for ref in loaded.metadata.refs.values()}
     old = [one.snapshot_id for one in loaded.metadata.snapshots if one.snapshot_id not in named]
     gone_now = RemoveSnapshotsUpdate.model_validate({"snapshot-ids": old})
-    door.commit(loaded, (), (gone_now,))
-    kept = door.load().token.scan(snapshot_id=deletes_of(door.load().metadata)).to_arrow()
+    handle.commit(loaded, (), (gone_now,))
+    kept = handle.load().token.scan(snapshot_id=deletes_of(handle.load().metadata)).to_arrow()
     assert sorted(kept["n"].to_pylist()) == [100, 101, 102, 103, 104]
     late = alive(100, "late", 5, journal=OTHER, clock=12)
     merge_changes(changed, late)
-    assert (100, "late") not in values(door)
+    assert (100, "late") not in values(handle)
 
 
 def test_small_files_of_deletions_are_put_together(changed, monkeypatch):
-    monkeypatch.setattr(kept_deletes, "_SMALL_MAX", 4)
+    monkeypatch.setattr(upserts, "_SMALL_MAX", 4)
     counts = []
     for n in range(10):
-        _, door = merge_changes(changed, alive(n, "a", 10 * n + 10), gone(n + 100, 10 * n + 15))
-        scan = door.load().token.scan(snapshot_id=deletes_of(door.load().metadata))
+        _, handle = merge_changes(changed, alive(n, "a", 10 * n + 10), gone(n + 100, 10 * n + 15))
+        scan = handle.load().token.scan(snapshot_id=deletes_of(handle.load().metadata))
         counts.append(len(list(scan.plan_files())))
         assert sorted(scan.to_arrow()["n"].to_pylist()) == list(range(100, 101 + n))
     assert counts == [1, 2, 3, 4, 2, 3, 4, 2, 3, 4]
     merge_changes(changed, alive(100, "late", 5, journal=OTHER, clock=12))
-    assert values(door) == {(n, "a") for n in range(10)}
+    assert values(handle) == {(n, "a") for n in range(10)}
 
 
 def test_run_that_is_fenced_keeps_none_of_its_deletions(changed):
-    _, door = merge_changes(changed, alive(1, "a", 10))
+    _, handle = merge_changes(changed, alive(1, "a", 10))
     _, table = changed.open(changed.spec)
     merge_changes(changed, alive(2, "b", 20), run="other")
     with pytest.raises(TypedFenced):
-        upsert(door, table, [gone(1, 30)], changes=CHANGES)
-    assert deletes_of(door.load().metadata) is None
-    assert values(door) == {(1, "a"), (2, "b")}
+        upsert(handle, table, [gone(1, 30)], changes=CHANGES)
+    assert deletes_of(handle.load().metadata) is None
+    assert values(handle) == {(1, "a"), (2, "b")}
 
 
 def test_deletions_are_kept_once_if_maintenance_comes_between(changed):
-    _, door = merge_changes(changed, alive(1, "a", 10), gone(7, 15))
-    merger = PythonMerger(door, behind=[lambda: by_hand(door)])
+    _, handle = merge_changes(changed, alive(1, "a", 10), gone(7, 15))
+    merger = PythonMerger(handle, behind=[lambda: by_hand(handle)])
     merge_changes(changed, gone(1, 30), merger=merger)
     assert len(merger.merges) == 2
-    assert values(door) == set()
-    kept = door.load().token.scan(snapshot_id=deletes_of(door.load().metadata)).to_arrow()
+    assert values(handle) == set()
+    kept = handle.load().token.scan(snapshot_id=deletes_of(handle.load().metadata)).to_arrow()
     assert sorted(kept["n"].to_pylist()) == [1, 7]
 
 
 def test_deletions_that_expired_before_they_were_published_are_told(changed):
-    _, door = merge_changes(changed, alive(1, "a", 10))
+    _, handle = merge_changes(changed, alive(1, "a", 10))
 
     def expire():
-        loaded = door.load()
+        loaded = handle.load()
         heads = {ref.snapshot_id for ref in loaded.metadata.refs.values()}
         staged = loaded.metadata.snapshots[-1].snapshot_id
         old = [
@@ -504,17 +504,17 @@ def test_deletions_that_expired_before_they_were_published_are_told(changed):
             if one.snapshot_id not in {*heads, staged}
         ]
         update = RemoveSnapshotsUpdate.model_validate({"snapshot-ids": old})
-        door.commit(loaded, (), (update,))
+        handle.commit(loaded, (), (update,))
 
-    merger = PythonMerger(door, behind=[expire])
+    merger = PythonMerger(handle, behind=[expire])
     with pytest.raises(LakeError, match="has expired, so nothing was changed"):
         merge_changes(changed, gone(1, 30), merger=merger)
-    assert values(door) == {(1, "a")}
+    assert values(handle) == {(1, "a")}
 
 
 def test_table_of_changes_is_counted_by_its_messages(changed):
-    _, door = merge_changes(changed, alive(1, "a", 10), alive(2, "b", 20), gone(1, 30))
-    found = check_counts(door, None, is_upserted=True)
+    _, handle = merge_changes(changed, alive(1, "a", 10), alive(2, "b", 20), gone(1, 30))
+    found = check_counts(handle, None, is_upserted=True)
     assert (found.rows, found.counts.typed, found.findings) == (1, 3, ())
 
 

@@ -6,14 +6,14 @@ import pytest
 from gazette_platform import errors
 from gazette_platform.client import ClientConfig, FragmentListing
 from gazette_platform.errors import LakeError, OffsetJump, ValidationError
-from gazette_platform.lake.segments import Segment
-from gazette_platform.lake.typed.files.written import WrittenFile
+from gazette_platform.lake.reading.segments import Segment
+from gazette_platform.lake.spec.typed.spec import TypedSpec
+from gazette_platform.lake.typed.files.writing import WrittenFile
 from gazette_platform.lake.typed.planning.ranges import Task
 from gazette_platform.lake.typed.planning.rounds import Done, Kind, Order
 from gazette_platform.lake.typed.planning.screening import Clocks, TaskSummary
-from gazette_platform.lake.typed.runs import wire
+from gazette_platform.lake.typed.runs import jobs
 from gazette_platform.lake.typed.runs.jobs import Job, Output
-from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.protocol import Fragment
 
 TASK = Task((Segment("j", 0, 100, (), None),), is_soft=True)
@@ -60,16 +60,16 @@ def job(**client):
 
 def test_a_job_arrives_as_it_was(tmp_path):
     sent = job(address="http://b:1", auth_token="hidden", file_root=tmp_path)
-    assert wire.parse_job(wire.dump_job(sent)) == sent
+    assert jobs.parse_job(jobs.dump_job(sent)) == sent
     assert "hidden" not in repr(sent)
 
 
 def test_a_job_of_another_release_is_refused_before_it_is_looked_at(monkeypatch):
-    monkeypatch.setattr(wire, "_release", lambda: "9.9.9")
-    sent = wire.dump_job(job())
+    monkeypatch.setattr(jobs, "_release", lambda: "9.9.9")
+    sent = jobs.dump_job(job())
     monkeypatch.undo()
     with pytest.raises(LakeError, match=r"the driver is gazette-platform 9\.9\.9, and this worker"):
-        wire.parse_job(sent.partition(b"\n")[0] + b"\nno pickle")
+        jobs.parse_job(sent.partition(b"\n")[0] + b"\nno pickle")
 
 
 def test_an_order_arrives_as_it_was():
@@ -77,15 +77,15 @@ def test_an_order_arrives_as_it_was():
     listed = FragmentListing(fragment, "https://signed?token=x")
     task = Task((Segment("j", 0, 100, (), listed),))
     sent = Order(journal="j", task=task, known={b"abcdef": 7})
-    assert wire.parse_order(wire.dump_order(sent)) == sent
+    assert jobs.parse_order(jobs.dump_order(sent)) == sent
 
 
 @pytest.mark.parametrize("count", [0, 1, 5000])
 def test_an_order_keeps_the_offsets_that_it_names_and_no_others_of_their_array(count):
     offsets = pa.array(range(0, 20_000 * 300, 300), pa.int64())
     sent = Order(journal="j", task=TASK, kind=Kind.KEEP, keep=offsets.slice(7000, count))
-    content = wire.dump_order(sent)
-    found = wire.parse_order(content)
+    content = jobs.dump_order(sent)
+    found = jobs.parse_order(content)
     assert (found.kind, found.task) == (Kind.KEEP, TASK)
     assert isinstance(found.keep, pa.Int64Array)
     assert found.keep.equals(sent.keep)
@@ -104,20 +104,20 @@ def test_an_order_keeps_the_offsets_that_it_names_and_no_others_of_their_array(c
     ],
 )
 def test_what_came_of_an_order_arrives_as_it_was(sent):
-    assert wire.parse_done(wire.dump_done(sent)) == sent
+    assert jobs.parse_done(jobs.dump_done(sent)) == sent
 
 
 def test_messages_take_few_bytes():
-    assert len(wire.dump_done(Done(messages=messages(100_000)))) < 100_000 * 4
+    assert len(jobs.dump_done(Done(messages=messages(100_000)))) < 100_000 * 4
 
 
-@pytest.mark.parametrize("content", [b"", b"\xc1", b"\x91\xc0", wire.dump_done(Done())[:-1]])
+@pytest.mark.parametrize("content", [b"", b"\xc1", b"\x91\xc0", jobs.dump_done(Done())[:-1]])
 def test_what_no_worker_of_this_release_says_is_told(content):
     with pytest.raises(LakeError, match="it is of another release, or damaged; run again"):
-        wire.parse_done(content)
-    damaged = wire.dump_done(Done(messages=messages(9))).replace(b"PAR1", b"XXXX")
+        jobs.parse_done(content)
+    damaged = jobs.dump_done(Done(messages=messages(9))).replace(b"PAR1", b"XXXX")
     with pytest.raises(LakeError, match="another release"):
-        wire.parse_done(damaged)
+        jobs.parse_done(damaged)
 
 
 KINDS = [
@@ -128,22 +128,22 @@ KINDS = [
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_error_arrives_with_its_class_and_text(kind):
     error = kind.__new__(kind, "why: and what next")
-    found = wire.parse_error(wire.dump_error(error))
+    found = jobs.parse_error(jobs.dump_error(error))
     assert type(found) is kind
     assert str(found) == "why: and what next"
 
 
 def test_errors_keep_their_fields():
-    jump = wire.parse_error(wire.dump_error(OffsetJump("j", 3, 9)))
+    jump = jobs.parse_error(jobs.dump_error(OffsetJump("j", 3, 9)))
     assert (jump.journal, jump.from_offset, jump.to_offset) == ("j", 3, 9)
     assert str(jump) == str(OffsetJump("j", 3, 9))
-    told = wire.parse_error(wire.dump_error(ValidationError("bad", path="a.b")))
+    told = jobs.parse_error(jobs.dump_error(ValidationError("bad", path="a.b")))
     assert (str(told), told.path) == ("a.b: bad", "a.b")
     status = errors.JournalNotFound("gone", journal="j")
-    assert str(wire.parse_error(wire.dump_error(status))) == str(status)
+    assert str(jobs.parse_error(jobs.dump_error(status))) == str(status)
     unknown = errors.OutcomeUnknown("refused")
     unknown.may_be_applied = False
-    assert wire.parse_error(wire.dump_error(unknown)).may_be_applied is False
+    assert jobs.parse_error(jobs.dump_error(unknown)).may_be_applied is False
 
 
 class Closer(errors.StoreUnavailable):
@@ -151,21 +151,21 @@ class Closer(errors.StoreUnavailable):
 
 
 def test_an_error_of_another_class_becomes_the_nearest_that_is_known():
-    found = wire.parse_error(wire.dump_error(Closer("away")))
+    found = jobs.parse_error(jobs.dump_error(Closer("away")))
     assert type(found) is errors.StoreUnavailable
     assert str(found) == "away"
-    assert type(wire.parse_error(b"\xc1")) is LakeError
+    assert type(jobs.parse_error(b"\xc1")) is LakeError
 
 
 def test_an_error_of_a_newer_release_is_a_plain_one():
-    sent = wire.dump_error(LakeError("why")).replace(b"LakeError", b"NewerKind")
-    found = wire.parse_error(sent)
+    sent = jobs.dump_error(LakeError("why")).replace(b"LakeError", b"NewerKind")
+    found = jobs.parse_error(sent)
     assert type(found) is LakeError
     assert str(found) == "why"
     for other in (b"ClassVar\0", b"OffsetJum"):
-        assert type(wire.parse_error(sent.replace(b"NewerKind", other))) is LakeError
+        assert type(jobs.parse_error(sent.replace(b"NewerKind", other))) is LakeError
 
 
 def test_that_content_could_not_be_read_is_told():
     done = Done(failure="j: no line ends")
-    assert wire.parse_done(wire.dump_done(done)) == done
+    assert jobs.parse_done(jobs.dump_done(done)) == done

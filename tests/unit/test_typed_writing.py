@@ -15,16 +15,15 @@ from pyiceberg.transforms import VoidTransform
 from typed_world import World, row, spec
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.catalog.publishing import publish_files
+from gazette_platform.lake.iceberg.publishing import publish_files
+from gazette_platform.lake.spec.typed.partitions import parse_partition
 from gazette_platform.lake.typed.files.partition_values import RowParter
-from gazette_platform.lake.typed.files.writing import RowWriter
-from gazette_platform.lake.typed.files.written import data_file_of
+from gazette_platform.lake.typed.files.writing import RowWriter, data_file_of
 from gazette_platform.lake.typed.schema.iceberg_types import (
     arrow_schema,
     new_partition_spec,
     new_schema,
 )
-from gazette_platform.lake.typed_spec.partitions import parse_partition
 
 COLUMNS = (
     "n bigint", "k string", "small int", "price decimal(9,2)", "wide decimal(38,10)", "at timestamptz", "local timestamp",
@@ -90,10 +89,10 @@ def rows_of(schema, rows):
     )
 
 
-def publish(door, table, written):
+def publish(handle, table, written):
     files = [data_file_of(one, table.metadata) for one in written]
-    publish_files(door, table.start, files, "run", {})
-    return door.load().token
+    publish_files(handle, table.start, files, "run", {})
+    return handle.load().token
 
 
 def plain(value):
@@ -181,10 +180,10 @@ def test_rows_are_found_by_their_values_and_in_no_other_file(world, partitions):
     columns = {parse_partition(partition).column for partition in partitions}
     values = {column: iter(shuffled(column) * 3) for column in sorted(columns)}
     rows = [row(n) | {column: next(of) for column, of in values.items()} for n in range(18)]
-    door, table = world.open(parted(*partitions))
+    handle, table = world.open(parted(*partitions))
     writer = writer_of(table)
     writer.add(rows_of(table.arrow_schema, rows))
-    loaded = publish(door, table, writer.close())
+    loaded = publish(handle, table, writer.close())
     files = len(list(loaded.scan().plan_files()))
     assert files > 9
     for column in columns:
@@ -198,7 +197,7 @@ def test_rows_are_found_by_their_values_and_in_no_other_file(world, partitions):
 
 
 def test_all_types_come_back_as_they_were(world):
-    door, table = world.open(parted("bucket(2, k)"))
+    handle, table = world.open(parted("bucket(2, k)"))
     rows = [
         row(n)
         | {column: values[n % len(values)] for column, values in VALUES.items()}
@@ -209,7 +208,7 @@ def test_all_types_come_back_as_they_were(world):
     writer = writer_of(table)
     for each in rows:
         writer.add(rows_of(table.arrow_schema, [each]))
-    loaded = publish(door, table, writer.close())
+    loaded = publish(handle, table, writer.close())
     found = loaded.scan().to_arrow().sort_by("_begin")
     assert (
         found.select(table.arrow_schema.names).to_pylist()
@@ -226,7 +225,7 @@ def test_no_rows_are_no_file(world):
 
 
 def test_file_ends_at_its_size_and_few_stay_open(world):
-    door, table = world.open(parted("bucket(4, n)"))
+    handle, table = world.open(parted("bucket(4, n)"))
     noise = random.Random(1)
     batches = [
         [row(n) | {"k": noise.randbytes(100).hex()} for n in range(first, first + 40)]
@@ -251,8 +250,8 @@ def test_file_ends_at_its_size_and_few_stay_open(world):
     assert whole == held == 4
     assert small == 4 * len(batches)
     assert held < one_open < small
-    publish(door, table, written)
-    found = door.load().token.scan().to_arrow().sort_by("_begin")
+    publish(handle, table, written)
+    found = handle.load().token.scan().to_arrow().sort_by("_begin")
     assert found["k"].to_pylist() == [each["k"] for each in rows]
 
 

@@ -3,8 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from gazette_platform.yaml_specs.go_yaml import dump_yaml
-from gazette_platform.yaml_specs.strict_yaml import read_yaml
+from gazette_platform.yaml_specs.documents import dump_yaml, read_yaml
 
 _DATE = '{{ .Spool.FirstAppendTime.Format "2006-01-02" }}'
 _HOUR = '{{ .Spool.FirstAppendTime.Format "15" }}'

@@ -1,7 +1,7 @@
 """Serves Append: from the client's stream to an outcome of the journal's appender, or to its primary.
 
 An append of moderate size is gathered whole before it takes its turn, so that a slow client holds
-nobody up and several are written together. A larger one takes its turn and streams; it then owns
+no one up and several are written together. A larger one takes its turn and streams; it then owns
 the journal, and its client must keep up. If another broker is the primary, the append is forwarded
 to it as it comes.
 """
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, final
 from google.protobuf.message import DecodeError
 
 from gazette_platform.broker.api.append_calls import Asked, Counts, Gathered, WaitingAppend
-from gazette_platform.broker.api.prologue import find, rules
-from gazette_platform.broker.api.proxy import PrimaryNotReached
+from gazette_platform.broker.api.routing import PrimaryNotReached, find, rules
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.batch import Outcome, Pending, content_sum
 from gazette_platform.broker.append.content import (
@@ -30,7 +29,7 @@ from gazette_platform.broker.append.content import (
     pump,
     whole_content,
 )
-from gazette_platform.broker.journal.spec_writes import write_suspend
+from gazette_platform.broker.journal.claims import write_suspend
 from gazette_platform.protocol import (
     AppendSuspend,
     LabelSelector,
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gazette_platform.broker.api.append_calls import AppendEnds
-    from gazette_platform.broker.api.proxy import Proxy
+    from gazette_platform.broker.api.routing import Proxy
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolution, Resolver
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
     from gazette_platform.protocol.auth import Claims
     from gazette_platform.serving.interface import Waiting
 
-__all__ = ["AppendApi"]
 
 # Appends up to this size are gathered whole while the stock has room; all others stream.
 _GATHER_BYTES_MAX = 2 << 20
@@ -156,7 +154,7 @@ class AppendApi:
 
         Args:
             messages: all that follow the first; None: all of it is in `first`.
-            caller: may append to any journal. It is told of the outcome later, by `ends`.
+            caller: may append to any journal. It gets the outcome later, by `ends`.
 
         Returns: what is called if the caller leaves before that; None: the append is one for `append`, or
             malformed, and nothing has changed.
@@ -234,7 +232,7 @@ class AppendApi:
                 outcome = await done
             finally:
                 if not done.cancel() and not done.cancelled():
-                    done.exception()  # `answer` told it; asyncio logs what nobody retrieves
+                    done.exception()  # `answer` reported it; asyncio logs exceptions that are never retrieved
             if clock.monotonic() >= deadline:
                 break
         return None, outcome
@@ -317,7 +315,7 @@ class AppendApi:
                 case events.CountReplicas():
                     event = self._count(asked.resolution, may_wait=left_s > 0)
                 case events.WriteSuspend(suspend):
-                    # Nobody serves a fully suspended journal, so any broker may resume it.
+                    # No broker serves a fully suspended journal, so any broker may resume it.
                     written = await write_suspend(self._context, request.journal, suspend)
                     deadline = max(deadline, clock.monotonic() + _RESUME_WAIT_S)
                     event = events.Written(written.revision)
@@ -420,7 +418,7 @@ class _Messages:
 
 
 def _renewed(pending: Pending) -> Pending:
-    """Another attempt at an append of which nothing was written."""
+    """Another attempt at an append that wrote nothing."""
     renewed = Pending(
         machine=fsm.AppendFSM(pending.machine.request, has_content=pending.machine.has_content),
         done=asyncio.get_running_loop().create_future(),
@@ -471,7 +469,7 @@ def _checked(message: pb.AppendRequest) -> _Decoded:
     return message, request, (request.journal, not message.do_not_proxy, True)
 
 
-# Clients repeat their requests. The results are shared, so nobody may change them.
+# Clients repeat their requests. The results are shared, so callers must not change them.
 _remembered = lru_cache(maxsize=1024)(_decoded)
 
 
@@ -500,7 +498,7 @@ def _request(message: pb.AppendRequest) -> events.AppendRequest:
 
 @final
 class _CommitResponse:
-    """The response to an append that was committed: one message, of which few fields change."""
+    """The response to an append that was committed: one message; few of its fields change."""
 
     __slots__ = ("_codec", "_commit", "_message", "_registers")
 

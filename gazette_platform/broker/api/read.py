@@ -7,8 +7,13 @@ import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Self, final
 
-from gazette_platform.broker.api.prologue import decode, find_readable
-from gazette_platform.broker.journal.known import check_fence, wait_known, wait_synced
+from gazette_platform.broker.api.routing import (
+    check_fence,
+    decode,
+    find_readable,
+    wait_known,
+    wait_synced,
+)
 from gazette_platform.codecs import decompress_steps, decompressor
 from gazette_platform.errors import DataError, GazetteError, ObjectNotFound, StoreError
 from gazette_platform.fragment.index import QueryResult
@@ -21,29 +26,28 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import ALL_CLAIMS
 from gazette_platform.protocol.content import encode_read_content
-from gazette_platform.protocol.fragment_check import FragmentCheck
+from gazette_platform.protocol.fragments import FragmentCheck
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, NotNow, RpcFailed
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from gazette_platform.broker.api.proxy import Proxy
+    from gazette_platform.broker.api.routing import Proxy
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolution, Resolver
-    from gazette_platform.fragment.completed import LocalFile
+    from gazette_platform.fragment.index import LocalFile
     from gazette_platform.protocol.auth import Claims
     from gazette_platform.serving.interface import Send
 
-__all__ = ["ReadApi"]
 
 # Read on the event loop up to this size: it comes from the page cache, and a thread costs more.
 _INLINE_BYTES_MAX = 64 << 10
 
 # Bytes of content in a message: a hop to a thread and a pass through gRPC cost as much as a few hundred
 # KiB each. A reader that has stopped holds its piece twice, here and in gRPC. So once all readers
-# together hold more than `_SENDING_BYTES_MAX`, further ones get small pieces, of which a thousand
+# together hold more than `_SENDING_BYTES_MAX`, further ones get small pieces; a thousand of them
 # readers hold 128 MiB.
 _PIECE_BYTES = 1 << 20
 _SMALL_PIECE_BYTES = 128 << 10
@@ -137,14 +141,14 @@ class ReadApi:
     ) -> bool:
         """Find out whether content that is missing at `offset` is gone for good.
 
-        Another primary is asked where a read at `offset` goes on, which Gazette's brokers tell, too.
+        Another primary is asked where a read at `offset` continues; Gazette's brokers answer that, too.
         Otherwise each read of a beginning that was pruned would be forwarded, or refused.
 
         Args:
             primary: None: we are the primary.
 
         Returns: whether to look again here; False: the read goes on at the primary.
-        Raises: RpcFailed: UNAVAILABLE: it is still open, or the primary did not tell, or the primary
+        Raises: RpcFailed: UNAVAILABLE: it is still open, or the primary did not answer, or the primary
             has the content and the client does not want to be forwarded.
         Cancellation: safe.
         """
@@ -198,7 +202,7 @@ class ReadApi:
             try:
                 fragment = await self._announced(replica, result)
                 url = await self._sign(replica, fragment)
-                # A head goes along with content, and ours may lie behind what became of the journal.
+                # A head goes along with content, and ours may be beyond the journal's real end.
                 check_fence(replica)
                 response = self._metadata(replica, result, fragment, url)
                 await send(header_field + response.SerializeToString())
@@ -338,7 +342,7 @@ class ReadApi:
             if part.is_proven:
                 self._proven.put(key, now)
         except ObjectNotFound as err:
-            # It was pruned, as a rule. Once the store was listed again the read goes on behind it.
+            # It was pruned, as a rule. Once the store was listed again the read continues after it.
             replica.refresh(is_missed=True)
             raise NotNow(
                 f"{fragment.journal}: {fragment.content_path} is not in {fragment.backing_store} any "
@@ -417,7 +421,7 @@ class _Part:
     async def __aexit__(self, *_: object) -> None:
         if self._checking is not None:
             await asyncio.wait([self._checking])
-            self._checking.exception()  # looked at: whatever ends the read now is told instead
+            self._checking.exception()  # looked at: whatever ends the read now is reported instead
 
     @property
     def is_proven(self) -> bool:

@@ -15,14 +15,9 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Self, final
 
-from gazette_platform.broker.api.prologue import found_of
-from gazette_platform.broker.replicate.messages import (
-    ContentMessage,
-    ProposalMessage,
-    decode_request,
-    encode_answer,
-)
-from gazette_platform.broker.replicate.replica_fsm import (
+from gazette_platform.broker.api.routing import found_of
+from gazette_platform.broker.peers import TENURE
+from gazette_platform.broker.replicate.fsm import (
     Abort,
     Answer,
     Commit,
@@ -32,7 +27,12 @@ from gazette_platform.broker.replicate.replica_fsm import (
     SpoolState,
     Write,
 )
-from gazette_platform.broker.wire.peer_stream import TENURE
+from gazette_platform.broker.replicate.pipeline import (
+    ContentMessage,
+    ProposalMessage,
+    decode_request,
+    encode_answer,
+)
 from gazette_platform.ops.tasks import Interrupt, Interrupted
 from gazette_platform.protocol import Status
 from gazette_platform.protocol.auth import ALL_CLAIMS
@@ -41,13 +41,12 @@ from gazette_platform.serving.interface import Code, RpcFailed
 if TYPE_CHECKING:
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolver
-    from gazette_platform.broker.replicate.replica_fsm import Effect
+    from gazette_platform.broker.replicate.fsm import Effect
     from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
     from gazette_platform.protocol import Header, ProcessId
     from gazette_platform.protocol.auth import Claims
     from gazette_platform.serving.interface import MessageStream, Metadata
 
-__all__ = ["ReplicateApi"]
 
 # Seconds that a stream has to end by itself once its sender has opened a newer one: content that was
 # sent before the older one was closed may still be on its way.
@@ -129,7 +128,7 @@ class ReplicateApi:
 
     @staticmethod
     async def _greet(stream: MessageStream, metadata: Metadata, replica: Replica) -> None:
-        """Tell a primary of this project what we hold, which it knows then to survive our process.
+        """Report to a primary of this project what we hold; it then knows that this survives our process.
 
         Raises: RpcFailed: our disk is full or broken, or the stream broke.
         """
@@ -157,7 +156,7 @@ class _Reign:
         self.interrupt = Interrupt()
         """Fires when the reign ends."""
         self.end = "is not its primary any more"
-        """Why it ended, as the stream is told."""
+        """Why it ended, for the stream."""
 
     def __enter__(self) -> Self:
         self._replica.watchers.add(self.on_change)

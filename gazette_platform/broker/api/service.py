@@ -7,15 +7,13 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.broker.api.admin import AdminApi
+from gazette_platform.broker.api.admin import AdminApi, ResetHeadApi
 from gazette_platform.broker.api.append import AppendApi
 from gazette_platform.broker.api.append_calls import AppendCalls
-from gazette_platform.broker.api.fragments import FragmentsApi
-from gazette_platform.broker.api.listing import ListApi
-from gazette_platform.broker.api.proxy import Proxy
+from gazette_platform.broker.api.listing import FragmentsApi, ListApi
 from gazette_platform.broker.api.read import ReadApi
 from gazette_platform.broker.api.replicate import ReplicateApi
-from gazette_platform.broker.api.reset_head import ResetHeadApi
+from gazette_platform.broker.api.routing import Proxy
 from gazette_platform.protocol import HISTORY, Status
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.serving.interface import Code, Kind, NotTaken, Rpc, RpcFailed
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
         ServerStream,
     )
 
-__all__ = ["BrokerService"]
 
 _JOURNAL, _ADMIN = "protocol.Journal", "gazette_platform.Admin"
 _APPEND = "Append"
@@ -225,7 +222,7 @@ class BrokerService:
         self._metrics.completed.labels(operation, "error").inc()
 
     def _failed(self, operation: str, err: Exception) -> RpcFailed:
-        """Count a call that failed. Returns: what its caller is told."""
+        """Count a call that failed. Returns: the error for its caller."""
         self._count_error(operation)
         if isinstance(err, RpcFailed):
             return err

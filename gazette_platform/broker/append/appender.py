@@ -31,7 +31,7 @@ from gazette_platform.broker.append.batch import (
     not_ours,
     refuse,
 )
-from gazette_platform.broker.spool.disk import DiskFull
+from gazette_platform.broker.spool.files import DiskFull
 from gazette_platform.errors import GazetteError
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.retry import backoff_s
@@ -39,16 +39,15 @@ from gazette_platform.serving.interface import ASK_ANOTHER, Code, NotNow, RpcFai
 
 if TYPE_CHECKING:
     from gazette_platform.broker.append.batch import Pending
-    from gazette_platform.broker.port import JournalPort
     from gazette_platform.broker.replicate.replicator import Replicator
     from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
-    from gazette_platform.fragment.recovery import RecoveredTenure
-    from gazette_platform.fragment.spool import Digest, Spool
+    from gazette_platform.broker.spool.port import JournalPort
+    from gazette_platform.broker.spool.recovery import RecoveredTenure
+    from gazette_platform.broker.spool.spool import Digest, Spool
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol import LabelSet
 
-__all__ = ["Appender"]
 
 _log = logging.getLogger(__name__)
 
@@ -113,7 +112,7 @@ class Appender:
         """Close the open fragment and hand it to the persister, after the appends in the queue.
 
         Appends that are ready, or stream already, are written. Those that wait for etcd or a store,
-        and those that come later, are told to ask another broker.
+        and those that come later, are sent to another broker.
 
         Returns: where the spool's tenure ended; None: there was none.
         """
@@ -164,7 +163,7 @@ class Appender:
                 batch = self._plan()
                 if batch and self._commit_at_once(batch):
                     batch = []
-        except Exception as err:  # noqa: BLE001  reported, and told to callers
+        except Exception as err:  # noqa: BLE001  reported, and passed to callers
             batch = []
             self._fail_step(err, 0.0)
         finally:
@@ -193,7 +192,7 @@ class Appender:
                 planned, batch = batch, []
                 try:
                     await self._step(planned)
-                except Exception as err:  # noqa: BLE001  reported, and told to callers
+                except Exception as err:  # noqa: BLE001  reported, and passed to callers
                     pause_s = backoff_s(failures)
                     self._fail_step(err, pause_s)
                     await asyncio.sleep(pause_s)
@@ -218,7 +217,7 @@ class Appender:
         """Fail the appends that met `error`, and go on with the next ones.
 
         A disk that takes no record of what is appended was foreseen, any other error was not.
-        Replicas drop what they were sent, and are synced anew.
+        Replicas drop what they were sent, and are synced again.
         """
         journal = self._journal.name
         if self._queue and self._queue[0] not in self._in_hand:
@@ -420,7 +419,7 @@ class Appender:
         """Take an append whose content is still coming. It has the journal to itself meanwhile."""
         spool, replicator = self._spool, self._replicator
         draft = spool.draft(with_digest=replicator.has_peers)
-        # The replicas that content is sent to wait to be told what becomes of it, even if the
+        # The replicas that content is sent to wait for a decision about it, even if the
         # pipeline breaks meanwhile.
         has_peers = replicator.has_peers
         digest = hashlib.sha1(usedforsecurity=False)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, assert_never, final
 
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.epochs import GoOn
-from gazette_platform.broker.replicate import synced
+from gazette_platform.broker.replicate.fsm import Invalidated, Synced, SyncMismatch
 from gazette_platform.protocol import ZERO_SUM, Fragment, LabelSet, Status, SuspendLevel
 from gazette_platform.serving.interface import Code, NotNow, RpcFailed
 
@@ -21,27 +21,13 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Awaitable, Callable
 
-    from gazette_platform.broker.port import JournalPort
     from gazette_platform.broker.replicate.replicator import Replicator
     from gazette_platform.broker.spool.journal_spool import JournalSpool
+    from gazette_platform.broker.spool.port import JournalPort
     from gazette_platform.errors import GazetteError
     from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol import CompressionCodec, JournalSpec, SuspendSpec
 
-__all__ = [
-    "BATCH_APPENDS_MAX",
-    "BATCH_BYTES_MAX",
-    "Answers",
-    "Caller",
-    "Outcome",
-    "Pending",
-    "Planner",
-    "Wait",
-    "content_sum",
-    "not_ours",
-    "refuse",
-    "view_of",
-]
 
 # A batch is bounded so that the first append in it does not wait for long.
 BATCH_BYTES_MAX = 8 << 20
@@ -79,18 +65,18 @@ class Outcome:
 
 
 class Caller(Protocol):
-    """Who is told how an append ended: a future, or what answers without one."""
+    """The receiver of an append's outcome: a future, or what answers without one."""
 
     def done(self) -> bool:
-        """Whether it was told, or has gone."""
+        """Whether it has the outcome, or has gone."""
         ...
 
     def set_result(self, result: Outcome, /) -> None:
-        """Tell it."""
+        """Pass the result to it."""
         ...
 
     def set_exception(self, exception: GazetteError, /) -> None:
-        """Tell it that the append failed."""
+        """Pass the error of the append to it."""
         ...
 
 
@@ -116,7 +102,7 @@ class Pending:
     is_short: bool = False
     """Whether it waits for more replicas to be assigned."""
     went_on: GoOn | None = None
-    """Where its latest claim told it to begin first."""
+    """Where its latest claim makes it begin first."""
 
     def finish(self, outcome: Outcome) -> None:
         """Answer, unless the caller has gone."""
@@ -216,6 +202,7 @@ class Planner:
 
     def plan(self, queue: deque[Pending], batch: list[Pending]) -> None:
         """Take appends from the head of `queue`; those that are ready to be written join `batch`."""
+        # From the staged end: appends that were proposed and not yet acknowledged come before these.
         self._end, self._registers = self._spool.end, self._spool.registers
         self._found = None
         self._resolved_at = -1
@@ -230,12 +217,13 @@ class Planner:
             queue.popleft()
 
     def forget(self) -> None:
-        """Look at everything anew: the journal is about to leave this broker."""
+        """Check everything again: the journal is about to leave this broker."""
         self._known_at = -1
         self._found = None
 
     def _first_effect(self, pending: Pending) -> events.Effect:
         machine, found, journal = pending.machine, self._found, self._journal
+        # A caller that has seen a later revision than we have may know of a route in which we are not primary.
         if machine.request.min_revision > journal.revision:
             return machine.start()
         if found is not None:
@@ -267,7 +255,7 @@ class Planner:
     def _repeats(self, pending: Pending) -> bool:
         """Let an append join the batch if it asks for what the one before it did, and so goes the same way.
 
-        What the checks of `fsm.preconditions` rest on is the same for both, but for the end, which such a
+        What the checks of `fsm.preconditions` rest on is the same for both, except the end, which such a
         request does not name. Whether the fragment is to close first is asked for each.
 
         Returns: whether it has joined.
@@ -329,7 +317,7 @@ class Planner:
                 return events.Resolved(status, is_local, journal.spec)
             case events.Sync(roll_to, registers):
                 if roll_to == 0 and registers is None and replicator.is_synced:
-                    return synced.Synced()
+                    return Synced()
                 # Others may hold the journal once it is synced, so no later append may skip that check.
                 self._known_at = -1
                 # Also if the only wait is for whoever had the spool before.
@@ -356,16 +344,16 @@ class Planner:
             case events.Forward():
                 pending.finish(not_ours())
             case events.Finish():
-                raise RuntimeError(f"{journal.name}: an append ended that nobody committed")
+                raise RuntimeError(f"{journal.name}: an append ended without a commit")
             case _:
                 assert_never(effect)
         return None
 
     def refuse(self, pending: Pending, effect: events.Fail | events.Rollback) -> None:
-        """Answer an append of which nothing is appended.
+        """Answer an append without appending.
 
         The appends that it was checked on top of are committed by then, because a client may act on
-        the registers that it is told.
+        the registers that it gets.
         """
         registers = self._registers
         match effect:
@@ -383,13 +371,13 @@ class Planner:
         if self._resolved_at == self._journal.revision:
             self._known_at, self._found = self._resolved_at, view
         # The journal may have been deleted while the appends before it were written.
-        return events.Ready(view) if view is not None else synced.Invalidated()
+        return events.Ready(view) if view is not None else Invalidated()
 
     def _begin_stream(self, pending: Pending, roll_to: int) -> events.Event | Wait:
         if not self._replicator.is_synced:
             # Replicas failed or changed while the appends before it were written. To go on would
             # be wrong, most of all if the journal seems to have no other replicas now.
-            return synced.Invalidated()
+            return Invalidated()
         view = self._found or self._view()
         if view is not None and self._must_roll(
             view.spec, self._end, now_s=view.now_s, roll_to=roll_to
@@ -455,10 +443,10 @@ class Planner:
             return await self._replicator.sync(roll_to, registers, must_roll=lambda: self.is_due)
         except RpcFailed as err:
             await self._wait_unless_late(pending, err)
-            return synced.Invalidated()
+            return Invalidated()
 
     async def _settled(self, pending: Pending) -> None:
-        """Wait until the appends that a refusal rests on are settled; check anew if they failed."""
+        """Wait until the appends that a refusal rests on are settled; check again if they failed."""
         await self._replicator.settled()
         if not self._replicator.is_synced:
             pending.next_effect = pending.machine.start_over()
@@ -473,10 +461,10 @@ class Planner:
             head = self._known_head()
             if spool.end < head:
                 # Roll there before the claim, so that no content which is given up counts as the
-                # journal's behind it.
-                return synced.SyncMismatch(head, await self._journal.released_registers(head))
+                # journal's after it.
+                return SyncMismatch(head, await self._journal.released_registers(head))
         if not self._replicator.is_synced:
-            return synced.Invalidated()
+            return Invalidated()
         try:
             found = await self._journal.claim(
                 self._replicator.holders, end=spool.end, is_reset=is_reset
@@ -487,10 +475,10 @@ class Planner:
                 )
         except RpcFailed as err:
             await self._wait_unless_late(pending, err)
-            return synced.Invalidated()
+            return Invalidated()
         if isinstance(found, GoOn):
             pending.went_on = found
-            return synced.SyncMismatch(found.head, found.registers)
+            return SyncMismatch(found.head, found.registers)
         return events.Written(found)
 
     def _known_head(self) -> int:
@@ -509,7 +497,7 @@ class Planner:
     async def _wait_ready(self) -> events.Event:
         problem = await self._journal.wait_ready()
         # Much may have changed during the wait: the append starts over, and finds the journal ready.
-        return events.Unhealthy(problem) if problem else synced.Invalidated()
+        return events.Unhealthy(problem) if problem else Invalidated()
 
     async def _suspend(self, pending: Pending, suspend: SuspendSpec) -> events.Event | None:
         await self._replicator.settled()

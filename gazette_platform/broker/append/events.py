@@ -1,44 +1,15 @@
-"""The events that the append state machine is told, and the effects that it asks for: plain values."""
+"""The events that the append state machine takes, and the effects that it returns: plain values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from gazette_platform.broker.replicate.synced import Invalidated, Synced, SyncMismatch, WrongRoute
+from gazette_platform.broker.replicate.fsm import Invalidated, Synced, SyncMismatch, WrongRoute
 from gazette_platform.protocol import AppendSuspend, Status
 
 if TYPE_CHECKING:
     from gazette_platform.protocol import JournalSpec, LabelSelector, LabelSet, SuspendSpec
-
-__all__ = [
-    "Acknowledged",
-    "AppendRequest",
-    "AssignmentsFresh",
-    "AwaitReady",
-    "CheckAssignments",
-    "Commit",
-    "Content",
-    "ContentBroken",
-    "ContentEnd",
-    "CountReplicas",
-    "Effect",
-    "Event",
-    "Fail",
-    "Finish",
-    "Forward",
-    "Ready",
-    "ReplicaView",
-    "Replicas",
-    "Resolve",
-    "Resolved",
-    "Rollback",
-    "Sync",
-    "TakeContent",
-    "Unhealthy",
-    "WriteSuspend",
-    "Written",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +24,7 @@ class AppendRequest:
     suspend: AppendSuspend = AppendSuspend.SUSPEND_RESUME
     min_revision: int = 0
     resets_head: bool = False
-    """Go on behind all that is stored, without content that only absent brokers hold. For brokers
+    """Continue after all that is stored, without content that only absent brokers hold. For brokers
     only; not on the wire."""
     closes_fragment: bool = False
     """Close the open fragment first, even if no rule asks for it. For brokers only; not on the wire."""

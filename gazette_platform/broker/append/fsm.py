@@ -35,7 +35,7 @@ The shell feeds events to `AppendFSM.step` and carries out the one effect that c
                    ContentBroken(text)             Rollback(text)
     COMMIT         Acknowledged                    Finish(status)
 
-An append that comes right behind one that was found READY may begin there itself (`join`). If it asks
+An append that comes right after one that was found READY may begin there itself (`join`). If it asks
 for the same, it is where that one has arrived (`repeat`).
 
 Where a journal has one replica, the shell answers `Synced` at once. Steps are taken per append and
@@ -78,7 +78,7 @@ from gazette_platform.broker.append.events import (
     WriteSuspend,
     Written,
 )
-from gazette_platform.broker.replicate.synced import Invalidated, Synced, SyncMismatch, WrongRoute
+from gazette_platform.broker.replicate.fsm import Invalidated, Synced, SyncMismatch, WrongRoute
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import (
     AppendSuspend,
@@ -88,20 +88,11 @@ from gazette_platform.protocol import (
     SuspendLevel,
     SuspendSpec,
 )
-from gazette_platform.protocol.request_rules import OFFSET_MAX
+from gazette_platform.protocol.rules import OFFSET_MAX
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-__all__ = [
-    "AppendFSM",
-    "State",
-    "is_suspending",
-    "must_roll",
-    "preconditions",
-    "registers_problem",
-    "updated_registers",
-]
 
 # Every append sends the registers to each replica, and back to its client.
 _REGISTER_BYTES_MAX = 256 << 10
@@ -161,8 +152,10 @@ class AppendFSM:
     def start_over(self) -> Effect:
         """The first effect again, because the state that the append was checked against never came.
 
-        Allowed while none of its content is taken, and while nobody was told of a refusal.
+        Allowed while none of its content is taken, and while no caller was refused.
         """
+        # Content that was taken cannot be read from the client a second time. After COMMIT replicas may have it: to
+        # start over could append it twice.
         if self.state is State.COMMIT or (self.content_length and self.state is not State.DONE):
             raise RuntimeError(f"append of {self.request.journal}: it cannot start over")
         self.story.append(f"{self.state.name}: starts over")
@@ -186,6 +179,8 @@ class AppendFSM:
 
         Returns: whether it did; False: nothing has changed.
         """
+        # Identity, not equality: requests without options share one object, and a comparison of all fields would
+        # cost more than the transitions that this saves.
         request = self.request
         if (
             request is not other.request
@@ -234,6 +229,7 @@ class AppendFSM:
         match self.state, event:
             case ((State.SYNC | State.ASSIGNMENTS | State.READY), Invalidated()):
                 return self._resolve(0)
+            # Only before content: what was taken from the client cannot be asked for again.
             case State.STREAM, Invalidated() if self.content_length == 0:
                 return self._resolve(0)
             case ((State.REPLICAS | State.REMOTE), Replicas()):
@@ -254,6 +250,8 @@ class AppendFSM:
                 raise RuntimeError(f"append of {self.request.journal}: {event} in {self.state}")
 
     def _resolve(self, revision: int) -> Effect:
+        # Never below what the caller has seen: a broker that proxied the append knows a later route, and resolving
+        # by an older one would send the append back to it.
         self.state = State.RESOLVE
         return Resolve(max(revision, self.request.min_revision))
 
@@ -267,6 +265,8 @@ class AppendFSM:
             self.state = State.SUSPEND
             offset = event.spec.suspend.offset if event.spec.suspend else 0
             return WriteSuspend(SuspendSpec(SuspendLevel.NONE, offset))
+        # The next revision, not a pause: whatever ends the wait is a write to etcd. Polling would answer the client
+        # either late or without reason.
         if event.status in _PASSING and event.may_wait:
             return self._resolve(event.revision + 1)
         if event.status is not Status.OK:
@@ -299,7 +299,7 @@ class AppendFSM:
                 self.state = State.STREAM
                 if view.spec.suspend_level is SuspendLevel.PARTIAL and is_suspending(self.request):
                     self.final_status = Status.SUSPENDED
-                    # Nobody else will close the fragment, and only closed ones are persisted.
+                    # No other event will close the fragment, and only closed ones are persisted.
                     effect = TakeContent(view.spool_end)
             case Sync():
                 self.story.append(f"READY: {effect}")
@@ -313,6 +313,8 @@ class AppendFSM:
 
     def _on_content(self, length: int) -> Effect | None:
         assert self.view is not None
+        # Only now, and not with the other preconditions: an append without content is a barrier, and
+        # is allowed where writing is not.
         if not self.view.spec.flags.may_write or self.request.suspend in _WITHOUT_CONTENT:
             self.state = State.DONE
             return Rollback(status=Status.NOT_ALLOWED)
@@ -321,6 +323,8 @@ class AppendFSM:
 
     def _on_content_end(self) -> Effect:
         assert self.view is not None
+        # Registers have no place of their own: they are those at an end of content. Without content a change would
+        # be lost by the next primary that takes the registers from a fragment which ends there.
         changes = bool(self.request.union_registers or self.request.subtract_registers)
         if self.content_length == 0 and changes:
             self.state = State.DONE
@@ -352,7 +356,7 @@ def preconditions(  # noqa: PLR0911  one per check
     """Decide whether an append may stream.
 
     Clients rely on the order of the checks. An answer has one status, and where several checks fail
-    it is the first that tells the client what to do: a writer whose registers do not match has been
+    it is the most useful one for the client: a writer whose registers do not match has been
     fenced off and must give up, whatever its offset; a journal whose store is ahead needs an
     operator, or an append that names its offset; only then is an offset merely wrong, so that the
     client may look up the end and try again. Suspension comes last, so that an append which would
@@ -384,7 +388,7 @@ def preconditions(  # noqa: PLR0911  one per check
         return Sync(roll_to=head)
     if is_behind and request.offset == 0 and view.spec.flags.may_write:
         # The store has content that no replica knows of, and an append at our end would overlap
-        # it. Read-only journals are exempt: they mirror a store that somebody else writes.
+        # it. Read-only journals are exempt: they mirror a store that another cluster writes.
         return Fail(Status.INDEX_HAS_GREATER_OFFSET)
     if request.offset not in (0, head):
         return Fail(Status.WRONG_APPEND_OFFSET)
@@ -403,8 +407,8 @@ def _suspension(request: AppendRequest, view: ReplicaView, *, has_content: bool)
     level, suspend = view.spec.suspend_level, view.spec.suspend
     is_noted = view.is_released or (suspend is not None and suspend.offset > 0)
     if has_content and level is SuspendLevel.NONE and is_noted:
-        # The offset told whoever begins with an empty spool where to go on. Once content follows
-        # it, the offset would send them to where bytes already are, with registers of before.
+        # The offset is where an empty spool begins. Once content follows
+        # it, it would send a broker to where bytes already are, with old registers.
         return WriteSuspend(SuspendSpec(SuspendLevel.NONE, 0))
     match request.suspend:
         case AppendSuspend.SUSPEND_RESUME if level is not SuspendLevel.NONE:
@@ -465,7 +469,7 @@ def must_roll(
     """Whether the spool [begin, end) closes before the next append.
 
     An empty spool always "rolls". A fragment has one codec from its first byte to its last, and a
-    changed codec is no reason to close one that has content, or every edit of a spec would leave a
+    changed codec does not close one that has content, or every edit of a spec would leave a
     short fragment behind. So the codec of the spec is taken up where nothing is written yet.
 
     Args:
@@ -474,7 +478,7 @@ def must_roll(
         end: of the spool, with all that was planned; journal offset.
         first_append_at: when its first content came; None: none has come yet.
         now_s: unix seconds.
-        roll_to: journal offset at which to start anew; 0: none asked for.
+        roll_to: journal offset at which to restart; 0: none asked for.
 
     Source: fragments close by length (exceeded by at most one append), by a passed UTC-aligned
     flush window, or because another offset is asked for.

@@ -6,6 +6,9 @@ here as well: tokens, metrics, flow control, and the path that content takes.
 Source: Gazette's http_gateway; departs: it verifies its caller, answers with the status that fits,
 names no ``Location`` (peers do not announce their HTTP port), streams events to browsers, and says
 at once where a blocking read begins.
+
+`RestGateway` serves List and Read as JSON, for scripts and pages that know Gazette's ``/v1/``. `EventStream` is content as
+server-sent events: one event a line, with the offset to resume at.
 """
 
 from __future__ import annotations
@@ -13,14 +16,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from aiohttp import ClientPayloadError, HttpVersion11, web
 from typing_extensions import override
 
-from gazette_platform.broker.http.event_stream import EventStream
 from gazette_platform.broker.http.messages import (
     CLOSE_ERROR,
     ReadQuery,
@@ -31,29 +34,60 @@ from gazette_platform.broker.http.messages import (
     read_headers,
     status_code,
 )
-from gazette_platform.broker.http.rest import RestGateway
 from gazette_platform.errors import DataError, ValidationError, status_error
 from gazette_platform.protocol import (
     Status,
     strip_meta,
     validate_append_request,
+    validate_list_request,
     validate_read_request,
 )
 from gazette_platform.protocol.content import decode_read_content, encode_append_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.serving.http_server import bid_go_on
+from gazette_platform.serving.http_server import (
+    ClientGone,
+    Origins,
+    bid_go_on,
+    caller_metadata,
+    written,
+)
 from gazette_platform.serving.interface import Code, ContentSource, NotTaken, RpcFailed
-from gazette_platform.serving.origins import Origins
-from gazette_platform.serving.sending import ClientGone, caller_metadata, written
+from gazette_platform.serving.rest_messages import (
+    INVALID_ARGUMENT,
+    error_line,
+    error_of,
+    parse_request,
+    result_line,
+)
+from gazette_platform.serving.rest_routes import JSON_TYPE, RestRoutes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
-    from gazette_platform.broker.http.interface import Service
+    from google.protobuf.message import Message
+
     from gazette_platform.ops.tasks import TaskGroup
-    from gazette_platform.serving.interface import Send
+    from gazette_platform.serving.interface import ClientStream, Send, ServerStream
 
-__all__ = ["Gateway"]
+
+class Service(Protocol):
+    """What serves them, as it does over gRPC."""
+
+    @property
+    def append(self) -> ClientStream:
+        """Serves Append."""
+        ...
+
+    @property
+    def read(self) -> ServerStream:
+        """Serves Read."""
+        ...
+
+    @property
+    def list_journals(self) -> ServerStream:
+        """Serves List."""
+        ...
+
 
 _log = logging.getLogger(__name__)
 
@@ -199,7 +233,7 @@ class Gateway:
         try:
             await contents.write_to(write)
         finally:
-            keepalive.cancel()  # nothing may be written behind the end
+            keepalive.cancel()  # nothing may be written after the end
         await response.write(stream.close(contents.close_error, is_at_end=contents.is_at_end))
         await response.write_eof()
         return response
@@ -346,3 +380,173 @@ def _outcome(status: int, journal: str, detail: str, headers: dict[str, str]) ->
 
 def _refusal(code: int, text: str, headers: dict[str, str]) -> web.Response:
     return web.Response(status=code, text=f"{text}\n", headers=headers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """A method of the broker, and how requests come to it."""
+
+    serve: ServerStream
+    request: type[pb.ListRequest | pb.ReadRequest]
+    validate: Callable[[Any], None]
+    response: type[pb.ListResponse | pb.ReadResponse]
+
+
+@final
+class RestGateway(RestRoutes):
+    """Serves ``POST /v1/journals/list`` and ``POST /v1/journals/read``."""
+
+    def __init__(self, service: Service, *, origins: Origins) -> None:
+        super().__init__(origins)
+        self._methods = {
+            "list": _Method(
+                service.list_journals, pb.ListRequest, validate_list_request, pb.ListResponse
+            ),
+            "read": _Method(service.read, pb.ReadRequest, validate_read_request, pb.ReadResponse),
+        }
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Add the routes. Other methods of these paths stay with journals of that name."""
+        for name, method in self._methods.items():
+            router.add_post(f"/v1/journals/{name}", partial(self._answer, method))
+            router.add_options(f"/v1/journals/{name}", self.preflight)
+
+    async def _answer(self, method: _Method, request: web.Request) -> web.StreamResponse:
+        """Answer a request. Cancellation: the client has gone; ends the call."""
+        try:
+            message = parse_request(method.request, await self.read_body(request))
+        except ValidationError as err:
+            return self.refusal(request, str(err), INVALID_ARGUMENT)
+        try:
+            method.validate(message)
+        except ValidationError as err:
+            return self._failure(request, str(err), INVALID_ARGUMENT)
+        return await self._stream(method, request, message)
+
+    def _failure(
+        self, request: web.Request, text: str, code: tuple[int, HTTPStatus]
+    ) -> web.Response:
+        """Return a stream that has no results."""
+        return self.answer(request, error_line(text, code), code[1])
+
+    async def _stream(
+        self, method: _Method, request: web.Request, message: Message
+    ) -> web.StreamResponse:
+        """Write each response as a line."""
+        headers = {"Content-Type": JSON_TYPE, **self._origins.headers(request)}
+        response = web.StreamResponse(headers=headers)
+
+        async def take(raw: bytes) -> None:
+            line = result_line(method.response.FromString(raw))
+            try:
+                if not response.prepared:
+                    await response.prepare(request)
+            except ConnectionError as err:
+                raise ClientGone(str(err)) from err
+            await written(request, response, line)
+
+        try:
+            try:
+                await method.serve(message.SerializeToString(), take, caller_metadata(request))
+            except ClientGone:
+                raise
+            except RpcFailed as err:
+                if not response.prepared:
+                    return self._failure(request, err.text, error_of(err))
+                await written(request, response, error_line(err.text, error_of(err)))
+        except ClientGone as err:
+            raise asyncio.CancelledError from err
+        if not response.prepared:
+            await response.prepare(request)
+        await response.write_eof()
+        return response
+
+
+# For each reader a line is held in memory until its end has come. Records of text are far shorter than
+# this. Longer ones are not text, and a few hundred readers of them would take gigabytes.
+_LINE_BYTES_MAX = 1 << 20
+
+# How many lines are made into events in one go. If all of them are empty, that takes some 10 ms and
+# gives a dozen times as many bytes.
+_STEP_BYTES = 32 << 10
+
+# Milliseconds after which a browser connects again.
+_RETRY_MS = 1000
+
+
+@final
+class EventStream:
+    r"""Turns pieces of content into events.
+
+    The id of an event is the offset after its line, which browsers send back as ``Last-Event-ID``
+    when they connect again: no line is lost, and none comes twice.
+
+    Args:
+        offset: of the first byte that `feed` will get.
+
+    >>> stream = EventStream(100)
+    >>> [*stream.feed(b"one\ntw"), *stream.feed(b"o\n")]
+    [b'id: 104\ndata: one\n\n', b'id: 108\ndata: two\n\n']
+    """
+
+    OPENING = b"retry: %d\n\n" % _RETRY_MS
+    """First bytes of every stream."""
+
+    KEEPALIVE = b":\n\n"
+    """A comment, which keeps proxies from closing a quiet connection."""
+
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+        self._rest: list[bytes] = []
+        self._rest_bytes = 0
+
+    def feed(self, content: bytes | memoryview) -> Iterator[bytes]:
+        """The events of all lines that end within `content`, some at a time.
+
+        Raises: DataError: a line is too long to be one.
+        """
+        for at in range(0, len(content), _STEP_BYTES):
+            events = self._step(bytes(content[at : at + _STEP_BYTES]))
+            if events:
+                yield events
+
+    def _step(self, piece: bytes) -> bytes:
+        cut = piece.rfind(b"\n") + 1
+        if not cut:
+            self._hold(piece)
+            return b""
+        block = b"".join((*self._rest, piece[:cut]))
+        self._rest, self._rest_bytes = [], 0
+        if cut < len(piece):
+            self._hold(piece[cut:])
+        events = []
+        for line in block[:-1].split(b"\n"):
+            self._offset += len(line) + 1
+            events.append(b"id: %d\ndata: %s\n\n" % (self._offset, _data(line)))
+        return b"".join(events)
+
+    def close(self, reason: str, *, is_at_end: bool) -> bytes:
+        """The last events: a line without its end, if no more will come, and why it is over."""
+        rest = b"".join(self._rest)
+        event = b"event: close\ndata: %s\n\n" % _data(reason.encode())
+        if not is_at_end or not rest:
+            return event
+        return b"id: %d\ndata: %s\n\n" % (self._offset + len(rest), _data(rest)) + event
+
+    def _hold(self, piece: bytes) -> None:
+        self._rest.append(piece)
+        self._rest_bytes += len(piece)
+        if self._rest_bytes > _LINE_BYTES_MAX:
+            raise DataError(
+                f"a line at offset {self._offset} is over {_LINE_BYTES_MAX} bytes: this journal "
+                "is not a text of lines (read it without Accept: text/event-stream)"
+            )
+
+
+def _data(line: bytes) -> bytes:
+    """A line as the value of ``data``. Events are UTF-8, and in them a CR ends a line, too."""
+    line = line.removesuffix(b"\r")
+    if not line.isascii():
+        line = line.decode("utf-8", "replace").encode()
+    line = line.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return line.replace(b"\n", b"\ndata: ")

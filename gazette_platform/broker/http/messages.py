@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from gazette_platform.protocol.pb import protocol_pb2 as pb
     from gazette_platform.serving.interface import RpcFailed
 
-__all__ = [
-    "CLOSE_ERROR",
-    "ReadQuery",
-    "append_headers",
-    "content_range",
-    "failure_status",
-    "journal_of",
-    "read_headers",
-    "status_code",
-]
 
 CLOSE_ERROR = "X-Close-Error"
 """Trailer that says why a body ended."""
@@ -131,7 +121,7 @@ def failure_status(err: RpcFailed) -> int:
 
 
 def content_range(offset: int) -> str:
-    """Content from `offset` on, to an end that nobody knows."""
+    """Content from `offset` on, to an unknown end."""
     return f"bytes {offset}-{_OFFSET_MAX}/{_OFFSET_MAX}"
 
 

@@ -11,20 +11,22 @@ from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.appender import Appender
 from gazette_platform.broker.append.batch import Outcome, view_of
 from gazette_platform.broker.append.content import RateBalance
-from gazette_platform.broker.epoch_store import read_record
 from gazette_platform.broker.epochs import GoOn
-from gazette_platform.broker.journal.adoption import adopt
-from gazette_platform.broker.journal.claims import HoldersAway, claim_journal, forget_holders
-from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps
-from gazette_platform.broker.journal.healthy import wait_healthy
-from gazette_platform.broker.journal.hole import Hole
-from gazette_platform.broker.journal.pulses import Pulses, barrier
-from gazette_platform.broker.journal.spec_writes import Noting, write_suspend
-from gazette_platform.broker.journal.timers import FlushTimer, RefreshTimer
-from gazette_platform.broker.journal.unstored import ask_others
+from gazette_platform.broker.etcd_records import read_record
+from gazette_platform.broker.journal.claims import (
+    HoldersAway,
+    Noting,
+    claim_journal,
+    forget_holders,
+    write_suspend,
+)
+from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps, Hole
+from gazette_platform.broker.journal.pulses import FlushTimer, Pulses, RefreshTimer, barrier
+from gazette_platform.broker.journal.readiness import adopt, wait_healthy
+from gazette_platform.broker.journal.storing import ask_others
+from gazette_platform.broker.peers import open_replicate
 from gazette_platform.broker.replicate.replicator import Replicator
 from gazette_platform.broker.spool.journal_spool import JournalSpool
-from gazette_platform.broker.wire.peer_stream import open_replicate
 from gazette_platform.errors import GazetteError
 from gazette_platform.fragment.index import Index
 from gazette_platform.fragment.refresh import Refresher
@@ -47,13 +49,12 @@ if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.epochs import Holder
     from gazette_platform.broker.journal.resolver import Resolver
-    from gazette_platform.broker.wire.peer_stream import PeerStream
-    from gazette_platform.fragment.completed import CompletedSpool
-    from gazette_platform.fragment.spool import Spool
+    from gazette_platform.broker.peers import PeerStream
+    from gazette_platform.broker.spool.files import CompletedSpool
+    from gazette_platform.broker.spool.spool import Spool
     from gazette_platform.protocol import EtcdHeader, LabelSet, ProcessId, Route
     from gazette_platform.stores import ActiveStore
 
-__all__ = ["Replica"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class Replica:
     """The local state of one journal."""
 
     awaiting = ""
-    """Why nobody may append until a broker comes back, as it was last found; else empty."""
+    """Why appends wait until a broker comes back, by the latest check; else empty."""
 
     def __init__(
         self,
@@ -202,9 +203,9 @@ class Replica:
         return self._context.space.revision
 
     def locate(self) -> tuple[Status, bool]:
-        """Look the journal up. Returns: OK if somebody serves it, and whether we are its primary."""
+        """Look the journal up. Returns: OK if a broker serves it, and whether we are its primary."""
         if self._resolver.replicas.get(self.name) is not self:
-            # Unassigned, demoted or created anew. Even if we are primary again by now, this spool no
+            # Unassigned, demoted or recreated. Even if we are primary again by now, this spool no
             # longer belongs to the journal.
             return Status.OK, False
         found = self._resolver.resolve_now(self.name, may_proxy=True, require_primary=True)
@@ -226,7 +227,7 @@ class Replica:
     ) -> GoOn | int:
         """Write into etcd the route, and who holds what is acknowledged; see `claim_journal`.
 
-        A consistent route tells the allocator that every broker in it is in step.
+        A consistent route shows the allocator that every broker in it is in step.
         """
         self.awaiting = ""
         try:
@@ -290,7 +291,7 @@ class Replica:
             self._is_in_doubt = False
             self._is_released = suspend != SuspendSpec(SuspendLevel.NONE, 0)
         else:
-            self._claimed = frozenset()  # the record may have changed: claim it anew
+            self._claimed = frozenset()  # the record may have changed: claim it again
         return written.revision
 
     @property
@@ -466,7 +467,7 @@ class Replica:
         We store what we hold from before, too, as it is in no index of ours.
 
         Args:
-            gives_up: whether an operator has the journal go on without what no holder can prove.
+            gives_up: whether an operator lets the journal continue without what no holder can prove.
 
         Cancellation: safe.
         """
@@ -485,7 +486,7 @@ class Replica:
         return await self._list(spec)
 
     def on_roll(self, *, is_elsewhere: bool) -> None:
-        """The spool was begun anew, maybe at another offset."""
+        """The spool was restarted, maybe at another offset."""
         begin = self.spool.spool.begin
         if is_elsewhere:
             self.gaps.on_leap(begin)

@@ -1,4 +1,1 @@
-"""A journal's replicas, kept alike: the primary's side (`replicator`) and the machines of both sides.
-
-`pipeline_fsm`, `replica_fsm` and `synced` decide, without clock or I/O.
-"""
+"""A journal's replicas, kept alike: the primary's side (`replicator`), its streams (`pipeline`), what both decide (`fsm`)."""

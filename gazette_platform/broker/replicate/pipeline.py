@@ -13,30 +13,42 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.broker.replicate.messages import decode_reply, encode_proposal
-from gazette_platform.broker.replicate.pipeline_fsm import (
+from google.protobuf.message import DecodeError
+
+from gazette_platform.broker.replicate.fsm import (
     Broke,
     Failed,
     Gathered,
     PipelineFSM,
+    Proposal,
     Replied,
+    Reply,
     Settled,
     SyncOutcome,
 )
 from gazette_platform.errors import ValidationError
-from gazette_platform.protocol import Header
+from gazette_platform.protocol import (
+    Fragment,
+    Header,
+    LabelSet,
+    Status,
+    validate_replicate_request,
+    validate_replicate_response,
+)
+from gazette_platform.protocol.content import decode_replicate_content
+from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.serving.interface import Code, RpcFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gazette_platform.broker.wire.peer_stream import PeerStream
+    from gazette_platform.broker.peers import PeerStream
+    from gazette_platform.broker.replicate.fsm import Answer
     from gazette_platform.ops.tasks import TaskGroup
-    from gazette_platform.protocol import EtcdHeader, Fragment, LabelSet, ProcessId, Route
-
-__all__ = ["Pipeline"]
+    from gazette_platform.protocol import EtcdHeader, ProcessId, Route
 
 # Content that may wait for one slow peer; if there is more, appends wait too.
 _OUTBOX_BYTES_MAX = 16 << 20
@@ -57,8 +69,8 @@ class Pipeline:
         open_stream: begins a stream to a peer at an endpoint; may raise RpcFailed.
         tasks: group of the links' tasks.
         stall_s: seconds that peers may take nothing while there is no room for more.
-        on_settled: told how many asked proposals all peers have.
-        on_broken: told why the pipeline is of no use any more.
+        on_settled: called with how many asked proposals all peers have.
+        on_broken: called with why the pipeline can no longer be used.
     """
 
     def __init__(
@@ -156,7 +168,7 @@ class Pipeline:
             stall_s: seconds, in place of those before.
         """
         self._stall_s = min(self._stall_s, stall_s)
-        self._room.set()  # whoever waits begins anew, with the new time
+        self._room.set()  # waiters begin again, with the new time
 
     def _check_usable(self) -> None:
         if self.failure is not None:
@@ -341,7 +353,7 @@ class _Link:
                 self._waiting = loop.create_future()
                 await self._waiting
         except RpcFailed as err:
-            # If the peer says why it ended the stream, that tells more than our own error does.
+            # If the peer says why it ended the stream, that says more than our own error does.
             await asyncio.wait([self._tasks[1]], timeout=_CLOSE_TIMEOUT_S)
             self._owner.on_failure(self._number, err, "send to")
         except Exception as err:
@@ -383,3 +395,101 @@ async def _raise(err: Exception) -> None:
 
 def _unforeseen(err: Exception) -> RpcFailed:
     return RpcFailed(Code.INTERNAL, f"unforeseen {type(err).__name__}: {err}")
+
+
+@dataclass(frozen=True, slots=True)
+class ContentMessage:
+    """Content for the replica's spool."""
+
+    delta: int
+    content: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalMessage:
+    """A proposal. Only the first one of a stream has a header."""
+
+    proposal: Proposal
+    header: Header | None
+
+
+def decode_request(raw: bytes) -> ContentMessage | ProposalMessage:
+    """A message from a primary.
+
+    Raises: RpcFailed: it is malformed.
+    """
+    plain = decode_replicate_content(raw)
+    if plain is not None:
+        return ContentMessage(*plain)
+    try:
+        message = pb.ReplicateRequest.FromString(raw)
+        validate_replicate_request(message)
+    except (DecodeError, ValidationError) as err:
+        raise RpcFailed(Code.UNKNOWN, str(err)) from err
+    if not message.HasField("proposal"):
+        return ContentMessage(message.content_delta, message.content)
+    proposal = Proposal(
+        Fragment.from_pb(message.proposal),
+        LabelSet.from_pb(message.registers),
+        message.acknowledge,
+    )
+    header = Header.from_pb(message.header) if message.HasField("header") else None
+    return ProposalMessage(proposal, header)
+
+
+def encode_proposal(
+    fragment: Fragment, registers: LabelSet, *, acknowledge: bool, header: Header | None = None
+) -> bytes:
+    """A proposal to a replica.
+
+    Args:
+        header: for the first message of a stream only. It names the peer that is meant.
+    """
+    message = pb.ReplicateRequest(acknowledge=acknowledge)
+    fragment.into_pb(message.proposal)
+    message.registers.SetInParent()
+    registers.into_pb(message.registers)
+    if header is not None:
+        header.into_pb(message.header)
+        message.deprecated_journal = fragment.journal
+    return message.SerializeToString()
+
+
+def decode_reply(raw: bytes) -> Reply:
+    """A replica's answer.
+
+    Raises: ValidationError: it is malformed.
+    """
+    if not raw:
+        return _OK
+    try:
+        message = pb.ReplicateResponse.FromString(raw)
+    except DecodeError as err:
+        raise ValidationError(f"malformed ReplicateResponse: {err}") from err
+    validate_replicate_response(message)
+    return Reply(
+        Status(message.status),
+        Header.from_pb(message.header) if message.HasField("header") else None,
+        Fragment.from_pb(message.fragment) if message.HasField("fragment") else None,
+        LabelSet.from_pb(message.registers) if message.HasField("registers") else None,
+    )
+
+
+_OK = Reply(Status.OK)
+
+
+def encode_answer(answer: Answer, header: Header | None = None) -> bytes:
+    """An answer to the primary.
+
+    Args:
+        header: for the first answer of a stream only.
+    """
+    message = pb.ReplicateResponse(status=answer.status.value)  # type: ignore[arg-type]
+    if header is not None:
+        header.into_pb(message.header)
+    if answer.fragment is not None:
+        answer.fragment.into_pb(message.fragment)
+    if answer.registers is not None:
+        message.registers.SetInParent()
+        answer.registers.into_pb(message.registers)
+    return message.SerializeToString()

@@ -1,6 +1,6 @@
 """Keeps the replicas of one journal at the end of its primary's spool.
 
-The appender asks for a `sync` before an append, sends content and proposals, and is told of each
+The appender asks for a `sync` before an append, sends content and proposals, and learns of each
 proposal that all replicas have. The first sync builds a pipeline to the replicas. It serves all
 appends under the same route, and is closed after some idle time, so that ten thousand idle journals
 hold no streams. A journal of one replica has no pipeline, and its syncs only look at a flag.
@@ -17,9 +17,13 @@ from collections import deque
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.epochs import Holder
-from gazette_platform.broker.replicate import synced
-from gazette_platform.broker.replicate.messages import encode_proposal
-from gazette_platform.broker.replicate.pipeline import Pipeline
+from gazette_platform.broker.replicate.fsm import (
+    Invalidated,
+    Synced,
+    SyncMismatch,
+    WrongRoute,
+)
+from gazette_platform.broker.replicate.pipeline import Pipeline, encode_proposal
 from gazette_platform.ops.tasks import Interrupt, Interrupted
 from gazette_platform.protocol import ZERO_SUM, Fragment
 from gazette_platform.protocol.content import encode_replicate_content
@@ -28,14 +32,13 @@ from gazette_platform.serving.interface import Code, RpcFailed
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gazette_platform.broker.port import JournalPort
-    from gazette_platform.broker.replicate.pipeline_fsm import SyncOutcome
+    from gazette_platform.broker.replicate.fsm import SyncOutcome, SyncResult
     from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
+    from gazette_platform.broker.spool.port import JournalPort
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol import LabelSet, ProcessId, Route
 
-__all__ = ["Replicator"]
 
 # Proposals that may be under way at once. While there is one, small appends wait and go together with
 # the next, which costs less than it takes. Larger appends do not wait, and keep all replicas busy.
@@ -54,10 +57,10 @@ _SYNC_TIMEOUT_S = 20.0
 _LEFT_S = 1.0
 
 # Seconds after which replicas are given up that do not answer, or take nothing while there is no room
-# for more. Their disks may be full, and nobody can tell which replica is to blame.
+# for more. Their disks may be full, and which replica is to blame is unknown.
 _STALL_S = 60.0
 
-# Age in seconds at which streams are opened anew, between two batches. It is far below the time after
+# Age in seconds at which streams are reopened, between two batches. It is far below the time after
 # which the tokens expire that they were opened with.
 _AGE_S_MAX = 600.0
 
@@ -89,9 +92,9 @@ class Replicator:
         self._settled = 0
         # Who was proposed the staged content, while its outcome is unknown.
         self._doubtful: frozenset[ProcessId] = frozenset()
-        # Whether replicas were sent content and not told yet what becomes of it.
+        # Whether replicas were sent content without a decision about it yet.
         self._is_open = False
-        # For each proposal under way, who is told how it ended.
+        # For each proposal under way, the receiver of its outcome.
         self._under_way: deque[Callable[[RpcFailed | None], None]] = deque()
         self._moved = asyncio.Event()
         self._once_moved: Callable[[], None] | None = None
@@ -104,7 +107,7 @@ class Replicator:
 
     @property
     def is_old(self) -> bool:
-        """Whether the streams to replicas should be opened anew; see `renew`."""
+        """Whether the streams to replicas should be reopened; see `renew`."""
         return self.has_peers and self._clock.monotonic() - self._opened_at > _AGE_S_MAX
 
     @property
@@ -121,7 +124,7 @@ class Replicator:
     def holders(self) -> frozenset[Holder] | None:
         """Who has all that is acknowledged, once replicas are synced.
 
-        Returns: None if somebody among them does not keep it beyond its process, as brokers of
+        Returns: None if one of them does not keep it beyond its process, as brokers of
             Gazette do not.
         """
         pipeline = self._pipeline
@@ -138,7 +141,7 @@ class Replicator:
     # ------------------------------------------------------------------------------------ sync
     async def sync(
         self, roll_to: int, registers: LabelSet | None, *, must_roll: Callable[[], bool]
-    ) -> synced.SyncResult:
+    ) -> SyncResult:
         """Bring all replicas to the same fragment.
 
         Args:
@@ -156,7 +159,7 @@ class Replicator:
             return await interrupt.wait(self._sync(route, roll_to, registers, must_roll))
         except Interrupted:
             self._drop_pipeline()
-            return synced.Invalidated()
+            return Invalidated()
         except BaseException:
             self._drop_pipeline()
             raise
@@ -169,11 +172,11 @@ class Replicator:
         roll_to: int,
         registers: LabelSet | None,
         must_roll: Callable[[], bool],
-    ) -> synced.SyncResult:
+    ) -> SyncResult:
         journal, spool = self._journal, self._spool
         await self.settled()
         if route.primary_id != journal.process_id:
-            return synced.Invalidated()
+            return Invalidated()
         pipeline = self._pipeline
         if pipeline is not None and not (pipeline.is_usable and pipeline.route.equivalent(route)):
             await self._close_pipeline()
@@ -198,13 +201,13 @@ class Replicator:
         self._doubtful = frozenset()
         self.is_synced = True
         self._touch()
-        return synced.Synced()
+        return Synced()
 
-    async def _ask_of_staged(self, route: Route) -> synced.SyncResult | None:
+    async def _ask_of_staged(self, route: Route) -> SyncResult | None:
         """Ask all replicas how much they have, because content is staged whose outcome is unknown.
 
         If it were proposed as it is, replicas that lack it would move to its end. If another one then
-        failed, and we left, nobody would have the content, and appends would go on behind it. So
+        failed, and we left, no broker would have the content, and appends would continue after it. So
         replicas are moved only once all have answered. If it turns out that none of them has it, it
         is forgotten. Where one has it, or is not there to be asked and may have it, the content keeps
         its offsets: readers of that replica may have seen it.
@@ -217,22 +220,22 @@ class Replicator:
         settled, registers = spool.settled_proposal()
         outcome = await self._answers(route, settled, registers)
         if outcome.read_revision:
-            return synced.WrongRoute(outcome.read_revision)
+            return WrongRoute(outcome.read_revision)
         if outcome.roll_to > settled.end or not self._doubtful <= set(route.members):
             return None
         spool.drop_staged()
         self._doubtful = frozenset()
-        return synced.Invalidated()
+        return Invalidated()
 
-    async def _propose_to_all(self, route: Route) -> synced.SyncResult | None:
+    async def _propose_to_all(self, route: Route) -> SyncResult | None:
         """Propose the open fragment to all. Returns: what is wrong with it; None: all have it."""
         spool = self._spool
         await spool.catch_up()
         outcome = await self._answers(route, spool.proposal(), spool.registers)
         if outcome.read_revision:
-            return synced.WrongRoute(outcome.read_revision)
+            return WrongRoute(outcome.read_revision)
         if outcome.roll_to:
-            return synced.SyncMismatch(outcome.roll_to, outcome.registers)
+            return SyncMismatch(outcome.roll_to, outcome.registers)
         return None
 
     async def _answers(self, route: Route, proposal: Fragment, registers: LabelSet) -> SyncOutcome:
@@ -330,7 +333,7 @@ class Replicator:
         Args:
             draft: the content, written to our spool.
             registers: of the journal with it.
-            done: told that it is settled (None), or why its outcome is unknown.
+            done: called with None once it is settled, or with why its outcome is unknown.
             appends: number of appends in it.
 
         Raises: RpcFailed: the pipeline is broken; nothing was proposed.

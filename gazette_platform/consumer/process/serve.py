@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final, final
 from urllib.parse import urlsplit
 
-from gazette_platform.allocator import Allocator, announce, leaving
+from gazette_platform.allocator import Allocator, announce, member
 from gazette_platform.client import AsyncClient
 from gazette_platform.consumer.application import raised_by
 from gazette_platform.consumer.cluster import ConsumerState
@@ -41,8 +41,7 @@ from gazette_platform.serving.auth import Authenticator
 from gazette_platform.serving.config import Wire
 from gazette_platform.serving.grpc_server import GrpcServer
 from gazette_platform.serving.h2.server import H2Server
-from gazette_platform.serving.http_server import NOT_SERVING, HttpServer
-from gazette_platform.serving.origins import Origins
+from gazette_platform.serving.http_server import NOT_SERVING, HttpServer, Origins
 from gazette_platform.serving.process.departure import Departure
 from gazette_platform.serving.process.names import random_id
 from gazette_platform.serving.process.running import run_server
@@ -60,13 +59,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Seconds for calls that are under way when the process leaves, and for telling etcd that it does.
+# Seconds for calls that are under way when the process leaves, and to announce that in etcd.
 _GRACE_S: Final = 15.0
 # Seconds after which a callback counts as blocking the event loop, at least. Stores take some tenths at times.
 _BLOCKED_S_MIN: Final = 1.0
 # Binding to these says nothing of how one is reached.
 _ANY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  compared, not bound
-_WORDS: Final = leaving.Words("shards", "consumer", "", "consumer.drain-timeout")
+_WORDS: Final = member.Words("shards", "consumer", "", "consumer.drain-timeout")
 
 
 @final
@@ -165,7 +164,7 @@ class ConsumerProcess:
         """Serve, announce this process, and run what is assigned to it.
 
         Raises: SetupError: a port is in use. EtcdError: etcd is out of reach, or refuses.
-            ApplicationFailed: the application's `init` raises, if it is no GazetteError.
+            ApplicationFailed: the application's `init` raises, if it is not a GazetteError.
         Cancellation: leaves what was begun; call `abandon`.
         """
         config, rng = self.config, random.Random()  # noqa: S311  a name, no secret
@@ -363,7 +362,7 @@ class ConsumerProcess:
     async def _hand_over(self) -> None:
         timeout_s = self.config.drain_timeout_s
         try:
-            await leaving.say_leaving(
+            await member.say_leaving(
                 self._space,
                 self._announcement,
                 self._lease,
@@ -373,7 +372,7 @@ class ConsumerProcess:
         except EtcdError as err:
             _log.warning("others are not asked to take over, since etcd fails: %s", err)
             return
-        await leaving.wait_handed_over(
+        await member.wait_handed_over(
             self._space,
             self._allocator,
             self._allocating,
@@ -386,16 +385,14 @@ class ConsumerProcess:
         )
 
     async def _leave(self) -> None:
-        """What is still ours stops before the lease is given back, so that nobody is fenced by others."""
+        """What is still ours stops before the lease is given back, so that no shard of ours is fenced by others."""
         self._is_ready = False
         self.stopping.set()
         self.resolver.stop_serving()
         stopping = self.tasks.spawn(self._server.stop(grace_s=_GRACE_S), name="stop serving")
         await self._departure.step(_GRACE_S, "stopping shards", self.replicas.close())
         self._allocating.cancel()  # it would take the end of our lease for a loss
-        await self._departure.step(
-            _GRACE_S, "giving back the lease", leaving.give_back(self._lease)
-        )
+        await self._departure.step(_GRACE_S, "giving back the lease", member.give_back(self._lease))
         await self._departure.step(2 * _GRACE_S, "finishing calls", stopping)
         await self.abandon()
 
@@ -444,7 +441,7 @@ class Scratch:
         self._lock_path, path = self._parent / f"{name}{_LOCK_SUFFIX}", self._parent / name
         try:
             self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            # Somebody who looks for what was left may have it for a moment, and delete it then.
+            # Another process that looks for leftovers may hold it for a moment, and then delete it.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.fstat(self._lock).st_nlink:
                 raise FileNotFoundError(f"{self._lock_path} was deleted by another process")

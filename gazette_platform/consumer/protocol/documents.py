@@ -14,9 +14,7 @@ from gazette_platform.errors import ValidationError
 from gazette_platform.ops.durations import format_duration
 from gazette_platform.protocol import LabelSet
 from gazette_platform.protocol.labels import EMPTY_LABELS
-from gazette_platform.yaml_specs.changes import check_change
-from gazette_platform.yaml_specs.go_yaml import dump_yaml
-from gazette_platform.yaml_specs.strict_yaml import StrictMapping, read_yaml
+from gazette_platform.yaml_specs.documents import StrictMapping, check_change, dump_yaml, read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

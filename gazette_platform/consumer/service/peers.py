@@ -17,8 +17,7 @@ from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import LabelSelector, LabelSet
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import admin_pb2 as pb
-from gazette_platform.serving.interface import Code, Kind, NotNow, RpcFailed
-from gazette_platform.serving.outgoing import brief_details
+from gazette_platform.serving.interface import Code, Kind, NotNow, RpcFailed, brief_details
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,7 +109,7 @@ class ConsumerPeers:
 
         Args:
             target: path and query, as they were asked of us.
-            headers: to send along, beside our token; they tell it the header.
+            headers: to send along, beside our token; they carry the header.
 
         The rest, cancellation: as `call`.
 

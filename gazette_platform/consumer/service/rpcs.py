@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb, consumer_pb2 as pb
+from gazette_platform.serving.http_server import caller_metadata
 from gazette_platform.serving.interface import Kind, Rpc, RpcFailed
 from gazette_platform.serving.outcome import before_expiry, failure_of
 from gazette_platform.serving.rest_messages import (
@@ -24,7 +25,6 @@ from gazette_platform.serving.rest_messages import (
     parse_request,
 )
 from gazette_platform.serving.rest_routes import RestRoutes
-from gazette_platform.serving.sending import caller_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from gazette_platform.ops.faults import Faults
     from gazette_platform.protocol.auth import Claims
     from gazette_platform.serving.auth import Authenticator
+    from gazette_platform.serving.http_server import Origins
     from gazette_platform.serving.interface import Metadata, Unary
-    from gazette_platform.serving.origins import Origins
 
 Q = TypeVar("Q", bound=Message)
 

@@ -2,7 +2,7 @@
 
 The fence: what is committed was planned from covers; it is refused unless the table still covers just that. Who was
 held up and comes late (a zombie) finds that another run has committed, and changes nothing. Commits of
-maintenance, which leave covers alone, are no hindrance: then the same files are replaced in what they left.
+maintenance, which leave covers alone, do not matter: then the same files are replaced in what they left.
 
 Data files are not copied: they lie at the rollup's own location from the start, and the commit names them.
 """
@@ -20,8 +20,9 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import SetPropertiesUpdate, update_table_metadata
 
 from gazette_platform.errors import LakeError, RollupFenced
-from gazette_platform.lake.rollups.iceberg import COVERS, IcebergTable, IcebergTables, slice_of
+from gazette_platform.lake.iceberg.metastore import IcebergTable, IcebergTables, slice_of
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
+from gazette_platform.lake.rollups.stored_covers import COVERS, covers_path, write_covers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -34,12 +35,10 @@ if TYPE_CHECKING:
     from gazette_platform.lake.rollups.covers import Covers
     from gazette_platform.lake.rollups.spec import RollupSpec
 
-__all__ = ["CODE", "Commit", "Committed", "commit"]
-
 CODE: Final = "gazette.code"
 """Property of a table, and of its snapshots: the code version that made it."""
 _OFFSETS: Final = "gazette.offsets"
-# So many journals are told in a snapshot's summary, which every reader of the table loads.
+# So many journals are listed in a snapshot's summary, which every reader of the table loads.
 _JOURNALS_MAX: Final = 20
 # Engines optimize a table once a day or so; more than a few commits in a row are not maintenance.
 _ATTEMPTS: Final = 5
@@ -58,13 +57,13 @@ class Commit:
     staging: str
     """Name of the staging table; empty: nothing was made."""
     replaced: Collection[tuple[str, ...]]
-    """Slices of which no file of before is to stay."""
+    """Slices with no existing file to stay."""
     made: Collection[tuple[str, ...]]
     """Slices that the staging table may have rows of."""
     covers: Covers
     """What the table covers afterwards."""
     replaces_all: bool
-    """Whether no file of before is to stay at all."""
+    """Whether no existing file is to stay at all."""
 
 
 @final
@@ -97,7 +96,7 @@ def commit(tables: IcebergTables, what: Commit) -> Committed:
         reached.
     """
     staged, files = _staged(tables, what)
-    path = tables.write_covers(what.location, what.covers)
+    path = write_covers(tables, what.location, what.covers)
     base = what.base
     for _ in range(_ATTEMPTS):
         metadata, kept = _next_metadata(tables, what, base, staged, files, path)
@@ -124,8 +123,8 @@ def commit(tables: IcebergTables, what: Commit) -> Committed:
 def _rebased(tables: IcebergTables, what: Commit) -> IcebergTable:
     """The table as it is now, if it still covers what it did when the commit was planned."""
     now = tables.load(what.spec.schema, what.spec.table)
-    before = what.base.covers_path if what.base is not None else ""
-    if now is None or now.covers_path != before or what.base is None:
+    before = covers_path(what.base) if what.base is not None else ""
+    if now is None or covers_path(now) != before or what.base is None:
         raise RollupFenced(
             f"another run has committed to {what.spec.name} since this one began, so it changed nothing; what "
             "is still missing is made by the next run"
@@ -134,7 +133,7 @@ def _rebased(tables: IcebergTables, what: Commit) -> IcebergTable:
 
 
 def _staged(tables: IcebergTables, what: Commit) -> tuple[IcebergTable | None, list[DataFile]]:
-    """The staging table and its files, all of which are of the slices made.
+    """The staging table and its files, all of the slices made.
 
     Raises: LakeError: it has others.
     """
@@ -167,7 +166,7 @@ def _next_metadata(  # noqa: PLR0917
     base: IcebergTable | None,
     staged: IcebergTable | None,
     files: list[DataFile],
-    covers_path: str,
+    path: str,
 ) -> tuple[TableMetadata, list[DataFile]]:
     """Metadata of the table after the commit, whose manifests are written, and the files that stay."""
     old = tables.data_files(base) if base is not None else []
@@ -176,8 +175,8 @@ def _next_metadata(  # noqa: PLR0917
         if kept:
             raise LakeError(
                 f"the query of {what.spec.name} gives other columns than the table has, which keeps "
-                f"{len(kept)} files of slices that are not made anew: give it another name, or run it with "
-                "`force: true`, by which rows of pruned content are lost"
+                f"{len(kept)} files of slices that are not made again: give it another name, or run it with "
+                "`force: true`, which loses rows of pruned content"
             )
         start = _fresh_metadata(what, base, staged.metadata)
         old = []
@@ -186,7 +185,7 @@ def _next_metadata(  # noqa: PLR0917
         start = base.metadata
     start = update_table_metadata(
         start,
-        (SetPropertiesUpdate(updates={COVERS: covers_path, CODE: what.spec.code_version}),),
+        (SetPropertiesUpdate(updates={COVERS: path, CODE: what.spec.code_version}),),
         metadata_location=base.metadata_location if base is not None else None,
     )
     table = Table(
@@ -197,7 +196,7 @@ def _next_metadata(  # noqa: PLR0917
         NoopCatalog("none"),
     )
     transaction = table.transaction()
-    properties = _properties(what, covers_path)
+    properties = _properties(what, path)
     with transaction.update_snapshot(snapshot_properties=properties).overwrite() as overwrite:
         _judge_each_manifest_apart(overwrite)
         for file in set(old) - set(kept):
@@ -212,7 +211,7 @@ def _judge_each_manifest_apart(overwrite: _OverwriteFiles) -> None:
     """Give each manifest an evaluator of its own.
 
     PyIceberg 0.12 looks at manifests in several threads with one evaluator, which remembers the manifest
-    that it looks at. So it may take another one's bounds for them, and not find the files to delete.
+    that it looks at. So it may take the bounds of another column for them, and not find the files to delete.
     """
     build = overwrite._build_manifest_evaluator  # noqa: SLF001
 
@@ -226,7 +225,7 @@ def _judge_each_manifest_apart(overwrite: _OverwriteFiles) -> None:
 
 
 def _kept(base: IcebergTable, what: Commit, old: list[DataFile]) -> list[DataFile]:
-    """Files of before that stay."""
+    """Existing files that stay."""
     replaced = set(what.replaced)
     return [f for f in old if slice_of(base.metadata, f, what.spec.slices) not in replaced]
 
@@ -243,7 +242,7 @@ def _fields(spec: PartitionSpec) -> list[tuple[int, str, str]]:
 
 
 def _fresh_metadata(what: Commit, base: IcebergTable | None, shape: TableMetadata) -> TableMetadata:
-    """Metadata of an empty table in the shape of the staging table; without snapshots of before.
+    """Metadata of an empty table in the shape of the staging table; without earlier snapshots.
 
     These would be read by columns that are called alike and are not.
     """
@@ -275,10 +274,10 @@ def _fresh_metadata(what: Commit, base: IcebergTable | None, shape: TableMetadat
     )
 
 
-def _properties(what: Commit, covers_path: str) -> dict[str, str]:
+def _properties(what: Commit, path: str) -> dict[str, str]:
     """What the snapshot says of itself; the covers in words as far as they are short."""
     properties = {
-        COVERS: covers_path,
+        COVERS: path,
         CODE: what.spec.code_version,
         "gazette.slices-made": str(len(what.made)),
         "gazette.slices": str(len(what.covers.slices)),

@@ -1,4 +1,4 @@
-"""Upkeep of rollups: small files are put together, old snapshots and files that nobody names are removed.
+"""Upkeep of rollups: small files are merged, old snapshots and unreferenced files are removed.
 
 Each is a procedure of the engine that makes the rollup. What the table covers is untouched, so runs and
 maintenance may cross: whoever commits second builds on the first.
@@ -11,17 +11,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.lake.catalogs import ICEBERG, TrinoCatalogs
-from gazette_platform.lake.rollups.iceberg import COVERS
-from gazette_platform.lake.rollups.statements import iceberg_catalog
+from gazette_platform.lake.rollups.engines import iceberg_catalog
+from gazette_platform.lake.rollups.stored_covers import covers_path, paths_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gazette_platform.lake.rollups.iceberg import IcebergTable, IcebergTables
+    from gazette_platform.lake.iceberg.metastore import IcebergTables
+    from gazette_platform.lake.rollups.engines import Dialect
     from gazette_platform.lake.rollups.spec import RollupSpec
-    from gazette_platform.lake.rollups.statements import Dialect
-
-__all__ = ["RETAINED_S", "Maintenance", "maintain", "maintenance_statements"]
 
 RETAINED_S: Final = 7 * 24 * 3600.0
 """Seconds for which snapshots are kept, and files that none names: the least that Trino allows. Readers of an
@@ -127,7 +125,7 @@ def maintain(
     if after is None:
         return None
     # Beside the table, where no engine looks: what covers were of snapshots that are gone.
-    stale = _covers_paths(before) - _covers_paths(after) - {after.covers_path}
+    stale = paths_of(before) - paths_of(after) - {covers_path(after)}
     return Maintenance(
         snapshots_before=len(before.metadata.snapshots),
         snapshots=len(after.metadata.snapshots),
@@ -135,12 +133,3 @@ def maintain(
         files=len(tables.data_files(after)),
         undeleted=tuple(tables.delete_files(sorted(stale))),
     )
-
-
-def _covers_paths(table: IcebergTable) -> set[str]:
-    paths = {
-        s.summary.additional_properties.get(COVERS, "")
-        for s in table.metadata.snapshots
-        if s.summary is not None
-    }
-    return paths - {""}

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, final
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gazette_platform.lake.rollups.statements import Dialect
-
-__all__ = ["Query", "QueryFaults"]
+    from gazette_platform.lake.rollups.engines import Dialect
 
 
 @final

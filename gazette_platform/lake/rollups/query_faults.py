@@ -24,9 +24,7 @@ from gazette_platform.lake.rollups.queries import QueryFaults
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from gazette_platform.lake.rollups.statements import Dialect
-
-__all__ = ["query_faults"]
+    from gazette_platform.lake.rollups.engines import Dialect
 
 _SHOWN: Final = 12
 # Words that engines take for a value, and the parser for a column.

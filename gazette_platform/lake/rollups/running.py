@@ -1,4 +1,18 @@
-"""A run of a rollup: read what it covers, read its sources, make what differs, commit.
+"""The sources of a rollup as they are now: their parts, their states, and their names in engines.
+
+Is the raw content that slices are made of still there? Asked of the store, where files go before accounts do.
+
+Accounts of a raw table follow a prune minutes later, when brokers know of it. A slice that was made again in
+between would hold less than its cover says, and the existing rows would be lost. So the files of its parts are looked
+for before, and again when its rows were read: files do not come back, so what exists now existed then.
+
+They do come back of a store that was away, which engines read as empty. A slice that was made meanwhile would lack
+rows for ever, since its cover says that it has them. So a part without any file is waited for, also by
+slices that are made for the first time, or that may shrink: either the store returns, or accounts follow the prune.
+
+Cost: a listing of each directory that a slice is made of; engines that read it make the same.
+
+A run of a rollup: read what it covers, read its sources, make what differs, commit.
 
 The order is what makes it right: what the table covers is read first, then what sources hold, then their
 rows. So rows are at least as new as the sources' state that is noted for them, and that is at least as new
@@ -8,38 +22,243 @@ as anything that was committed before; whatever is committed meanwhile is found 
 from __future__ import annotations
 
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
-from gazette_platform.errors import LakeError
+from pyarrow.fs import FileSelector  # type: ignore[import-untyped]
+
+from gazette_platform.errors import LakeError, ValidationError
+from gazette_platform.hive import partition_name
+from gazette_platform.lake.raw.partition_state import PartitionState
+from gazette_platform.lake.raw.tables import LAYOUT
+from gazette_platform.lake.raw.views import VIEW_OF, excluded_digests
 from gazette_platform.lake.rollups.commit import Commit, Committed, commit
+from gazette_platform.lake.rollups.covers import Seen, merged_ranges
+from gazette_platform.lake.rollups.engines import SourceTable, StagingTable
 from gazette_platform.lake.rollups.planning import (
     Plan,
     Sealed,
+    SourceState,
     batches,
     covers_after,
     make_plan,
     with_new_aliases,
 )
-from gazette_platform.lake.rollups.sources import Source, read_sources
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
-from gazette_platform.lake.rollups.statements import StagingTable
-from gazette_platform.lake.rollups.whole import lost_slices
+from gazette_platform.lake.rollups.stored_covers import covers_path, read_covers
+from gazette_platform.lake.spec.rules import EXACT_SUFFIX, LINES_SUFFIX
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.protocol import parse_fragment_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-    from gazette_platform.lake.registration import Metastore
+    from gazette_platform.hive import HiveTable, MetastoreSession
+    from gazette_platform.lake.iceberg.metastore import IcebergTable, IcebergTables
+    from gazette_platform.lake.raw.registration import Metastore
     from gazette_platform.lake.rollups.covers import Covers, SliceCover
     from gazette_platform.lake.rollups.engines import RollupEngine
-    from gazette_platform.lake.rollups.iceberg import IcebergTable, IcebergTables
-    from gazette_platform.lake.rollups.planning import SourceState
     from gazette_platform.lake.rollups.spec import RollupSpec
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["RollupReport", "RollupRunner", "plan_of", "slices_behind"]
+
+@final
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A source as it is now."""
+
+    state: SourceState
+    table: SourceTable
+    columns: tuple[str, ...]
+    """Names that a query has for its columns, those of partitions last."""
+    locations: Mapping[str, str] = field(default_factory=dict)
+    """Of a raw table: directories by name of the part."""
+    unfit_records: int = 0
+    """Of a raw table: records that do not fit its spec, by its accounts."""
+
+
+def read_sources(
+    session: MetastoreSession, tables: IcebergTables, spec: RollupSpec
+) -> dict[str, Source]:
+    """The sources of a rollup by alias.
+
+    What is read of them later is at least what is reported here, unless it was pruned: see `whole`.
+
+    Raises: LakeError: a table is not there, or neither a raw table nor Iceberg's; or a server or file
+        cannot be reached.
+    """
+    found: dict[str, Source] = {}
+    for alias, name in spec.sources.items():
+        schema, _, table_name = name.partition(".")
+        table = session.table(schema, table_name)
+        if table is None:
+            raise LakeError(f"{spec.name} waits for {name}, which is not made yet")
+        if table.parameters.get(VIEW_OF) == f"{name}{LINES_SUFFIX}":
+            table = session.table(schema, f"{table_name}{LINES_SUFFIX}") or table
+        if LAYOUT in table.parameters:
+            found[alias] = _raw(session, name, table)
+        else:
+            found[alias] = _iceberg(session, tables, name)
+    return found
+
+
+def _raw(session: MetastoreSession, name: str, table: HiveTable) -> Source:
+    view_name = f"{name.partition('.')[2]}{EXACT_SUFFIX}"
+    view = session.table(table.database, view_name)
+    if view is None:
+        raise LakeError(
+            f"view {name}{EXACT_SUFFIX} is not made yet; the sensor makes it when it first audits "
+            "the table"
+        )
+    excluded = excluded_digests(view)
+    keys = [c.name for c in table.partition_columns]
+    parts: dict[str, tuple[tuple[str, ...], Seen]] = {}
+    locations: dict[str, str] = {}
+    unfit_records = 0
+    if keys:
+        for partition in session.partitions(table):
+            state = PartitionState.from_parameters(partition.parameters)
+            part = partition_name(keys, partition.values)
+            if state.ranges:  # else it is new, or all of it was pruned
+                parts[part] = (partition.values, _seen(state, part, excluded))
+                locations[part] = partition.location
+                unfit_records += state.unfit_records
+    else:
+        state = PartitionState.from_parameters(table.parameters)
+        if state.ranges:
+            parts[""] = ((), _seen(state, "", excluded))
+            locations[""] = table.location
+            unfit_records = state.unfit_records
+    return Source(
+        SourceState(table=name, columns=tuple(keys), parts=parts),
+        SourceTable(
+            schema=table.database,
+            table=view_name,
+            is_iceberg=False,
+            types={c.name: c.type for c in table.partition_columns},
+        ),
+        tuple(c.name for c in (*table.columns, *table.partition_columns)),
+        locations,
+        unfit_records,
+    )
+
+
+def _seen(state: PartitionState, name: str, excluded: dict[str, str]) -> Seen:
+    notes = [f"twice-{state.overlap_bytes}"] if state.overlap_bytes else []
+    notes += [f"without-{excluded[key]}" for key in ("*", name) if key in excluded]
+    return Seen(state.journal, state.ranges, " ".join(notes), state.created, state.formerly)
+
+
+def _iceberg(session: MetastoreSession, tables: IcebergTables, name: str) -> Source:
+    schema, _, table_name = name.partition(".")
+    table = tables.load_within(session, schema, table_name)
+    if table is None:
+        raise LakeError(f"{name} was dropped at this moment; the next run looks again")
+    types = table.slice_types()
+    columns: tuple[str, ...] = ()
+    parts: dict[str, tuple[tuple[str, ...], Seen]] = {}
+    if covers_path(table):
+        covers = read_covers(tables, table)
+        columns = covers.columns
+        for values, cover in covers.slices.items():
+            parts[partition_name(columns, values)] = (values, Seen(note=cover.digest))
+    elif table.snapshot is not None:
+        parts[""] = ((), Seen(note=str(table.snapshot.snapshot_id)))
+    return Source(
+        SourceState(table=name, columns=columns, parts=parts, can_shrink=False),
+        SourceTable(
+            schema=schema,
+            table=table_name,
+            is_iceberg=True,
+            types={column: types[column] for column in columns if column in types},
+        ),
+        tuple(f.name for f in table.metadata.schema().fields),
+    )
+
+
+# Directories that are listed at a time: a listing of an object store takes some 50 ms, nearly all of it waiting.
+_LISTINGS_MAX: Final = 8
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Why a slice is not made."""
+
+    part: str
+    """Sources whose content is gone: alias and name."""
+    is_away: bool
+    """Whether all of it is gone, as of a store that is away."""
+
+
+def lost_slices(
+    tables: IcebergTables,
+    sources: Mapping[str, Source],
+    made: Mapping[tuple[str, ...], SliceCover],
+    *,
+    again: Container[tuple[str, ...]],
+) -> dict[tuple[str, ...], Lost]:
+    """Those of some slices whose raw content is not in its files: not all of it, or none of a part.
+
+    Args:
+        tables: reaches the files.
+        sources: by alias; where the parts of raw ones lie.
+        made: the slices, and of what they are made.
+        again: those that need all content; the others need some of each part.
+
+    Raises: LakeError: a directory cannot be listed.
+    """
+    parts = {
+        (alias, name): seen
+        for cover in made.values()
+        for alias, by_name in cover.parts.items()
+        for name, seen in by_name.items()
+        if seen.journal and alias in sources and name in sources[alias].locations
+    }
+    with ThreadPoolExecutor(_LISTINGS_MAX, "gazette-rollup-files") as executor:
+        found = executor.map(
+            lambda part: _look(tables, sources[part[0]].locations[part[1]], parts[part]), parts
+        )
+        known = dict(zip(parts, found, strict=True))
+    lost: dict[tuple[str, ...], Lost] = {}
+    for values, cover in made.items():
+        for alias, by_name in cover.parts.items():
+            for name in by_name:
+                is_whole, is_away = known.get((alias, name), (True, False))
+                if is_away or (not is_whole and values in again and values not in lost):
+                    lost[values] = Lost(f"{alias} {name}".strip(), is_away)
+    return lost
+
+
+def _look(tables: IcebergTables, location: str, seen: Seen) -> tuple[bool, bool]:
+    """Whether all content of a part is in its files, and whether none is."""
+    held = merged_ranges(_spans(tables, location, seen.journal))
+    is_whole = all(any(b <= begin and end <= e for b, e in held) for begin, end in seen.ranges)
+    is_away = not any(b < end and begin < e for b, e in held for begin, end in seen.ranges)
+    return is_whole, is_away
+
+
+def _spans(tables: IcebergTables, location: str, journal: str) -> Iterable[tuple[int, int]]:
+    """Offsets of the fragments in a directory."""
+    io: Any = tables.io(location)  # of PyArrow, as for all schemes that stores have
+    scheme, netloc, path = io.parse_location(location)
+    try:
+        entries = io.fs_by_scheme(scheme, netloc).get_file_info(
+            FileSelector(path, allow_not_found=True)
+        )
+    except OSError as err:
+        raise LakeError(
+            f"cannot list {location}, so it is unknown whether its content still exists: {err}"
+        ) from err
+    for entry in entries:
+        try:
+            fragment = parse_fragment_path(journal, entry.base_name)
+        except ValidationError:
+            continue  # no fragment
+        yield fragment.begin, fragment.end
+
 
 # Each is named in the statement, and Iceberg's writers keep a file open for each.
 _SLICES_MAX: Final = 100
@@ -63,7 +282,7 @@ class RollupReport:
     made: list[tuple[str, ...]] = field(default_factory=list)
     dropped: list[tuple[str, ...]] = field(default_factory=list)
     behind: list[Sealed] = field(default_factory=list)
-    """Slices that lack something and cannot be made anew, since raw content was pruned, or is away."""
+    """Slices that lack something and cannot be made again, since raw content was pruned, or is away."""
     is_waiting: bool = False
     """Whether all files of a part are gone, so that it is worth while to look again: a store may be away."""
     is_rebuild: bool = False
@@ -86,7 +305,7 @@ class RollupRunner:
         tables: Iceberg tables of the same metastore.
         engine: makes the slices.
         slices_max: how many slices one statement makes.
-        clock: tells how old staging tables are.
+        clock: decides how old staging tables are.
         log: gets a line for each step.
     """
 
@@ -115,7 +334,7 @@ class RollupRunner:
 
         Args:
             spec: the rollup.
-            is_forced: make all anew of what is there now, and drop what is not.
+            is_forced: make all again from current content, and drop the rest.
 
         Raises: RollupFenced: another run committed meanwhile. LakeError: a source is not there yet, the query
             was refused, or a server cannot be reached.
@@ -168,7 +387,7 @@ class RollupRunner:
     def _without_lost(
         self, spec: RollupSpec, plan: Plan, sources: Mapping[str, Source], covers: Covers
     ) -> tuple[Plan, bool]:
-        """The plan without slices of which files are gone that accounts still count.
+        """The plan without slices whose files are gone although accounts still count them.
 
         Returns: it; and whether it is worth while to look again for them.
         Raises: LakeError: the table has slices of other columns, so that nothing of it could stay.
@@ -243,14 +462,14 @@ class RollupRunner:
         made: Mapping[tuple[str, ...], SliceCover],
         covers: Covers,
     ) -> None:
-        """Refuse to commit a slice of which content went while it was read.
+        """Refuse to commit a slice whose content went while it was read.
 
         Raises: LakeError: names the slice; the next run leaves it as it is.
         """
         lost = lost_slices(self._tables, sources, made, again=_again(spec, made, covers))
         for values, why in lost.items():
             raise LakeError(
-                f"{why.part}, of which slice {values} of {spec.name} is made, was pruned while it was read, so "
+                f"{why.part} was pruned while slice {values} of {spec.name} was made from it, so "
                 "nothing was changed; the next run leaves that slice as it is"
             )
 
@@ -296,7 +515,7 @@ def _again(
 
 
 def slices_behind(metastore: Metastore, tables: IcebergTables, spec: RollupSpec) -> list[Sealed]:
-    """Slices that lack something and cannot be made anew, since raw content was pruned; changes nothing.
+    """Slices that lack something and cannot be made again, since raw content was pruned; changes nothing.
 
     Raises: LakeError: a source is not there yet, or a server cannot be reached.
     """
@@ -317,7 +536,7 @@ def _read(
 ) -> tuple[IcebergTable | None, Covers, dict[str, Source]]:
     """The table, what it covers and its sources, in this order."""
     base = tables.load(spec.schema, spec.table)
-    covers = tables.read_covers(base)
+    covers = read_covers(tables, base)
     with metastore.connect() as session:
         sources = read_sources(session, tables, spec)
     return base, with_new_aliases(_states(sources), covers), sources

@@ -1,8 +1,9 @@
 """gRPC over HTTP/2, written straight on asyncio's protocols.
 
-`frames`, `hpack`, `requests`, `responses`, `answers`, `stream`, `endpoint` and its two sides, `machine` and
+`frames`, `hpack`, `requests`, `responses`, `stream`, `limits`, `endpoint` and its two sides, `machine` and
 `client_machine`, decide and do no I/O: they take the bytes that the other side sent, collect those to send,
 and call a hook for each event.
-`connection` acts: it owns the transport and the tasks of its calls. `call` is what handlers see. `server`
-listens, sweeps over its connections and drains them. `channel` makes calls. No module here imports gRPC.
+`server` acts: it listens, owns the transports and the tasks of calls, sweeps over its connections and drains
+them. `call` is what handlers see. `channel` makes calls, which `client_call` shows to callers. `carrier` has
+what both sides need. No module here imports gRPC.
 """

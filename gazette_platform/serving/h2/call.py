@@ -2,7 +2,7 @@
 
 A call's task begins when its first message is whole, or at once if both sides are streams. A call whose
 messages have all come in one read needs none, if its method can be served so. Nothing here makes a future for
-a message that is there, or for one that can be sent.
+a message that has come, or for one that can be sent.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, final
 from typing_extensions import override
 
 from gazette_platform.serving.h2 import responses
-from gazette_platform.serving.h2.carrier import Carrier
-from gazette_platform.serving.h2.inflate import MessageRefused
+from gazette_platform.serving.h2.carrier import BURST_BYTES, Carrier, TwoWay
 from gazette_platform.serving.h2.responses import PREFIX_BYTES, STATUS_OF, Status
-from gazette_platform.serving.h2.two_way import BURST_BYTES, TwoWay
+from gazette_platform.serving.h2.stream import MessageRefused
 from gazette_platform.serving.interface import ASK_AGAIN, Code, Kind, NotTaken, RpcFailed
 
 if TYPE_CHECKING:
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.serving.call_metrics import MethodMetrics
     from gazette_platform.serving.interface import AtOnce, Metadata, Rpc
-
-__all__ = ["Call", "Method", "method_of"]
 
 _log = logging.getLogger(__name__)
 

@@ -1,22 +1,100 @@
-"""What a call needs of its connection."""
+"""What calls of both sides rest on: an endpoint with a transport, deadlines, and a stream that can be waited for."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, final
 
 from typing_extensions import override
 
+from gazette_platform.serving.h2 import responses
 from gazette_platform.serving.h2.client_machine import ClientMachine
 from gazette_platform.serving.h2.endpoint import Endpoint
 from gazette_platform.serving.h2.machine import Machine
+from gazette_platform.serving.h2.responses import PREFIX_BYTES
+from gazette_platform.serving.h2.stream import Stream
 
 if TYPE_CHECKING:
     import asyncio
 
-    from gazette_platform.serving.h2.deadlines import Deadlines
 
-__all__ = ["WRITE_BYTES", "Carrier", "ClientCarrier", "Sending"]
+# Deadlines are kept to this precision, so that a call costs two operations on sets and no timer. Clients
+# watch their deadlines themselves.
+_STEP_S: Final = 0.02
+
+# A call that may last for longer has no deadline to speak of; timers may not know so large a number.
+_LIMIT_S: Final = 30 * 24 * 3600.0
+
+
+class Expiring(Protocol):
+    """A call, as its deadline knows it."""
+
+    def expire(self) -> None:
+        """The deadline has come."""
+
+
+@final
+class Deadlines:
+    """Deadlines of the calls of one server, by steps of time; one timer serves all of them."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._steps: dict[int, set[Expiring]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_step = 0
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Use the timers of `loop`."""
+        self._loop = loop
+
+    def add(self, call: Expiring, timeout_s: float) -> int:
+        """Let a call expire in so many seconds. Returns: what to pass to `discard`."""
+        assert self._loop is not None
+        step = int((self._loop.time() + min(timeout_s, _LIMIT_S)) / _STEP_S) + 1
+        calls = self._steps.get(step)
+        if calls is None:
+            calls = self._steps[step] = set()
+            if self._timer is None or step < self._timer_step:
+                self._arm(self._loop, step)
+        calls.add(call)
+        return step
+
+    def left_s(self, step: int) -> float:
+        """Return the seconds until a deadline, which `add` returned."""
+        assert self._loop is not None
+        return max(0.0, step * _STEP_S - self._loop.time())
+
+    def discard(self, call: Expiring, step: int) -> None:
+        """A call has ended before its deadline."""
+        calls = self._steps.get(step)
+        if calls is not None:
+            calls.discard(call)
+            if not calls:
+                del self._steps[step]
+
+    def stop(self) -> None:
+        """Let no more calls expire."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        self._steps.clear()
+
+    def _arm(self, loop: asyncio.AbstractEventLoop, step: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_step = step
+        self._timer = loop.call_at(step * _STEP_S, self._expire)
+
+    def _expire(self) -> None:
+        assert self._loop is not None
+        now = self._loop.time() / _STEP_S
+        self._timer = None
+        for step in [step for step in self._steps if step <= now]:
+            for call in self._steps.pop(step):
+                call.expire()
+        if self._steps:
+            self._arm(self._loop, min(self._steps))
+
 
 # Larger pieces are written as they are: to copy them costs more than another piece.
 _WHOLE_BYTES: Final = 32 << 10
@@ -111,3 +189,107 @@ class ClientCarrier(Sending, ClientMachine):
     deadlines: Deadlines
     message_bytes_max: int
     sending: set[asyncio.Task[None]]
+
+
+BURST_BYTES: Final = 256 << 10
+"""What is sent within a turn of the event loop before the transport may say that it has enough."""
+
+C = TypeVar("C", bound="Sending")
+
+
+class TwoWay(Stream, Generic[C]):
+    """A call. Nothing here makes a future for what has come, or can be sent.
+
+    Attributes:
+        blocked_at: since when a message waits for the peer to take it; 0: none does.
+    """
+
+    __slots__ = ("_connection", "_taker", "_waiter", "blocked_at")
+
+    def __init__(self, connection: C, stream_id: int) -> None:
+        self._connection = connection
+        self.blocked_at = 0.0
+        self._waiter: asyncio.Future[None] | None = None
+        self._taker: asyncio.Future[None] | None = None
+        super().__init__(
+            stream_id,
+            send_room=connection.peer_window,
+            recv_room=connection.limits.stream_window,
+            opened_at=connection.swept_at,
+        )
+
+    @abstractmethod
+    def gone(self) -> Exception:
+        """The error of a message that cannot be sent, because the call is over."""
+
+    async def wait(self) -> None:
+        """Wait for `wake`."""
+        self._waiter = self._connection.loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def wake(self) -> bool:
+        """Go on with what waits for messages. Returns: whether something did."""
+        waiter = self._waiter
+        if waiter is None:
+            return False
+        if not waiter.done():
+            waiter.set_result(None)
+        return True
+
+    @property
+    def has_room(self) -> bool:
+        """Whether some bytes can be sent."""
+        connection = self._connection
+        return self.send_room > 0 and connection.send_room > 0 and not connection.is_paused
+
+    def make_room(self) -> None:
+        """Go on, if there is room for more."""
+        taker = self._taker
+        if taker is not None and not taker.done() and (self.has_room or self.is_closed):
+            taker.set_result(None)
+
+    async def send_parts(self, raw: bytes) -> None:
+        """Send a message in as many frames as it takes, and wait for room before each.
+
+        Raises: what `gone` returns.
+        """
+        connection = self._connection
+        lead, rest = responses.prefix(len(raw)), memoryview(raw)
+        left = len(raw) + PREFIX_BYTES
+        try:
+            while left:
+                if not self.has_room:
+                    await self._room()
+                size = min(left, self.send_room, connection.send_room, connection.peer_frame)
+                self.send_room -= size
+                connection.send_room -= size
+                left -= size
+                head = responses.data_head(self.id, size)
+                if lead:
+                    head += lead[:size]
+                    size, lead = size - len(lead[:size]), lead[size:]
+                connection.put_message(head, rest[:size])
+                rest = rest[size:]
+                if connection.out_bytes >= BURST_BYTES:
+                    connection.flush()
+        finally:
+            self.blocked_at = 0.0
+
+    async def _room(self) -> None:
+        """Wait until some bytes can be sent. Raises: what `gone` returns."""
+        connection = self._connection
+        if not self.blocked_at:
+            self.blocked_at = connection.loop.time()
+        connection.blocked[self] = None
+        try:
+            while not self.has_room:
+                self._taker = connection.loop.create_future()
+                await self._taker
+                if self.is_closed:
+                    raise self.gone()
+        finally:
+            self._taker = None
+            del connection.blocked[self]

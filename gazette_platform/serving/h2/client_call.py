@@ -7,19 +7,15 @@ from typing import TYPE_CHECKING, Any, Final, final
 from typing_extensions import override
 
 from gazette_platform.serving.h2 import frames, responses
-from gazette_platform.serving.h2.answers import code_of
-from gazette_platform.serving.h2.carrier import ClientCarrier
-from gazette_platform.serving.h2.inflate import Compressed, MessageRefused
+from gazette_platform.serving.h2.carrier import ClientCarrier, TwoWay
+from gazette_platform.serving.h2.client_machine import code_of
 from gazette_platform.serving.h2.responses import PREFIX_BYTES
-from gazette_platform.serving.h2.two_way import TwoWay
-from gazette_platform.serving.interface import Code, RpcFailed
-from gazette_platform.serving.outgoing import PEER_LEFT
+from gazette_platform.serving.h2.stream import Compressed, MessageRefused
+from gazette_platform.serving.interface import PEER_LEFT, Code, RpcFailed
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping
-
-__all__ = ["LATE", "ClientCall"]
 
 LATE: Final = "Deadline Exceeded"
 
@@ -34,7 +30,7 @@ class ClientCall(TwoWay[ClientCarrier]):
     Attributes:
         is_over: whether its status is known.
         is_sent: whether we have ended our side.
-        can_repeat: whether it may begin anew, if the server has not processed it.
+        can_repeat: whether it may restart, if the server has not processed it.
         has_expired: whether it was ended by `expire_in`.
         on_over: called once its status is known.
     """
@@ -154,7 +150,7 @@ class ClientCall(TwoWay[ClientCarrier]):
         self._break(Code.UNAVAILABLE, PEER_LEFT)
 
     def expire_in(self, timeout_s: float | None) -> None:
-        """Set the deadline, of which the other side is not told; None: there is none any more."""
+        """Set the deadline, which the other side does not learn; None: there is none any more."""
         deadlines = self._connection.deadlines
         if self._step:
             deadlines.discard(self, self._step)
@@ -252,7 +248,7 @@ class ClientCall(TwoWay[ClientCarrier]):
         try:
             await self.send_parts(raw)
         except RpcFailed:
-            return  # whoever waits for the response is told
+            return  # the caller that waits for the response gets it
         self._end_sending()
 
     def greeted(self, metadata: Mapping[str, str]) -> None:

@@ -1,12 +1,11 @@
-"""How much a client may send, hold and delay."""
+"""How much a peer may send, hold and delay, and how much unread content a process holds over all connections."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final, Protocol, final
 
 from gazette_platform.serving.interface import READ_AHEAD_BYTES
-
-__all__ = ["CLIENT_LIMITS", "LIMITS", "PEER_LIMITS", "Limits"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,10 +77,52 @@ LIMITS = Limits()
 PEER_LIMITS = Limits(
     noise=1_000_000, resets=1_000_000, stream_window=1 << 20, connection_bytes=1 << 30
 )
-"""Of what a channel receives. It chose whom to ask, so floods are no concern. A call whose caller has stopped
+"""Of what a channel receives. It chose whom to call, so floods are not a concern. A call whose caller has stopped
 holds two messages of the usual size; eight times as much was no faster when measured over loopback. The
-connection has room for a thousand of them: a call that nobody reads must hold up no other."""
+connection has room for a thousand of them: a call that is not read must delay no other."""
 
 CLIENT_LIMITS = replace(PEER_LIMITS, stream_window=2 << 20)
 """Of what a client receives. Brokers may be far away: with 50 ms between them, a read comes at 40 MB/s. A window
 of 8 MiB costs half as much CPU again over loopback, as content leaves the processor's caches before it is read."""
+
+
+REPORT_BYTES: Final = 1 << 20
+"""A connection reports its unread bytes whenever they have changed by so much."""
+
+
+class Reader(Protocol):
+    """A connection, as the budget knows it."""
+
+    def hold(self, *, is_held: bool) -> None:
+        """Read nothing, or go on."""
+
+
+@final
+class UnreadBudget:
+    """Unread bytes of all connections. Above the limit, those that bring more are not read.
+
+    Attributes:
+        total: bytes, less what connections have not reported yet.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.total = 0
+        self._bytes_max = bytes_max
+        self._held: set[Reader] = set()
+
+    def report(self, connection: Reader, change: int) -> None:
+        """Count a change. A connection that goes beyond the budget is held until there is room again."""
+        self.total += change
+        if change > 0:
+            if self.total > self._bytes_max:
+                self._held.add(connection)
+                connection.hold(is_held=True)
+        elif self._held and self.total < self._bytes_max - (self._bytes_max >> 2):
+            held, self._held = self._held, set()
+            for each in held:
+                each.hold(is_held=False)
+
+    def forget(self, connection: Reader, reported: int) -> None:
+        """A connection has ended."""
+        self._held.discard(connection)
+        self.report(connection, -reported)

@@ -1,27 +1,25 @@
-"""What the headers of a request say: the rules of RFC 9113, section 8, and those of gRPC over HTTP/2."""
+"""From blocks of headers to requests: the rules of RFC 9113, section 8, and those of gRPC over HTTP/2.
+
+A client's calls differ in little, so most blocks mean what an equal one meant before. That holds while the
+dynamic table of HPACK is unchanged. The deadline differs from call to call and changes the table with each,
+so requests are remembered by their other fields, too.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
-from gazette_platform.serving.h2.inflate import ENCODINGS
+from gazette_platform.serving.h2.hpack import Decoder, Field, HeaderListTooLarge
+from gazette_platform.serving.h2.responses import Status
+from gazette_platform.serving.h2.stream import ENCODINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from gazette_platform.serving.h2.hpack import Field
 
-__all__ = [
-    "BadTimeout",
-    "Malformed",
-    "Request",
-    "check_trailers",
-    "is_timeout",
-    "read_request",
-    "read_timeout",
-]
 
 _PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
 _REQUIRED: Final = frozenset((b":method", b":scheme", b":path"))
@@ -41,7 +39,7 @@ _OURS: Final = frozenset(
 )
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 # RFC 9113 forbids blanks around a value, too. gRPC's servers take them: who sends an empty token is to be
-# told so, and not that the stream was reset.
+# answered so, and not with a reset of the stream.
 _BAD_VALUE: Final = re.compile(rb"[\0\r\n]")
 _CONTENT_TYPE: Final = re.compile(rb"application/grpc(?:[+;].*)?", re.DOTALL)
 
@@ -72,7 +70,7 @@ class Request:
     encoding: bytes = b""
     """How messages may be compressed; empty: in no way that we know."""
     http_status: int = 200
-    """Another one refuses what is no call of gRPC."""
+    """Another one refuses what is not a call of gRPC."""
     extra_bytes: int = 0
     """Memory that its metadata takes as long as the call is open, beyond what is usual."""
 
@@ -153,5 +151,98 @@ def _http_status(method: bytes, content_type: bytes) -> int:
 
 
 def _text(value: bytes) -> str:
-    """Decode a value; one that is not UTF-8 is no token, and no name of anything."""
+    """Decode a value; one that is not UTF-8 is neither a token nor a name."""
     return value.decode(errors="backslashreplace")
+
+
+# So much is remembered: by a connection of blocks, and by a server of requests.
+_BLOCKS_MAX: Final = 256
+_BLOCK_BYTES_MAX: Final = 1024
+_REQUESTS_MAX: Final = 1024
+_REQUEST_BYTES_MAX: Final = 2048
+
+
+class Wanted(NamedTuple):
+    """A call that a block asks for."""
+
+    request: Request
+    timeout_s: float | None
+    """Seconds until its deadline."""
+
+
+class Refusal(NamedTuple):
+    """A call that a block asks for, and that is refused."""
+
+    number: int
+    """Of gRPC's code."""
+    text: str
+
+
+@final
+class Requests:
+    """Requests by their fields; the connections of a server share them."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Field, ...], Request] = {}
+
+    def of(self, fields: tuple[Field, ...]) -> Request:
+        """Read headers, without the deadline. Raises: Malformed."""
+        request = self._known.get(fields)
+        if request is None:
+            request = read_request(fields)
+            if sum(len(name) + len(value) for name, value in fields) <= _REQUEST_BYTES_MAX:
+                if len(self._known) >= _REQUESTS_MAX:
+                    self._known.clear()
+                self._known[fields] = request
+        return request
+
+
+@final
+class Blocks:
+    """The blocks of one connection, in their order."""
+
+    __slots__ = ("_hpack", "_known", "_list_bytes_max", "_requests")
+
+    def __init__(self, list_bytes_max: int, requests: Requests) -> None:
+        self._hpack = Decoder(list_bytes_max)
+        self._list_bytes_max = list_bytes_max
+        self._known: dict[bytes, Wanted] = {}
+        self._requests = requests
+
+    def read(self, block: bytes) -> Wanted | Refusal:
+        """Read the headers of a request.
+
+        Raises: ConnectionFault: the block cannot be decoded. Malformed: it breaks a rule of HTTP.
+        """
+        wanted = self._known.get(block)
+        if wanted is not None:
+            return wanted
+        fields = self.decode(block)
+        if fields is None:
+            text = f"the metadata is larger than {self._list_bytes_max} bytes"
+            return Refusal(Status.RESOURCE_EXHAUSTED, text)
+        timeouts = [field for field in fields if is_timeout(field)]
+        try:
+            timeout_s = read_timeout(timeouts[-1][1]) if timeouts else None
+        except BadTimeout:
+            return Refusal(Status.INTERNAL, "malformed grpc-timeout")
+        if timeouts:
+            fields = [field for field in fields if not is_timeout(field)]
+        wanted = Wanted(self._requests.of(tuple(fields)), timeout_s)
+        if not self._hpack.is_changed and len(block) <= _BLOCK_BYTES_MAX:
+            if len(self._known) >= _BLOCKS_MAX:
+                self._known.clear()
+            self._known[block] = wanted
+        return wanted
+
+    def decode(self, block: bytes) -> list[Field] | None:
+        """Decode a block. Returns: None if its fields are larger than allowed. Raises: ConnectionFault."""
+        try:
+            return self._hpack.decode(block)
+        except HeaderListTooLarge:
+            return None
+        finally:
+            if self._hpack.is_changed:
+                self._known.clear()

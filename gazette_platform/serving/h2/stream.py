@@ -1,14 +1,124 @@
-"""One stream: its flow control, and the messages in its DATA frames."""
+"""One stream: its id, its flow control, and the messages in its DATA frames, which may be compressed."""
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
-from typing import Final
+from typing import Final, final
 
-from gazette_platform.serving.h2.inflate import Compressed, MessageRefused, larger_than
+from gazette_platform.serving.h2.frames import ConnectionFault, ErrorCode
 from gazette_platform.serving.h2.responses import PREFIX_BYTES, Status, unpack_prefix
 
-__all__ = ["MESSAGE_COST", "Stream"]
+ENCODINGS: Final = {b"gzip": zlib.MAX_WBITS | 16, b"deflate": zlib.MAX_WBITS}
+"""What a ``grpc-encoding`` may say, with zlib's name for it."""
+
+
+class MessageRefused(Exception):
+    """A message that the server does not take: its call ends with this status."""
+
+    def __init__(self, number: int, text: str) -> None:
+        self.number = number
+        self.text = text
+        super().__init__(text)
+
+
+class Compressed(bytes):
+    """A compressed message. It is inflated when it is taken, since it may be a thousand times as large."""
+
+    __slots__ = ()
+
+
+def larger_than(length: int, bytes_max: int) -> MessageRefused:
+    """Return the error of a message that is too large, in the words of the gRPC library."""
+    text = f"SERVER: Received message larger than max ({length} vs. {bytes_max})"
+    return MessageRefused(Status.RESOURCE_EXHAUSTED, text)
+
+
+def inflate(raw: bytes, encoding: bytes, bytes_max: int) -> bytes:
+    """Inflate a message.
+
+    Args:
+        encoding: one of `ENCODINGS`.
+        bytes_max: largest message.
+
+    Raises: MessageRefused: it is malformed, or larger.
+    """
+    inflater = zlib.decompressobj(ENCODINGS[encoding])
+    try:
+        plain = inflater.decompress(raw, bytes_max + 1)
+    except zlib.error as err:
+        raise MessageRefused(Status.INTERNAL, f"malformed compressed message: {err}") from err
+    if len(plain) > bytes_max:
+        raise larger_than(len(plain), bytes_max)
+    if not inflater.eof or inflater.unused_data:
+        raise MessageRefused(Status.INTERNAL, "malformed compressed message: it is cut, or goes on")
+    return plain
+
+
+# Of so many it is known that we have reset them, or that the client skipped them. A server may end all calls
+# of a connection at once, while its client still sends.
+_DROPPED_MAX: Final = 16_384
+_GAPS_MAX: Final = 64
+
+
+@final
+class StreamIds:
+    """Ids of a client's streams: they are odd, and ascend.
+
+    Only what is out of the ordinary is remembered: a stream that neither was reset by us nor skipped
+    by the client was closed by both sides.
+
+    Attributes:
+        last: the highest that was opened; -1: none was.
+    """
+
+    __slots__ = ("_dropped", "_gaps", "last")
+
+    def __init__(self) -> None:
+        self.last = -1
+        self._dropped: dict[int, None] = {}
+        self._gaps: list[range] = []
+
+    def open(self, stream_id: int) -> None:
+        """Note a new stream, above all others. Raises: ConnectionFault: its id is even."""
+        self.check_odd(stream_id)
+        if stream_id != self.last + 2:
+            self._gaps = [*self._gaps[1 - _GAPS_MAX :], range(self.last + 2, stream_id, 2)]
+        self.last = stream_id
+
+    def check_odd(self, stream_id: int) -> None:
+        """Check that an id is one of a client. Raises: ConnectionFault."""
+        if not stream_id & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client's streams have odd ids")
+
+    def drop(self, stream_id: int) -> None:
+        """Note that we have reset a stream: its client may not know yet."""
+        if len(self._dropped) >= _DROPPED_MAX:
+            del self._dropped[next(iter(self._dropped))]
+        self._dropped[stream_id] = None
+
+    def check_begun(self, stream_id: int, what: str) -> None:
+        """Check that a stream was opened at some time.
+
+        Args:
+            what: kind of the frame.
+
+        Raises: ConnectionFault.
+        """
+        if stream_id > self.last or not stream_id & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"{what} on an idle stream")
+
+    def check_dropped(self, stream_id: int, what: str) -> None:
+        """Check a frame that only an open stream may have, or one that we have reset.
+
+        Raises: ConnectionFault.
+        """
+        self.check_begun(stream_id, what)
+        if any(stream_id in gap for gap in self._gaps):
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the ids of streams must ascend")
+        if stream_id not in self._dropped:
+            raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"{what} on a closed stream")
+
 
 MESSAGE_COST: Final = 64
 """Bytes of memory that a message takes beside its content, until it is taken."""
@@ -21,7 +131,7 @@ class Stream:
     """A stream that a client opened, until both sides have ended it or one has reset it.
 
     Attributes:
-        messages: whole messages that nobody has taken yet.
+        messages: whole messages that were not taken yet.
         missing: bytes that the message under way lacks; 0: there is none.
         rest: the part of a message's prefix that has come.
         is_ended: whether the client has ended its side.
@@ -33,7 +143,7 @@ class Stream:
             frame under way; and unusual amounts of metadata.
         unacked: bytes taken for which the client has no new credit yet.
         lent: credit beyond the window, for a message that is larger.
-        refusal: what answers a request that is no call, once it has ended; empty: it is a call.
+        refusal: what answers a request that is not a call, once it has ended; empty: it is a call.
         encoding: how the client may compress messages; empty: in no way that we know.
         body_left: bytes that the body must still have; None: the client did not say.
         opened_at: when it was opened, to the precision of the sweep.

@@ -5,7 +5,7 @@ Run as `gazette`: it patches the class that counts the answers of replicas.
 
 from __future__ import annotations
 
-from gazette_platform.broker.replicate.pipeline_fsm import PipelineFSM, Settled
+from gazette_platform.broker.replicate.fsm import PipelineFSM, Settled
 from gazette_platform.cli.gazette import main
 from gazette_platform.protocol import Status
 

@@ -7,63 +7,61 @@
 The first two look at no journal, and take seconds for any table. They do not see a row that stands in for another one;
 the third does.
 
-Of a table with a `key` rows are keys, of which each stands for its last message. How many messages that were is in the
+Of a table with a `key` rows are keys; each stands for its last message. How many messages that were is in the
 state only, so that rows are to be no more than these, and a lost row is not seen before journals are read. That no key
-is there twice is seen by the keys themselves, which are read if they are not too many.
+is duplicated shows in the keys themselves, which are read if they are not too many.
+
+Find duplicate keys of a table with a `key`, where each row has another one.
 """
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.catalog.keys import doubled_keys
 from gazette_platform.lake.typed.planning.state import Counts
-from gazette_platform.lake.typed.tables.quarantined import moment_of, rows_at
+from gazette_platform.lake.typed.tables.quarantine import moment_of, rows_at
 from gazette_platform.lake.typed.tables.table import typed_table
 from gazette_platform.ops.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.typed.planning.state import TypedState
-    from gazette_platform.lake.typed.tables.quarantined import RowCounts
-
-__all__ = [
-    "HEAL",
-    "Completeness",
-    "Incomplete",
-    "account",
-    "check_counts",
-    "compared",
-]
+    from gazette_platform.lake.typed.tables.quarantine import RowCounts
 
 # Some 200 MB of them, as long as they are.
 _KEYS_MAX: Final = 2_000_000
 
-HEAL: Final = "a backfill of the journal makes its rows anew, which adds what is lost and removes what is there twice"
+HEAL: Final = (
+    "a backfill of the journal makes its rows again, which adds what is lost and removes duplicates"
+)
 """What to do, as findings say it."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incomplete:
-    """One thing by which a table is not what was committed."""
+    """One difference between a table and what was committed."""
 
     text: str
-    """What, of which journal, how many, and what to do."""
+    """What, in what journal, how many, and what to do."""
     journal: str
     """Empty: it is about all of them."""
     begin: int | None = None
     """Offset of the first message that is concerned; None: not known."""
     end: int | None = None
-    """Offset behind the last one."""
+    """Offset after the last one."""
     lost: int = 0
     """Messages that are neither row nor in quarantine."""
     doubled: int = 0
-    """Rows, or quarantined records, that are there once too often, or should not be there at all."""
+    """Rows, or quarantined records, that are duplicates, or should not exist at all."""
 
 
 @final
@@ -118,21 +116,23 @@ def account(name: str, state: TypedState) -> tuple[Incomplete, ...]:
     )
 
 
-def check_counts(door: Door, quarantine: Door | None, *, is_upserted: bool = False) -> Completeness:
+def check_counts(
+    handle: TableHandle, quarantine: TableHandle | None, *, is_upserted: bool = False
+) -> Completeness:
     """Ask the state, and count the rows of both tables, of one moment.
 
     Args:
-        door: of the typed table.
+        handle: of the typed table.
         quarantine: of its quarantine table; None: it is not there, and is not looked at.
         is_upserted: whether the table has a `key`.
 
     Raises: LakeError: there is no such table, a file cannot be read, or runs publish faster than rows are counted.
         TypedProgressGone, TypedRolledBack: a person has to look.
     """
-    moment = moment_of(door, quarantine)
-    table = typed_table(moment.typed, door.name)
+    moment = moment_of(handle, quarantine)
+    table = typed_table(moment.typed, handle.name)
     found = compared(
-        door.name,
+        handle.name,
         table.state,
         rows_at(moment),
         is_upserted=is_upserted,
@@ -189,9 +189,11 @@ def compared(
 
 def _with_keys(found: Completeness, loaded: Loaded, key: tuple[str, ...]) -> Completeness:
     columns = ", ".join(key)
-    query = f"SELECT {columns} FROM {found.table} GROUP BY {columns} HAVING count(*) > 1"  # noqa: S608  told, not run
+    query = f"SELECT {columns} FROM {found.table} GROUP BY {columns} HAVING count(*) > 1"  # noqa: S608  reported, not run
     if (found.rows or 0) > _KEYS_MAX:
-        told = f"{found.table}: whether a key is there twice is not looked at, of more than {_KEYS_MAX} rows: `{query}` tells"
+        told = (
+            f"{found.table}: duplicate keys are not checked above {_KEYS_MAX} rows: see `{query}`"
+        )
         return replace(found, notes=(*found.notes, told))
     try:
         twice = doubled_keys(loaded, key)
@@ -201,9 +203,9 @@ def _with_keys(found: Completeness, loaded: Loaded, key: tuple[str, ...]) -> Com
         return found
     told = (
         f"{found.table} has {counted(twice.rows, 'row')} of keys that have another one, such as {twice.first[0]} (all: `{query}`): if "
-        "nobody wrote to it by hand, no run should bring that about; drop the table, and runs make it anew of what journals hold"
+        "it was not edited by hand, no run should cause that; drop the table, and runs make it again from what journals hold"
     )
-    # Some of these are told already, if they are more than there were messages.
+    # Some of these are reported already, if they are more than there were messages.
     more = max(0, twice.rows - found.doubled)
     finding = Incomplete(journal="", text=told, doubled=more)
     return replace(found, findings=(*found.findings, finding))
@@ -223,8 +225,8 @@ def _upserted(
             yield Incomplete(
                 journal=journal,
                 doubled=count - most,
-                text=f"{journal}: {name} has {counted(count, 'row')} of {counted(most, 'message')}, of which a key is "
-                f"one at most, so at least {count - most} are too many: if nobody wrote to it by hand, {HEAL}",
+                text=f"{journal}: {name} has {counted(count, 'row')} of {counted(most, 'message')}, where a key is "
+                f"one at most, so at least {count - most} are too many: if it was not edited by hand, {HEAL}",
             )
 
 
@@ -237,9 +239,9 @@ def _differing(
             continue
         many = counted(abs(wanted - count), one)
         told = (
-            f"{many} lost: somebody deleted them, or overwrote a commit"
+            f"{many} lost: someone deleted them, or overwrote a commit"
             if count < wanted
-            else f"{many} too many: somebody wrote to it by hand, or a run was published twice"
+            else f"{many} too many: it was edited by hand, or a run was published twice"
         )
         yield Incomplete(
             journal=journal,
@@ -247,3 +249,46 @@ def _differing(
             doubled=max(0, count - wanted),
             text=f"{journal}: {where} has {count} of {wanted}, {told}; {HEAL}",
         )
+
+
+class DoubledKeys(NamedTuple):
+    """What was found."""
+
+    rows: int
+    """That are too many."""
+    first: list[dict[str, Any]]
+    """Some of the keys."""
+
+
+def doubled_keys(loaded: Loaded, key: Sequence[str], *, shown: int = 5) -> DoubledKeys:
+    """Keys with several rows.
+
+    Memory: all keys of the table, some three times.
+
+    Args:
+        loaded: the table.
+        key: its columns.
+        shown: how many keys are reported, at most.
+
+    Raises: OSError: a file cannot be read.
+    """
+    found = loaded.table.scan(selected_fields=tuple(key)).to_arrow().select(list(key))
+    plain = pa.table([_plain(column) for column in found.columns], names=list(key))
+    counts = plain.group_by(list(key)).aggregate([([], "count_all")])
+    counts = counts.filter(pc.greater(counts.column("count_all"), 1))
+    more = (pc.sum(counts.column("count_all")).as_py() or 0) - counts.num_rows
+    first = counts.select(list(key)).slice(0, shown).to_pylist()
+    for field in found.schema:
+        if isinstance(field.type, pa.UuidType):
+            for each in first:
+                each[field.name] = str(uuid.UUID(bytes=each[field.name]))
+    return DoubledKeys(more, first)
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Arrow groups by no type that is an extension, such as UUIDs."""
+    if isinstance(column.type, pa.BaseExtensionType):
+        return pa.chunked_array(
+            [chunk.storage for chunk in column.chunks], column.type.storage_type
+        )
+    return column

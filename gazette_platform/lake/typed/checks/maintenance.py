@@ -1,17 +1,17 @@
-"""Upkeep of typed tables: small files are put together, old snapshots and files that nobody names are removed.
+"""Upkeep of typed tables: small files are merged, old snapshots and unreferenced files are removed.
 
 Optimizing, expiring and removing orphans are procedures of an engine. Progress is a tag, which none of them touches,
-so runs go on behind all of it, and beside it. What engines do not know is done here, in this order:
+so runs go on after all of it, and beside it. What engines do not know is done here, in this order:
 
 1. *Quarantine is settled first.* Records that the newest run has set aside are in files that only a list beside the table
    names: orphans to every engine.
 2. *Whoever began long ago is fenced.* Files of workers are orphans until they are published, and publishing looks at no
-   file. A run that was held up for longer than orphans are kept would publish files that are gone, if nobody has
+   file. A run that was held up for longer than orphans are kept would publish files that are gone, if no run has
    published since it began. So an empty run is published then, from the state that there is: it moves the tag. Amendments,
    which go on top of runs, write their files up to `LATE_S` before what they are fenced by.
 3. *Files beside the table* that no snapshot names any more, states and lists, are removed as orphans are.
 
-A table that is written every few seconds has thousands of snapshots a day, each of which is in every metadata file. So they
+A table that is written every few seconds has thousands of snapshots a day, and every metadata file lists them all. So they
 expire by number as well as by age.
 """
 
@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import LakeError, TypedFenced
 from gazette_platform.lake.catalogs import ICEBERG
-from gazette_platform.lake.rollups.iceberg import deleting
-from gazette_platform.lake.rollups.maintenance import RETAINED_S, maintenance_statements
-from gazette_platform.lake.typed.catalog.publishing import (
+from gazette_platform.lake.iceberg.metastore import deleting
+from gazette_platform.lake.iceberg.publishing import (
     RUN,
     head_of,
     progress_of,
@@ -33,23 +32,22 @@ from gazette_platform.lake.typed.catalog.publishing import (
     require_progress,
     summary_of,
 )
-from gazette_platform.lake.typed.catalog.side_files import QUARANTINE, unnamed_files
+from gazette_platform.lake.iceberg.side_files import QUARANTINE, unnamed_files
+from gazette_platform.lake.rollups.maintenance import RETAINED_S, maintenance_statements
 from gazette_platform.lake.typed.runs.amending import LATE_S
 from gazette_platform.lake.typed.tables.progress import OLDEST_AT, READ_BYTES, SECONDS
-from gazette_platform.lake.typed.tables.quarantined import settle_quarantine
+from gazette_platform.lake.typed.tables.quarantine import settle_quarantine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyiceberg.table.metadata import TableMetadata
 
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.rollups.engines import RollupEngine
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
-
-__all__ = ["ORPHANS_S", "TypedMaintenance", "Upkeep", "fence_before", "keeping_s", "maintain_typed"]
 
 ORPHANS_S: Final = 24 * 3600.0
-"""Seconds for which files are kept that nobody names: longer than any run takes. The least that Spark allows."""
+"""Seconds for which unreferenced files are kept: longer than any run takes. The least that Spark allows."""
 
 _SNAPSHOTS_MAX: Final = 2000
 # Readers of an old snapshot, and runs that replace rows, have that long at least.
@@ -77,7 +75,7 @@ class Upkeep:
     snapshots_before: int = 0
     snapshots: int = 0
     orphans: int | None = None
-    """Files that nobody named and that were removed; None: the engine does not tell."""
+    """Unreferenced files that were removed; None: the engine does not say."""
 
 
 @final
@@ -97,8 +95,8 @@ class TypedMaintenance:
 
 
 def maintain_typed(
-    door: Door,
-    quarantine: Door,
+    handle: TableHandle,
+    quarantine: TableHandle,
     engine: RollupEngine,
     *,
     now_s: float,
@@ -109,8 +107,8 @@ def maintain_typed(
     """Look after a typed table and its quarantine.
 
     Args:
-        door: of the typed table.
-        quarantine: of its quarantine table, which need not be there.
+        handle: of the typed table.
+        quarantine: of its quarantine table, which need not exist.
         engine: that has both in a catalog.
         now_s: unix seconds.
         catalog: what the engine calls that.
@@ -121,17 +119,17 @@ def maintain_typed(
     Raises: LakeError: the engine or the catalog cannot be reached, or refused; what was done before holds.
         TypedRolledBack, TypedProgressGone: a person has to look.
     """
-    loaded = door.load()
+    loaded = handle.load()
     if loaded is None or progress_of(loaded.metadata) is None:
         return None
     # Optimized, and expired, it would not be seen any more that it was rolled back.
-    require_progress(loaded.metadata, door.name)
+    require_progress(loaded.metadata, handle.name)
     has_quarantine = quarantine.load() is not None
     if has_quarantine:
         # Only now, behind the look at the table: what was pending then is settled.
-        settle_quarantine(door, quarantine)
-    is_fenced = fence_before(door, loaded, now_s - orphans_s + LATE_S + _CLOCKS_S)
-    names = [door, quarantine] if has_quarantine else [door]
+        settle_quarantine(handle, quarantine)
+    is_fenced = fence_before(handle, loaded, now_s - orphans_s + LATE_S + _CLOCKS_S)
+    names = [handle, quarantine] if has_quarantine else [handle]
     done = [
         _kept_up(
             one,
@@ -143,7 +141,7 @@ def maintain_typed(
         )
         for one in names
     ]
-    stale = unnamed_files(door, now_s=now_s, older_than_s=orphans_s)
+    stale = unnamed_files(handle, now_s=now_s, older_than_s=orphans_s)
     undeleted = tuple(deleting(lambda _: loaded.io, stale))
     return TypedMaintenance(
         table=done[0],
@@ -154,15 +152,15 @@ def maintain_typed(
     )
 
 
-def fence_before(door: Door, loaded: Loaded, began_s: float) -> bool:
+def fence_before(handle: TableHandle, loaded: Loaded, began_s: float) -> bool:
     """See that no run that began before an instant can publish any more.
 
     Args:
-        door: of the table.
+        handle: of the table.
         loaded: the table, to which something was published. Its quarantine was settled since it was loaded.
         began_s: unix seconds.
 
-    Returns: whether an empty run was published; else somebody has published since.
+    Returns: whether an empty run was published; else another run has published since.
     Raises: LakeError, TypedRolledBack, TypedProgressGone: as `publish_files` does.
     """
     start = progress_of(loaded.metadata)
@@ -174,9 +172,9 @@ def fence_before(door: Door, loaded: Loaded, began_s: float) -> bool:
     told = summary_of(loaded.metadata, start).items()
     same = {key: value for key, value in told if key.startswith(_OURS) and key not in _OF_A_RUN}
     try:
-        publish_files(door, start, [], uuid.uuid4().hex, same)
+        publish_files(handle, start, [], uuid.uuid4().hex, same)
     except TypedFenced:
-        return False  # somebody has, at this moment
+        return False  # another run has, at this moment
     return True
 
 
@@ -188,7 +186,7 @@ def keeping_s(metadata: TableMetadata, now_s: float, snapshots_max: int = _SNAPS
 
 
 def _kept_up(
-    door: Door,
+    handle: TableHandle,
     engine: RollupEngine,
     catalog: str,
     *,
@@ -196,24 +194,24 @@ def _kept_up(
     orphans_s: float,
     snapshots_s: float,
 ) -> Upkeep:
-    before = _metadata(door)
+    before = _metadata(handle)
     if engine.dialect == "trino":
         snapshots_s = orphans_s = RETAINED_S  # the least that it allows
     rows: Sequence[object] = ()
     for statement in maintenance_statements(
         engine.dialect,
-        door.name,
+        handle.name,
         now_s=now_s,
         snapshots_s=snapshots_s,
         orphans_s=orphans_s,
         catalog=catalog,
     ):
         rows = engine.execute(statement)
-    after = _metadata(door)
+    after = _metadata(handle)
     files, size = _stored(after)
     files_before, size_before = _stored(before)
     return Upkeep(
-        name=door.name,
+        name=handle.name,
         files_before=files_before,
         files=files,
         bytes_before=size_before,
@@ -225,10 +223,10 @@ def _kept_up(
     )
 
 
-def _metadata(door: Door) -> TableMetadata:
-    loaded = door.load()
+def _metadata(handle: TableHandle) -> TableMetadata:
+    loaded = handle.load()
     if loaded is None:
-        raise LakeError(f"{door.name} was dropped while it was looked after")
+        raise LakeError(f"{handle.name} was dropped while it was looked after")
     return loaded.metadata
 
 

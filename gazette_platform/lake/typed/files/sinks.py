@@ -1,20 +1,28 @@
-"""Where rows of an order go that are to be no files of the table: into a file without a name, or nowhere."""
+"""Where rows of an order go that are to be no files of the table: into a file without a name, or nowhere.
+
+Rows of a table of changes as Parquet files: deletions in files of their own, which are kept once rows are merged.
+"""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import threading
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from msgspec import structs
 
 from gazette_platform.errors import LakeError
+from gazette_platform.lake.spec.typed.changes import DELETE, TRUNCATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["CountedRows", "RowSpool", "SpooledBatch", "SpooledRows"]
+    from gazette_platform.lake.spec.typed.changes import ChangeOrder
+    from gazette_platform.lake.typed.files.writing import RowWriter, WrittenFile
 
 _CODEC = "lz4"
 
@@ -45,7 +53,7 @@ class RowSpool:
         self._lock = threading.Lock()
 
     def add(self, rows: pa.Table) -> list[SpooledBatch]:
-        """Write rows behind all others.
+        """Write rows after all others.
 
         Raises: LakeError: the disk is full, or fails.
         """
@@ -104,7 +112,7 @@ class SpooledRows:
         return tuple(self._places)
 
     def abort(self) -> None:
-        """See `Sink`. What was written stays in the spool, and nobody knows where."""
+        """See `Sink`. What was written stays in the spool, at an unknown place."""
         self.rows, self._places = 0, []
 
 
@@ -127,3 +135,50 @@ class CountedRows:
     def abort(self) -> None:
         """See `Sink`."""
         self.rows = 0
+
+
+def are_deletions(rows: pa.Table, changes: ChangeOrder) -> pa.BooleanArray:
+    """Return which rows delete a key, or all of them. `ChangeOrder.deletes` says the same in SQL."""
+    column = rows.column(changes.deleted)
+    if changes.is_envelope:
+        return pc.is_in(column, value_set=pa.array([DELETE, TRUNCATE]))
+    return pc.fill_null(pc.equal(pc.ascii_lower(column.cast(pa.string())), "true"), False)
+
+
+@final
+class ChangeWriter:
+    """A `Sink` that keeps deletions apart.
+
+    Args:
+        rows: writes all other rows.
+        deletes: writes deletions.
+        changes: says which they are.
+    """
+
+    def __init__(self, rows: RowWriter, deletes: RowWriter, changes: ChangeOrder) -> None:
+        self.schema = rows.schema
+        self._rows = rows
+        self._deletes = deletes
+        self._changes = changes
+
+    @property
+    def rows(self) -> int:
+        """See `Sink`."""
+        return self._rows.rows + self._deletes.rows
+
+    def add(self, rows: pa.Table) -> None:
+        """See `Sink`."""
+        deletes = are_deletions(rows, self._changes)
+        self._rows.add(rows.filter(pc.invert(deletes)))
+        self._deletes.add(rows.filter(deletes))
+
+    def close(self) -> tuple[WrittenFile, ...]:
+        """See `Sink`."""
+        deletes = (structs.replace(file, deletes=True) for file in self._deletes.close())
+        return (*self._rows.close(), *deletes)
+
+    def abort(self) -> None:
+        """See `Sink`."""
+        with ExitStack() as stack:
+            stack.callback(self._deletes.abort)
+            stack.callback(self._rows.abort)

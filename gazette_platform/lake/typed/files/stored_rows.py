@@ -1,31 +1,65 @@
 """Rows of a table's data files as they are stored, a few at a time, without those that engines deleted.
 
-Memory goes by a batch of rows, and not by the file, or by its row groups, of which one may be all of a file.
+Memory goes by a batch of rows, and not by the file, or by its row groups: one may be all of a file.
+
+Rows of a typed table as one of its snapshots has them, streamed: which files may have rows that are wanted, and what is in these.
+
+Files are left out by what manifests say of their columns. PyIceberg's own scan keeps all rows of a file in memory, and those of
+several files at a time; here it is a batch of some megabytes.
+
+Rewrite data files without some of their rows: those in ranges of offsets, and those that engines deleted.
+
+What is left is copied as it is, column by column: it keeps the schema that the file has, with the ids of its fields, and
+its partition. Rows stream through Arrow, so memory does not grow with the file.
 """
 
 from __future__ import annotations
 
+import struct
+import uuid
 from bisect import bisect_left
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyarrow import parquet
+from pyiceberg.catalog.noop import NoopCatalog
+from pyiceberg.conversions import from_bytes
+from pyiceberg.io.pyarrow import ArrowAccessor, ArrowProjectionVisitor, pyarrow_to_schema
 from pyiceberg.manifest import FileFormat
+from pyiceberg.schema import Schema, prune_columns, visit_with_partner
+from pyiceberg.table import Table
+from pyiceberg.types import (
+    DateType,
+    DecimalType,
+    IntegerType,
+    LongType,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+)
 
 from gazette_platform.errors import LakeError, TypedRefused
+from gazette_platform.lake.typed.files.writing import (
+    FileDescriber,
+    OpenFile,
+    data_file_of,
+    remove_files,
+)
+from gazette_platform.lake.typed.schema.iceberg_types import arrow_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
-    from pyiceberg.schema import Schema
+    from pyiceberg.table import FileScanTask
+    from pyiceberg.types import NestedField
 
-    from gazette_platform.lake.typed.catalog.doors import Loaded
-
-__all__ = ["StoredRows", "stored_rows"]
+    from gazette_platform.lake.iceberg.catalog import Loaded
+    from gazette_platform.lake.typed.planning.row_ranges import RowRanges
 
 _FIELD_ID: Final = b"PARQUET:field_id"
 # As they are stored, before they are compressed; in Arrow it is about as much.
@@ -43,7 +77,7 @@ def stored_rows(now: Loaded, file: DataFile, deletes: Iterable[DataFile]) -> Ite
         now: the table.
         deletes: files with positions of rows that engines deleted.
 
-    Raises: LakeError: a file cannot be read, here or within. TypedRefused: one is no Parquet.
+    Raises: LakeError: a file cannot be read, here or within. TypedRefused: one is not Parquet.
     """
     deletes = sorted(deletes, key=lambda one: one.file_path)
     _require_parquet(file, *deletes)
@@ -54,7 +88,7 @@ def stored_rows(now: Loaded, file: DataFile, deletes: Iterable[DataFile]) -> Ite
             yield StoredRows(source, now.metadata.schema(), deleted)
     except (OSError, pa.ArrowException) as err:
         raise LakeError(
-            f"{file.file_path} cannot be read, or written anew ({err}): see that it is there, and run again"
+            f"{file.file_path} cannot be read, or rewritten ({err}): make sure that it exists, and run again"
         ) from err
 
 
@@ -89,14 +123,14 @@ class StoredRows:
             if (field.metadata or {}).get(_FIELD_ID) == wanted:
                 return str(field.name)
         raise TypedRefused(
-            f"a data file has no column of the id of {column}, so that nobody knows what its rows are of: somebody "
+            f"a data file has no column with the id of {column}, so the origin of its rows is unknown: someone "
             "added it by hand; remove those rows, and run again"
         )
 
     def batches(
         self, columns: Sequence[str] | None = None
     ) -> Iterator[tuple[pa.RecordBatch, pa.BooleanArray]]:
-        """All rows, in their order, each batch with which of them are there.
+        """All rows, in their order, each batch with a mask of existing ones.
 
         Args:
             columns: as the file calls them; None: all.
@@ -135,3 +169,197 @@ def _require_parquet(*files: DataFile) -> None:
                 f"{file.file_path} is {file.file_format.value}, and only Parquet is read here: optimize the table by an "
                 "engine that writes Parquet, and run again"
             )
+
+
+# Whose bounds are in the order in which Arrow compares. Of floating-point numbers NaN is in no bounds.
+_BOUNDED: Final = (
+    DateType, DecimalType, IntegerType, LongType, StringType, TimestampType, TimestamptzType,
+)  # fmt: skip
+
+
+@final
+class TableHistory:
+    """Rows of a table.
+
+    Args:
+        loaded: the table; its current snapshot is read.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._schema = loaded.metadata.schema()
+        self.schema: pa.Schema = arrow_schema(self._schema)
+        """Of its rows."""
+
+    @cached_property
+    def files(self) -> tuple[FileScanTask, ...]:
+        """All data files of the snapshot, each with those of rows that engines deleted of it.
+
+        Raises: LakeError: the manifests cannot be read.
+        """
+        if self._loaded.metadata.current_snapshot_id is None:
+            return ()
+        table = Table(("", ""), self._loaded.metadata, "", self._loaded.io, NoopCatalog("none"))
+        with _reading(self._loaded.metadata.location):
+            return tuple(table.scan().plan_files())
+
+    def known_of(self, file: DataFile, columns: Sequence[str]) -> pc.Expression:
+        """What is true of all rows of a file, as far as manifests say it.
+
+        Args:
+            columns: those that may be reported.
+        """
+        known = pc.scalar(True)
+        for name in columns:
+            found = _known(file, self._schema.find_field(name))
+            if found is not None:
+                known = known & found
+        return known
+
+    def batches(self, file: FileScanTask, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of a file, some megabytes at a time.
+
+        Args:
+            columns: of the table: at least one.
+
+        Raises: LakeError: the file cannot be read, or is not Parquet.
+        """
+        wanted = Schema(*(self._schema.find_field(name) for name in columns))
+        target = pa.schema([self.schema.field(name) for name in columns])
+        ids = {id_ for id_ in wanted.field_ids if wanted.find_type(id_).is_primitive}
+        with stored_rows(self._loaded, file.file, file.delete_files) as rows:
+            stored = pyarrow_to_schema(rows.schema)
+            own = prune_columns(stored, ids, select_full_types=False)
+            # One column at least shows how many rows there are.
+            names = [field.name for field in own.fields] or rows.schema.names[:1]
+            for batch, is_there in rows.batches(names):
+                kept = batch.filter(is_there)
+                if kept.num_rows:
+                    yield _projected(kept, own, wanted, target)
+
+
+def _projected(
+    batch: pa.RecordBatch, own: Schema, wanted: Schema, target: pa.Schema
+) -> pa.RecordBatch:
+    """Rows as the table has them now: columns are found by their ids, and are null where the file has none."""
+    visitor = ArrowProjectionVisitor(own, True, False, allow_timestamp_tz_mismatch=True)
+    found = visit_with_partner(wanted, batch, visitor, ArrowAccessor(own))
+    arrays = [
+        array if array.type == field.type else array.cast(field.type)
+        for array, field in zip(found.flatten(), target, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=target)
+
+
+def _known(file: DataFile, field: NestedField) -> pc.Expression | None:
+    """What is true of a column in all rows of a file; None: nothing is known."""
+    kind = field.field_type
+    if not isinstance(kind, _BOUNDED):
+        return None
+    id_, column = field.field_id, pc.field(field.name)
+    nulls = (file.null_value_counts or {}).get(id_)
+    if nulls == file.record_count:
+        return column.is_null()
+    lower, upper = ((told or {}).get(id_) for told in (file.lower_bounds, file.upper_bounds))
+    if lower is None or upper is None:
+        return None
+    try:
+        found = arrow_schema(Schema(field)).field(0).type
+        lowest, highest = (pa.scalar(from_bytes(kind, bound), found) for bound in (lower, upper))
+    except (ValueError, struct.error, pa.ArrowException):
+        return None  # the column has become wider since
+    bounds = [column >= lowest, column <= highest]
+    if nulls != 0:
+        # By one bound at a time: of both together with nulls Arrow concludes nothing.
+        bounds = [bound | column.is_null() for bound in bounds]
+    return bounds[0] & bounds[1]
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as err:
+        raise LakeError(f"{what}: its manifests cannot be read: {err}") from err
+
+
+# Of a row group, as Arrow holds it.
+_GROUP_BYTES: Final = 64 << 20
+
+
+@final
+class FileRewriter:
+    """Rewrites files, each once: the result is kept for later calls.
+
+    Args:
+        ranges: rows that are to go.
+    """
+
+    def __init__(self, ranges: RowRanges) -> None:
+        self._ranges = ranges
+        # With those that have no such row, which stay.
+        self._known: dict[tuple[str, frozenset[str]], tuple[bool, DataFile | None]] = {}
+
+    def without(self, now: Loaded, file: DataFile, deletes: Sequence[DataFile]) -> DataFile | None:
+        """A file of a table without the rows that are to go.
+
+        Args:
+            now: the table.
+            deletes: files with positions of rows of it that engines deleted.
+
+        Returns: the same, if it has none of them; None, if it has no others.
+        Raises: LakeError: a file cannot be read or written.
+        """
+        key = (file.file_path, frozenset(one.file_path for one in deletes))
+        if key not in self._known:
+            with stored_rows(now, file, deletes) as rows:
+                self._known[key] = self._found(now, file, rows)
+        stays, left = self._known[key]
+        return file if stays else left
+
+    def _found(self, now: Loaded, file: DataFile, rows: StoredRows) -> tuple[bool, DataFile | None]:
+        places = [rows.name_of(name) for name in ("_journal", "_begin")]
+        going = staying = 0
+        for batch, is_there in rows.batches(places):
+            goes = pc.and_(self._goes(batch, places), is_there)
+            count = pc.sum(goes).as_py() or 0
+            going += count
+            staying += (pc.sum(is_there).as_py() or 0) - count
+        if not going:
+            return True, None
+        return False, self._copied(now, file, rows, places) if staying else None
+
+    def _goes(self, batch: pa.RecordBatch, places: Sequence[str]) -> pa.BooleanArray:
+        journals, begins = (batch.column(name) for name in places)
+        return self._ranges.mask(journals.cast(pa.string()), begins.cast(pa.int64()))
+
+    def _copied(
+        self, now: Loaded, file: DataFile, rows: StoredRows, places: Sequence[str]
+    ) -> DataFile:
+        path = f"{now.metadata.location}/data/{uuid.uuid4()}.parquet"
+        describer = FileDescriber(pyarrow_to_schema(rows.schema), file.spec_id)
+        partition = tuple(file.partition[index] for index in range(len(file.partition)))
+        copy = OpenFile(now.io, path, rows.schema, partition)
+        try:
+            for group in self._groups(rows, places):
+                copy.write(group)
+            size, footer = copy.close()
+        except BaseException:
+            copy.abandon()
+            remove_files(now.io, [path])
+            raise
+        return data_file_of(describer.describe(path, size, footer, partition), now.metadata)
+
+    def _groups(self, rows: StoredRows, places: Sequence[str]) -> Iterator[pa.Table]:
+        """Rows that stay, in pieces of the size of a row group."""
+        held: list[pa.RecordBatch] = []
+        size = 0
+        for batch, is_there in rows.batches():
+            kept = batch.filter(pc.and_not(is_there, self._goes(batch, places)))
+            held.append(kept)
+            size += kept.nbytes
+            if size >= _GROUP_BYTES:
+                yield pa.Table.from_batches(held, rows.schema)
+                held, size = [], 0
+        if size:
+            yield pa.Table.from_batches(held, rows.schema)

@@ -1,14 +1,20 @@
-"""What a run has its workers do with a journal's tasks, round after round, until its rows are known. Pure.
+"""Orders of a run for a journal's tasks, round after round, until its rows are known. Pure.
 
     plain    each task is screened by itself, and its rows are written
              `join` says whether that is right. If not:
-    plain    those tasks that kept what was there before, and are told so, once more
+    plain    those tasks that kept what earlier ones had, once more, with that knowledge
     look     from the first task with transactions on: where messages are, and whose, and nothing is written
              the sequencer decides, here, message by message
     keep     these tasks again: the messages that are rows, by their offsets
 
-Nearly all journals are done behind the first round. Whoever drives carries out the `orders` of all journals at
-once, wherever it likes, tells what came of them, and asks for the next ones, until there are none.
+Nearly all journals are done after the first round. Whoever drives carries out the `orders` of all journals at
+once, wherever it likes, reports the results, and asks for the next ones, until there are none.
+
+Orders of a backfill for a range of a journal: rounds as of a run, one piece after the other. Pure.
+
+A state may lie far before the range, and what follows it may be long, so it is read in pieces, each with the state behind the
+one before: what the driver holds goes by the size of a piece. Rows are made of the range alone; all else is screened. What
+follows is read only as far as it takes until each transaction that began before the end of the range has ended.
 """
 
 from __future__ import annotations
@@ -20,20 +26,19 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import DataError, LakeError
+from gazette_platform.lake.typed.planning.ranges import JournalRange
 from gazette_platform.lake.typed.planning.screening import Again, Plain, Sequenced, join, sequence
 from gazette_platform.lake.typed.planning.state import JournalState
 from gazette_platform.message.sequencer import RING_SIZE
 from gazette_platform.ops.extras import required
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa  # type: ignore[import-untyped]
 
-    from gazette_platform.lake.typed.planning.ranges import JournalRange, Task
+    from gazette_platform.lake.typed.planning.ranges import BackfillRange, Task
     from gazette_platform.lake.typed.planning.screening import TaskSummary
-
-__all__ = ["Done", "JournalRounds", "Kind", "Order"]
 
 # The sequencer's part takes some 200 bytes a message that is a row: so many at a time are 400 MB.
 _GROUP_MESSAGES: Final = 2_000_000
@@ -46,7 +51,7 @@ class Kind(StrEnum):
     """Screen messages by columns (`TaskScreen`), and write the rows of those that are kept. If there is a transaction,
     nothing has to be written."""
     LOOK = "look"
-    """Tell offsets and UUIDs of all messages, as `sequence` takes them."""
+    """Return offsets and UUIDs of all messages, as `sequence` takes them."""
     KEEP = "keep"
     """Write the rows of the messages that begin at `Order.keep`, and of no others."""
 
@@ -78,7 +83,7 @@ class Done:
     """Of kind `LOOK`: `begin`, `end`, `producer`, `clock`, `flags` of each message. Of `PLAIN`, if there is a transaction,
     the same spares the next round."""
     end: int = 0
-    """Of kind `LOOK`: offset behind the last whole message."""
+    """Of kind `LOOK`: offset after the last whole message."""
     typed: int = 0
     """Rows that were written."""
     quarantined: int = 0
@@ -86,7 +91,7 @@ class Done:
     output: Any = None
     """What was written, for who drives; None: nothing."""
     failure: str = ""
-    """Why the content could not be read; then nothing else is told. Empty: it was."""
+    """Why the content could not be read; then nothing else is set. Empty: it was."""
 
 
 @final
@@ -148,7 +153,7 @@ class JournalRounds:
         self._written = _Written()
         self._discarded: list[Any] = []
         self._phase = Kind.PLAIN
-        # The first task can be told at once what was there before; others seldom need it.
+        # The first task can get at once what was known before; others seldom need it.
         self._numbers = list(range(len(self._tasks)))
         self.orders: list[Order] = [
             self._plain_order(n, {} if n else self._state.known) for n in self._numbers
@@ -258,10 +263,10 @@ class JournalRounds:
             self._in_order()
 
     def _in_order(self) -> None:
-        """Have the sequencer say which messages are rows, and order these."""
+        """Let the sequencer decide which messages are rows, and order these."""
         pa = required("pyarrow", extra="lake", by="typed tables")
         numbers = sorted(self._done)
-        # Where each task begins, and behind them where the range ends.
+        # Where each task begins, then where the range ends.
         begins = [self._tasks[n].begin for n in numbers]
         keep: dict[int, list[Any]] = defaultdict(list)
         before: list[Any] = []
@@ -304,7 +309,7 @@ class JournalRounds:
         return self._tasks[0].begin
 
     def _groups(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Tasks of which the sequencer is given the messages together."""
+        """Tasks whose messages the sequencer gets together."""
         groups: list[list[int]] = []
         size = self._group_messages
         for number in numbers:
@@ -351,14 +356,14 @@ class JournalRounds:
             raise LakeError(
                 f"{self._journal}: {committed} messages are committed from offset {self._range_begin} to "
                 f"{state.offset}, and workers wrote {written.typed} rows and set {written.quarantined} aside: nothing "
-                "was published; run it again, and if that does not help, tell the makers"
+                "was published; run it again, and if that does not help, please report this bug"
             )
         self._state = state.with_rows(written.typed, written.quarantined)
         self.orders = []
 
 
 def _begun(state: JournalState | None, wanted: JournalRange) -> JournalState:
-    """The state where the range begins, behind what was given up before it."""
+    """The state where the range begins, after what was given up before it."""
     begun = state
     if begun is None:
         offset = wanted.passed[0][0] if wanted.passed else wanted.begin
@@ -418,3 +423,125 @@ def _within(offsets: pa.Int64Array, begin: int, end: int) -> pa.Int64Array:
 def _lie_within(offsets: Any, begin: int, end: int) -> Any:
     pc = required("pyarrow.compute", extra="lake", by="typed tables")
     return pc.and_(pc.greater_equal(offsets, begin), pc.less(offsets, end))
+
+
+# As much as a run reads at a time; what follows is seldom needed for more than an ACK.
+_PIECE_BYTES: Final = 4 << 30
+_FOLLOW_BYTES: Final = 256 << 20
+
+
+@final
+class BackfillRounds:
+    """A backfill of one range.
+
+    Args:
+        wanted: the range.
+        reached: up to where the table has read the journal.
+        tasks_of, look, options: as of `JournalRounds`.
+        piece_bytes, follow_bytes: of a piece; a task is not split.
+    """
+
+    def __init__(
+        self,
+        wanted: BackfillRange,
+        reached: int,
+        *,
+        tasks_of: Callable[[int, int], Sequence[Task]],
+        look: Callable[[Sequence[Order]], Sequence[Done]],
+        piece_bytes: int = _PIECE_BYTES,
+        follow_bytes: int = _FOLLOW_BYTES,
+        **options: Any,
+    ) -> None:
+        self.wanted = wanted
+        self.outputs: list[Any] = []
+        """What was written, and is to be published."""
+        self.discarded: list[Any] = []
+        """What was written in vain."""
+        self.reached = reached
+        """Up to where it knows what became of transactions, once all is done."""
+        self._follow_bytes = follow_bytes
+        self._state = wanted.start
+        self._options = {"tasks_of": tasks_of, "look": look, **options}
+        self._pieces = _pieces([*wanted.before, *wanted.tasks], piece_bytes)
+        self._follow = _pieces(wanted.follow, follow_bytes)
+        self.rounds: JournalRounds | None = None
+        """To be worked through now, and then `go_on`; None: all is done."""
+        self._begin(next(self._pieces, None))
+
+    @property
+    def journal(self) -> str:
+        """Its name."""
+        return self.wanted.journal
+
+    @property
+    def typed(self) -> int:
+        """Rows that were written."""
+        return self._state.counts.typed
+
+    @property
+    def quarantined(self) -> int:
+        """Records that were set aside."""
+        return self._state.counts.quarantined
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a transaction that began before the end of the range has not ended: a run that reads on may commit it."""
+        return any(0 <= one.begin < self.wanted.end for one in self._state.producers.values())
+
+    def go_on(self) -> None:
+        """Take what came of `rounds`, and begin with the next piece.
+
+        Raises: LakeError: what has to be read to the end of a transaction is gone.
+        """
+        done = self.rounds
+        assert done is not None  # else all is done
+        self._state = done.state
+        self.outputs += done.outputs
+        self.discarded += done.discarded
+        piece = next(self._pieces, None)
+        if piece is None and self.is_open:
+            piece = next(self._follow, None)
+            if piece is None and self._state.offset < self.reached:
+                raise LakeError(
+                    f"{self.wanted.journal}: a transaction began before offset {self.wanted.end}, and whether it was "
+                    f"committed cannot be read, as no broker or store holds what follows offset {self._state.offset}: nothing was "
+                    "changed; choose a range that ends where the transaction began"
+                )
+        self._begin(piece)
+
+    def drop(self) -> None:
+        """Give it up: all that was written was in vain."""
+        if self.rounds is not None:
+            self.rounds.drop()
+            self.discarded += self.rounds.discarded
+        self.discarded += self.outputs
+        self.outputs, self.rounds = [], None
+
+    def follow_to(self, reached: int, tasks: Sequence[Task]) -> None:
+        """Follow transactions that are still open, once the table has read on.
+
+        Args:
+            reached: up to there.
+            tasks: from where it had come before.
+        """
+        self.reached = reached
+        self._follow = _pieces(tasks, self._follow_bytes)
+        self._begin(next(self._follow, None))
+
+    def _begin(self, piece: Sequence[Task] | None) -> None:
+        self.rounds = None
+        if piece is not None:
+            wanted = JournalRange(self.wanted.journal, tuple(piece))
+            only = self.wanted.begin, self.wanted.end
+            self.rounds = JournalRounds(self._state, wanted, only=only, **self._options)
+
+
+def _pieces(tasks: Sequence[Task], size: int) -> Iterator[list[Task]]:
+    piece: list[Task] = []
+    for task in tasks:
+        if piece and task.end - piece[0].begin > size:
+            yield piece
+            piece = []
+        piece.append(task)
+    if piece:
+        yield piece

@@ -1,9 +1,13 @@
-"""Rows that are to be removed from a table: by journal, those that begin in ranges of offsets. Pure."""
+"""Rows that are to be removed from a table: by journal, those that begin in ranges of offsets. Pure.
+
+Fragments of a Hive partition of the raw table, as backfills take them. Pure.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from enum import Enum, auto
+from functools import cache
 from typing import TYPE_CHECKING, Final, final
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -11,15 +15,19 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyiceberg.conversions import from_bytes
 from pyiceberg.types import LongType
 
+from gazette_platform.lake.raw.set_aside import home_directory
+from gazette_platform.lake.spec.layout import Layout, PartitionColumn
+from gazette_platform.lake.spec.table_spec import Partition
 from gazette_platform.lake.typed.planning.ranges import merged_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pyiceberg.manifest import DataFile
     from pyiceberg.schema import Schema
 
-__all__ = ["Overlap", "RowRanges"]
+    from gazette_platform.client import FragmentListing
+    from gazette_platform.lake.spec.table_spec import TableSpec
 
 _Range = tuple[int, int]
 # Offsets are not below 0: an empty range before all others of a journal, so that none of another one reaches into it.
@@ -27,11 +35,11 @@ _NOTHING: Final = (-1, -1)
 
 
 class Overlap(Enum):
-    """Which rows of a file lie in ranges, as far as its bounds tell."""
+    """Which rows of a file lie in ranges, as far as its bounds show."""
 
     NONE = auto()
     SOME = auto()
-    """Or all, or none: only reading tells."""
+    """Or all, or none: only reading shows."""
     ALL = auto()
 
 
@@ -76,7 +84,7 @@ class RowRanges:
             found = [of_it for of_it in found if _touches(of_it, low, high)]
         if not found:
             return Overlap.NONE
-        # A bound that was cut is no value, and then the two differ.
+        # A bound that was cut is not a value, and then the two differ.
         is_one = first is not None and first == last
         if is_one and low is not None and high is not None and _holds(found[0], low, high):
             return Overlap.ALL
@@ -90,8 +98,8 @@ class RowRanges:
             begins: of each row.
         """
         codes = pc.index_in(journals, value_set=self._journals).cast(pa.int64())
-        # Ranges and rows, sorted: each row stands behind the last range of its journal that begins before it, or with it.
-        # Rows of other journals stand behind all.
+        # Ranges and rows, sorted: each row follows the last range of its journal that begins before it, or with it.
+        # Rows of other journals come last.
         sorted_by = pa.table([
             pa.concat_arrays([self._codes, codes]),
             pa.concat_arrays([self._begins, begins]),
@@ -120,3 +128,32 @@ def _touches(ranges: Sequence[_Range], low: int, high: int) -> bool:
 def _holds(ranges: Sequence[_Range], low: int, high: int) -> bool:
     index = bisect_right(ranges, low, key=lambda span: span[0]) - 1
     return index >= 0 and high < ranges[index][1]
+
+
+def fragments_of(raw: TableSpec, values: Mapping[str, str]) -> Callable[[FragmentListing], bool]:
+    """Whether a fragment is in a partition with these values.
+
+    Args:
+        raw: of the raw table.
+        values: by partition column, as paths or engines write them; those of other columns do not matter.
+
+    Returns: asked of stored fragments. It raises LakeError, if a value is not of its column's type.
+    """
+    described = {partition.name: partition for partition in raw.partitions}
+    wanted = {name.lower(): value for name, value in values.items()}
+
+    def column_of(key: str) -> PartitionColumn:
+        found = described.get(key, Partition(name=key))
+        return PartitionColumn(key=key, column=found.column, type=found.type)
+
+    @cache
+    def is_wanted(directory: str) -> bool:
+        layout = Layout.of_directory(directory)
+        texts = dict(zip(map(column_of, layout.keys), layout.match(directory), strict=True))
+        found = {column.column: (column, text) for column, text in texts.items()}
+        return all(
+            name in found and found[name][0].value(found[name][1]) == found[name][0].value(value)
+            for name, value in wanted.items()
+        )
+
+    return lambda listing: is_wanted(home_directory(listing.fragment))

@@ -1,4 +1,4 @@
-"""Blocks of a journal as typed rows, with bad records told by their place. Pure.
+"""Blocks of a journal as typed rows, with the place of each bad record. Pure.
 
 A block is read at once (`records`), which takes all of it or nothing. One that is refused is read without the lines that can
 be seen to be odd, and if that is not it, in parts, unless many were bad in the one before. Of what is refused then, and of
@@ -13,7 +13,11 @@ each line.
                                     refused ── each line, trimmed: msgspec ── good ── records, at once ── refused: in halves
                                                                       └─ no ── records, alone ── refused: bad (`reasons`)
 
-An ACK of a transaction is no row, and not bad, whatever else it holds.
+An ACK of a transaction is not a row, and not bad, whatever else it holds.
+
+Blocks of whole lines of a task, in which a line that is longer than any record may be is cut short.
+
+Whoever may append to a journal may append such a line. If it were an error, nothing after it would ever be read.
 """
 
 from __future__ import annotations
@@ -34,17 +38,17 @@ from gazette_platform.lake.typed.rows.records import (
     record_columns,
     with_uuid,
 )
+from gazette_platform.message.framing import FRAME_BYTES_MAX
 from gazette_platform.message.json_lines import JsonUuids
 from gazette_platform.message.uuid import parse_uuid_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from gazette_platform.lake.schema import ColumnType
+    from gazette_platform.lake.reading.segment_content import LineBlocks, Piece
+    from gazette_platform.lake.spec.schema import ColumnType
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.rows.records import Lines, Records
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
-
-__all__ = ["BadRecord", "BlockParser", "LookedBlock", "ParsedBlock"]
 
 _BLANKS: Final = b" \t\r"
 # Of a refused block, so many parts are read at once before lines are looked at; smaller ones cost as much as their lines.
@@ -53,7 +57,7 @@ _PART_LINES: Final = 128
 
 
 class BadRecord(NamedTuple):
-    """A message that is no row of the table."""
+    """A message that is not a row of the table."""
 
     number: int
     """Which message of the block, from 0."""
@@ -77,7 +81,7 @@ class ParsedBlock(NamedTuple):
     begins: pa.Int64Array
     """Offset of each message's first byte in the journal."""
     ends: pa.Int64Array
-    """Behind its last one, newline included."""
+    """After its last one, newline included."""
     rows: pa.Table
     """Of the good messages in order: columns of the spec that have a key, by name, in their order and types."""
     good: pa.Int64Array | None
@@ -211,7 +215,7 @@ class BlockParser:
         return self._pieces(lines, likely)
 
     def _fits(self, line: bytes) -> bool:
-        # Of what is no object the answer is known, and asking for it takes a hundred times as long.
+        # The answer for what is not an object is known, and asking takes a hundred times as long.
         is_object = line.startswith(b"{") and line.endswith(b"}")
         return is_object and self._at_once([line], [0]) is not None
 
@@ -323,3 +327,77 @@ def _guessed(kind: ColumnType, form: str, *, forbids_unknown: bool) -> Any:
             return _BIGINT | None
         case name:
             return _GUESSES.get(name, str) | None
+
+
+_KEPT_BYTES: Final = 1 << 20
+
+
+class LineBlock(NamedTuple):
+    """Whole lines, or one line that is cut short."""
+
+    begin: int
+    """Offset of its first byte."""
+    content: bytes
+    end: int
+    """Offset after its last byte, and so after more than `content` if that is cut short."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it is the begin of one line."""
+        return len(self.content) < self.end - self.begin
+
+
+@final
+class CutLines:
+    """Makes blocks out of pieces that follow each other. Memory: a block, or the longest line, up to 64 MiB."""
+
+    def __init__(self, lines: LineBlocks) -> None:
+        self._lines = lines
+        # Begin of a line that is too long, and has not ended.
+        self._head: Piece | None = None
+        self._end = 0
+
+    @property
+    def is_within_line(self) -> bool:
+        """Whether a line has begun and not ended."""
+        return self._head is not None or self._lines.is_within_line
+
+    def feed(self, piece: Piece) -> Iterator[LineBlock]:
+        """Take in what follows. Yields: blocks, if there is enough for some."""
+        at, content = piece
+        # So that no line within one is too long: which are cut must not go by where pieces begin.
+        for first in range(0, len(content), FRAME_BYTES_MAX):
+            yield from self._fed(at + first, content[first : first + FRAME_BYTES_MAX])
+
+    def _fed(self, at: int, content: bytes) -> Iterator[LineBlock]:
+        cut = content.find(b"\n") + 1 or len(content)
+        if self._head is None and self._lines.unended_bytes + cut > FRAME_BYTES_MAX:
+            yield from self.whole_lines()
+            begin, held = self._lines.rest() or (at, b"")
+            self._head = begin, (held + content[:cut])[:_KEPT_BYTES]
+        if self._head is not None:
+            self._end = at + cut
+            if not content.endswith(b"\n", 0, cut):
+                return
+            yield from self.rest()
+            at, content = self._end, content[cut:]
+        if content:
+            yield from _blocks_of(self._lines.feed((at, content)))
+
+    def whole_lines(self) -> Iterator[LineBlock]:
+        """The lines that are held and have ended, if there are any."""
+        yield from _blocks_of(self._lines.whole_lines())
+
+    def rest(self) -> Iterator[LineBlock]:
+        """All that is held, if there is anything; the last line may not have ended."""
+        if self._head is not None:
+            begin, content = self._head
+            self._head = None
+            yield LineBlock(begin, content, self._end)
+        else:
+            yield from _blocks_of(self._lines.rest())
+
+
+def _blocks_of(piece: Piece | None) -> Iterator[LineBlock]:
+    if piece is not None:
+        yield LineBlock(*piece, piece[0] + len(piece[1]))

@@ -1,6 +1,6 @@
-"""Amendments of a typed table: rows and quarantined records of messages that runs have read are made anew.
+"""Amendments of a typed table: make rows and quarantined records of messages again that runs have read.
 
-    what goes, what comes ── the table as it is now ── state: the same, but for counts ── publish, fenced ── settle quarantine
+    what goes, what comes ── the table as it is now ── state: the same, except for counts ── publish, fenced ── settle quarantine
                                      └───────────────── a run has published meanwhile ──────┘
 
 An amendment reads nothing that runs have not read, so it leaves offsets and producers as they are. It takes
@@ -16,15 +16,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, final
 
 from gazette_platform.errors import SchemaMismatch, TypedFenced
-from gazette_platform.lake.typed.catalog.doors import present
-from gazette_platform.lake.typed.catalog.publishing import insisting, require_parted_by, summary_of
-from gazette_platform.lake.typed.catalog.side_files import STATE, read_side_file
-from gazette_platform.lake.typed.files.rewriting import FileRewriter
-from gazette_platform.lake.typed.files.written import data_file_of
+from gazette_platform.lake.iceberg.catalog import present
+from gazette_platform.lake.iceberg.publishing import insisting, require_parted_by, summary_of
+from gazette_platform.lake.iceberg.side_files import STATE, read_side_file
+from gazette_platform.lake.typed.files.stored_rows import FileRewriter
+from gazette_platform.lake.typed.files.writing import data_file_of
 from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.tables.opening import settle_behind
 from gazette_platform.lake.typed.tables.progress import COMPLETE_AT
-from gazette_platform.lake.typed.tables.quarantined import (
+from gazette_platform.lake.typed.tables.quarantine import (
     rows_within,
     settle_quarantine,
     write_list,
@@ -38,18 +38,16 @@ if TYPE_CHECKING:
 
     from pyiceberg.table.metadata import TableMetadata
 
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
-    from gazette_platform.lake.typed.catalog.publishing import Published
-    from gazette_platform.lake.typed.files.written import WrittenFile
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
+    from gazette_platform.lake.iceberg.publishing import Published
+    from gazette_platform.lake.spec.typed import TypedSpec
+    from gazette_platform.lake.typed.files.writing import WrittenFile
     from gazette_platform.lake.typed.planning.row_ranges import RowRanges
     from gazette_platform.lake.typed.tables.table import TypedTable
-    from gazette_platform.lake.typed_spec import TypedSpec
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["LATE_S", "Amended", "Amending", "Amendment", "publish_amendment", "require_no_key"]
-
 LATE_S: Final = 12 * 3600.0
-"""Seconds behind its begin after which an amendment is given up. Maintenance takes files that nobody names for orphans once they
+"""Seconds after its begin at which an amendment is given up. Maintenance takes unreferenced files for orphans once they
 are old, and an amendment is not fenced by a run that has published since it wrote its files, as runs are."""
 
 # Each that fails means that a run has published between a look at the table and a commit.
@@ -88,7 +86,7 @@ class Amending(Protocol):
         """The amendment of a table as it is now. It may be asked several times.
 
         Args:
-            table: of which nothing is left to be settled.
+            table: with nothing left to be settled.
             going: by journal, how many of `records` there are.
             staying: by journal, how many others there are in quarantine.
 
@@ -106,13 +104,13 @@ class Amended:
     """Name of the publication."""
     snapshot_id: int
     metadata: TableMetadata
-    """Of the table behind it."""
+    """Of the table after it."""
     state: TypedState
-    """Behind it."""
+    """After it."""
 
 
 def publish_amendment(
-    doors: tuple[Door, Door],
+    handles: tuple[TableHandle, TableHandle],
     amending: Amending,
     *,
     began_at: datetime,
@@ -122,7 +120,7 @@ def publish_amendment(
     """Publish an amendment on top of whatever runs have published since it began, and settle quarantine.
 
     Args:
-        doors: of the typed table, and of its quarantine.
+        handles: of the typed table, and of its quarantine.
         amending: makes it.
         began_at: before it wrote any file. Aware.
         log: gets a line for each step.
@@ -133,7 +131,7 @@ def publish_amendment(
     run, rewriter = uuid.uuid4().hex, FileRewriter(amending.rows)
     fenced: TypedFenced | None = None
     for _ in range(_ATTEMPTS):
-        table, quarantine = _now(doors)
+        table, quarantine = _now(handles)
         amendment = amending.amendment(table, *rows_within(quarantine, amending.records))
         _require_young(table.name, began_at, clock)
         state = _counted_anew(table.state, amendment.records)
@@ -141,7 +139,7 @@ def publish_amendment(
         require_parted_by(table.metadata, files, table.name)
         publish = partial(
             publish_replacing,
-            doors[0],
+            handles[0],
             table.start,
             amending.rows,
             files,
@@ -155,34 +153,34 @@ def publish_amendment(
             fenced = err
             log(f"{table.name}: a run has published meanwhile: trying on top of that")
             continue
-        settle_behind(doors, log)
+        settle_behind(handles, log)
         return _amended(table, published, run)
     raise TypedFenced(
-        f"{doors[0].name}: runs have published {_ATTEMPTS} times between a look at it and a commit: have its runs wait, "
+        f"{handles[0].name}: runs have published {_ATTEMPTS} times between a look at it and a commit: have its runs wait, "
         "and try again"
     ) from fenced
 
 
 def require_no_key(spec: TypedSpec) -> None:
-    """Let only tables in of which each message is a row.
+    """Accept only tables in which each message is a row.
 
     Raises: SchemaMismatch: it has a key.
     """
     if spec.key:
         raise SchemaMismatch(
             f"{spec.name} has the key {', '.join(spec.key)}: a row of it is the last message of many, and those "
-            "before it are gone, so parts of it cannot be made anew; drop the table, and a run makes all of it"
+            "before it are gone, so parts of it cannot be made again; drop the table, and a run makes all of it"
         )
 
 
-def _now(doors: tuple[Door, Door]) -> tuple[TypedTable, Loaded]:
+def _now(handles: tuple[TableHandle, TableHandle]) -> tuple[TypedTable, Loaded]:
     """The table, and its quarantine with all that publications up to it have set aside.
 
     Whatever is published and settled behind the look at the table fences whoever publishes from it.
     """
-    table = typed_table(present(doors[0]), doors[0].name)
-    settle_quarantine(*doors)
-    return table, present(doors[1])
+    table = typed_table(present(handles[0]), handles[0].name)
+    settle_quarantine(*handles)
+    return table, present(handles[1])
 
 
 def _require_young(name: str, began_at: datetime, clock: Clock) -> None:
@@ -190,7 +188,7 @@ def _require_young(name: str, began_at: datetime, clock: Clock) -> None:
     late_s = (clock.now() - began_at).total_seconds()
     if late_s > LATE_S:
         raise TypedFenced(
-            f"rows of {name} took {late_s / 3600:.0f} h to be made anew, and by now maintenance may take their files for "
+            f"rows of {name} took {late_s / 3600:.0f} h to be made, and by now maintenance may take their files for "
             "orphans, so nothing was changed: make fewer of them at a time"
         )
 

@@ -6,19 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.catalog.doors import SameTable
-from gazette_platform.lake.typed.tables.quarantined import open_quarantine, settle_quarantine
+from gazette_platform.lake.iceberg.catalog import PinnedHandle
+from gazette_platform.lake.typed.tables.quarantine import open_quarantine, settle_quarantine
 from gazette_platform.lake.typed.tables.table import open_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gazette_platform.lake.typed.catalog.catalogs import TypedCatalog
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle, TypedCatalog
+    from gazette_platform.lake.spec.typed.spec import TypedSpec
     from gazette_platform.lake.typed.tables.table import TypedTable
-    from gazette_platform.lake.typed_spec.spec import TypedSpec
-
-__all__ = ["Opened", "doors_of", "open_both", "settle_behind"]
 
 
 @final
@@ -26,16 +23,16 @@ __all__ = ["Opened", "doors_of", "open_both", "settle_behind"]
 class Opened:
     """A typed table and its quarantine, to begin with."""
 
-    doors: tuple[Door, Door]
+    handles: tuple[TableHandle, TableHandle]
     """Of the typed table, and of its quarantine."""
     table: TypedTable
     quarantine: Loaded
-    """As it was before it was settled: it tells where files go, and of which columns."""
+    """As it was before it was settled: it says where files go, and their columns."""
 
 
-def doors_of(catalog: TypedCatalog, spec: TypedSpec) -> tuple[Door, Door]:
-    """Of a typed table, and of its quarantine. Neither need be there."""
-    return catalog.door(spec.name), catalog.door(spec.quarantine)
+def handles_of(catalog: TypedCatalog, spec: TypedSpec) -> tuple[TableHandle, TableHandle]:
+    """Of a typed table, and of its quarantine. Neither need exist."""
+    return catalog.handle(spec.name), catalog.handle(spec.quarantine)
 
 
 def open_both(catalog: TypedCatalog, spec: TypedSpec, log: Callable[[str], None]) -> Opened:
@@ -45,19 +42,19 @@ def open_both(catalog: TypedCatalog, spec: TypedSpec, log: Callable[[str], None]
 
     Raises: as `open_table`, `open_quarantine` and `settle_quarantine`.
     """
-    doors = doors_of(catalog, spec)
-    table = open_table(doors[0], spec, catalog.new_location(spec.name))
-    doors = SameTable(doors[0], table.metadata.table_uuid), doors[1]
+    handles = handles_of(catalog, spec)
+    table = open_table(handles[0], spec, catalog.new_location(spec.name))
+    handles = PinnedHandle(handles[0], table.metadata.table_uuid), handles[1]
     location = catalog.new_location(spec.quarantine)
-    quarantine = open_quarantine(doors[1], spec.name, location)
-    if settle_quarantine(*doors):
+    quarantine = open_quarantine(handles[1], spec.name, location)
+    if settle_quarantine(*handles):
         log(f"{spec.name}: settled what the run before left in quarantine")
-    return Opened(doors, table, quarantine)
+    return Opened(handles, table, quarantine)
 
 
-def settle_behind(doors: tuple[Door, Door], log: Callable[[str], None]) -> None:
+def settle_behind(handles: tuple[TableHandle, TableHandle], log: Callable[[str], None]) -> None:
     """Settle what was published just now. Where that fails, whoever publishes next does it, before."""
     try:
-        settle_quarantine(*doors)
+        settle_quarantine(*handles)
     except LakeError as err:
-        log(f"{doors[0].name}: quarantined records are to be settled yet: {err}")
+        log(f"{handles[0].name}: quarantined records are to be settled yet: {err}")

@@ -1,38 +1,32 @@
-"""How far a typed table has come, as it says itself: all that is told of it, whoever ran it, and wherever.
+"""Progress of a typed table, as the table itself records it, whatever process ran it.
 
 A snapshot of a run says what it holds, and how it came about. So what Dagster shows of a table is taken from the table, and
 is the same for a run of Dagster's, for a process that goes on without end, and after Dagster's home was lost.
+
+States that a typed table had: those of snapshots that are still there.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.catalog.publishing import RUN, head_of, summary_of
+from gazette_platform.lake.iceberg.publishing import RUN, head_of, summary_of
+from gazette_platform.lake.iceberg.side_files import STATE, read_side_file
+from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.lake.typed.tables.table import typed_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
 
-    from gazette_platform.lake.typed.catalog.doors import Loaded
-    from gazette_platform.lake.typed.planning.state import TypedState
+    from gazette_platform.lake.iceberg.catalog import Loaded
     from gazette_platform.lake.typed.tables.table import TypedTable
-
-__all__ = [
-    "COMPLETE_AT",
-    "OLDEST_AT",
-    "READ_BYTES",
-    "SECONDS",
-    "TypedProgress",
-    "measures",
-    "read_progress",
-]
 
 COMPLETE_AT: Final = "gazette.complete-at"
 """Property of a snapshot: what was acknowledged before this instant (ISO 8601, UTC) is in the table. Absent: something
@@ -61,7 +55,7 @@ def measures(
 @final
 @dataclass(frozen=True, kw_only=True)
 class TypedProgress:
-    """A typed table, as its newest run and its newest snapshot tell."""
+    """A typed table, by its newest run and its newest snapshot."""
 
     name: str
     """``schema.table``."""
@@ -74,7 +68,7 @@ class TypedProgress:
     run: str
     """Name of its publication."""
     is_replacing: bool
-    """Whether rows of before were made anew: the state need not tell that there are other ones."""
+    """Whether existing rows were made again: the state need not show that they changed."""
     rows: int | None
     """In the table; None: rows were deleted beside their files, and only readers know."""
     files: int
@@ -102,7 +96,7 @@ def read_progress(loaded: Loaded, name: str) -> TypedProgress | None:
         name: ``schema.table``.
 
     Returns: None: nothing was published to it yet.
-    Raises: LakeError: it is no typed table, its state cannot be read, or somebody has set properties of its snapshot.
+    Raises: LakeError: it is not a typed table, its state cannot be read, or its snapshot's properties were edited.
         TypedProgressGone, TypedRolledBack: a person
         has to look.
     """
@@ -155,3 +149,57 @@ def _rows(head: Mapping[str, str]) -> int | None:
 
 def _instant(told: Mapping[str, str], key: str) -> datetime | None:
     return datetime.fromisoformat(told[key]) if key in told else None
+
+
+@final
+class FormerStates:
+    """States of a table, read as they are asked for, each once. A continuous table has thousands.
+
+    Args:
+        table: as it is now.
+    """
+
+    def __init__(self, table: TypedTable) -> None:
+        self._table = table
+        metadata = table.metadata
+        snapshots = sorted(metadata.snapshots, key=lambda one: one.sequence_number or 0)
+        told = [summary_of(metadata, one.snapshot_id).get(STATE, "") for one in snapshots]
+        self._paths = [path for path in told if path]
+        self._known: dict[str, TypedState] = {}
+
+    def before(self, wanted: Mapping[str, Sequence[tuple[int, int]]]) -> list[TypedState]:
+        """The newest states before ranges of journals, as `plan_backfill` takes them, and that of the table.
+
+        Each has such journals alone that the table has read farther. Of a table that was rolled back, states of what
+        came behind are passed over.
+
+        Raises: LakeError: a state cannot be read.
+        """
+        found = [self._table.state]
+        for journal, ranges in sorted(wanted.items()):
+            for begin, _ in ranges:
+                now = self._table.state.journals.get(journal)
+                shared_to = 0 if now is None else now.shared_to
+                state = self._newest(journal, (shared_to, begin))
+                one = state.journals.get(journal) if state is not None else None
+                if one is not None and now is not None and one.offset <= min(begin, now.offset):
+                    found.append(TypedState({journal: one}))
+        return found
+
+    def _newest(self, journal: str, place: tuple[int, int]) -> TypedState | None:
+        """Offsets only grow from snapshot to snapshot of one journal, so few have to be looked at.
+
+        When the table restarted a journal, offsets began again, and what they share with the former one grew.
+        """
+        index = bisect_right(self._paths, place, key=lambda path: self._place(path, journal))
+        return self._read(self._paths[index - 1]) if index else None
+
+    def _place(self, path: str, journal: str) -> tuple[int, int]:
+        state = self._read(path).journals.get(journal)
+        return (-1, -1) if state is None else (state.shared_to, state.offset)
+
+    def _read(self, path: str) -> TypedState:
+        if path not in self._known:
+            content = read_side_file(self._table.io, path, self._table.name)
+            self._known[path] = TypedState.decode(content, where=path)
+        return self._known[path]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, final
 from pyiceberg.table.update import AssertTableUUID
 
 from gazette_platform.errors import LakeError, TypedProgressGone, TypedRolledBack
-from gazette_platform.lake.typed.catalog.publishing import (
+from gazette_platform.lake.iceberg.publishing import (
     loaded_from,
     progress_of,
     require_progress,
@@ -22,7 +22,7 @@ from gazette_platform.lake.typed.catalog.publishing import (
     summary_of,
     updates_moving,
 )
-from gazette_platform.lake.typed.catalog.side_files import STATE, read_side_file
+from gazette_platform.lake.iceberg.side_files import STATE, read_side_file
 from gazette_platform.lake.typed.planning.ranges import missing_between
 from gazette_platform.lake.typed.planning.state import TypedState
 from gazette_platform.protocol import is_another
@@ -30,11 +30,9 @@ from gazette_platform.protocol import is_another
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
     from gazette_platform.lake.typed.planning.ranges import JournalNow
     from gazette_platform.lake.typed.planning.state import JournalState
-
-__all__ = ["Reread", "Rollback", "accept_rollback", "look_at_rollback", "reread"]
 
 
 @final
@@ -62,18 +60,18 @@ class Reread:
     begin: int
     end: int
     lost_bytes: int
-    """Of these, what nobody holds any more."""
+    """The missing part of these."""
 
 
-def look_at_rollback(door: Door) -> Rollback | None:
+def look_at_rollback(handle: TableHandle) -> Rollback | None:
     """Return what accepting a rollback would do; None: rows and tag agree.
 
     Raises: LakeError: the table is not there, or none of the snapshots that readers see has a state.
     """
-    loaded = loaded_from(door)
+    loaded = loaded_from(handle)
     metadata = loaded.metadata
     try:
-        require_progress(metadata, door.name)
+        require_progress(metadata, handle.name)
     except (TypedRolledBack, TypedProgressGone):
         pass
     else:
@@ -83,23 +81,23 @@ def look_at_rollback(door: Door) -> Rollback | None:
         snapshot = metadata.snapshot_by_id(snapshot.parent_snapshot_id or -1)
     if snapshot is None:
         raise LakeError(
-            f"{door.name}: no snapshot that readers see says how far the table had come, as those before it have expired: "
+            f"{handle.name}: no snapshot that readers see says how far the table had come, as those before it have expired: "
             f"roll the table to one that has the property `{STATE}`, or drop it, and a run makes it again"
         )
     at = progress_of(metadata)
     return Rollback(
-        name=door.name,
+        name=handle.name,
         loaded=loaded,
         to=snapshot.snapshot_id,
-        before=TypedState() if at is None else _state_at(loaded, at, door.name),
-        after=_state_at(loaded, snapshot.snapshot_id, door.name),
+        before=TypedState() if at is None else _state_at(loaded, at, handle.name),
+        after=_state_at(loaded, snapshot.snapshot_id, handle.name),
     )
 
 
-def accept_rollback(door: Door, rollback: Rollback) -> None:
+def accept_rollback(handle: TableHandle, rollback: Rollback) -> None:
     """Move the tag.
 
-    Raises: CommitFailedException: somebody has changed the table meanwhile. LakeError: the catalog cannot be reached.
+    Raises: CommitFailedException: the table has changed meanwhile. LakeError: the catalog cannot be reached.
     """
     metadata = rollback.loaded.metadata
     _, tag = updates_moving(rollback.to)
@@ -108,14 +106,14 @@ def accept_rollback(door: Door, rollback: Rollback) -> None:
         still_headed(metadata),
         still_at(metadata, progress_of(metadata)),
     )
-    door.commit(rollback.loaded, required, (tag,))
+    handle.commit(rollback.loaded, required, (tag,))
 
 
 def reread(rollback: Rollback, journals: Iterable[JournalNow]) -> list[Reread]:
-    """Return what would be read again, by journal. A journal that is no more is lost as a whole.
+    """Return what would be read again, by journal. A journal that no longer exists is lost as a whole.
 
     Args:
-        journals: as brokers tell of them, with fragments from where `rollback.after` has come.
+        journals: as brokers report them, with fragments from where `rollback.after` has come.
     """
     now = {each.name: each for each in journals}
     found = []

@@ -1,6 +1,6 @@
 """Upserts: of a typed table with a key, a row is the last committed message of its key.
 
-    files of workers ── a snapshot of them alone, which nobody sees ── merged by an engine, into one that nobody sees ── published
+    files of workers ── a snapshot of them alone, on no branch ── merged by an engine, into one on no branch ── published
 
 Which of two messages is the last:
 
@@ -8,11 +8,16 @@ Which of two messages is the last:
 - of two journals, the one whose UUID has the larger clock, where none counts as zero; then the one whose journal has the
   larger name.
 
-That is no order of all messages: three of two journals may each be later than the next, where clocks run against the order
+That is not an order of all messages: three of two journals may each be later than the next, where clocks run against the order
 of a journal. So an engine keeps of each journal the last message of a key, then of these the last, and compares that with the row.
 
 What workers wrote is a snapshot of the table, so that the engine reads it as it reads the table, whatever the types of
 columns, and wherever files are.
+
+Deletions that a table of changes keeps, so that older messages that come later bring no row back.
+
+The tag `DELETES` is at a snapshot of the table that holds deletions alone, of all runs. Each run adds files to it; many small
+ones are put together, which engines do for the branch main only.
 """
 
 from __future__ import annotations
@@ -23,11 +28,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, final
 
+import pyarrow as pa  # type: ignore[import-untyped]
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table.refs import SnapshotRef
 from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID
 
 from gazette_platform.errors import LakeError
-from gazette_platform.lake.typed.catalog.publishing import (
+from gazette_platform.lake.iceberg.publishing import (
     RUN,
     WAP_ID,
     Published,
@@ -45,13 +52,9 @@ from gazette_platform.lake.typed.catalog.publishing import (
     summary_of,
     updates_moving,
 )
+from gazette_platform.lake.typed.files.stored_rows import TableHistory
+from gazette_platform.lake.typed.files.writing import RowWriter, data_file_of
 from gazette_platform.lake.typed.schema.iceberg_types import spec_type
-from gazette_platform.lake.typed.tables.kept_deletes import (
-    DELETES,
-    deletes_of,
-    with_deletes,
-    written_with_deletes,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -61,18 +64,16 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
 
-    from gazette_platform.lake.schema import ColumnType
-    from gazette_platform.lake.typed.catalog.doors import Door, Loaded
-    from gazette_platform.lake.typed_spec.changes import ChangeOrder
-
-__all__ = ["UPSERTED", "Merge", "Merger", "publish_upserts"]
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
+    from gazette_platform.lake.spec.schema import ColumnType
+    from gazette_platform.lake.spec.typed.changes import ChangeOrder
 
 UPSERTED: Final = {
     "write.merge.mode": "merge-on-read",
     # Of rows that were replaced; as many files as there are of rows, however many runs replaced some.
     "write.delete.granularity": "file",
 }
-"""Properties of a table with a key. Else each run would write all files anew that have a row which it replaces."""
+"""Properties of a table with a key. Else each run would rewrite all files with a row that it replaces."""
 
 _STAGED: Final = "write.wap.enabled"
 # Each that fails means that maintenance came between.
@@ -95,7 +96,7 @@ class Merge:
     rows: int
     """How many these are."""
     attempt: str
-    """By which the staged snapshot is found: its `WAP_ID`."""
+    """Identifies the staged snapshot: its `WAP_ID`."""
     properties: Mapping[str, str]
     """Of the staged snapshot."""
     columns: tuple[str, ...] = ()
@@ -118,7 +119,7 @@ class Merger(Protocol):
 
 
 def publish_upserts(
-    door: Door,
+    handle: TableHandle,
     start: int | None,
     files: Sequence[DataFile],
     run: str,
@@ -130,13 +131,13 @@ def publish_upserts(
     changes: ChangeOrder | None = None,
     deletes: Sequence[DataFile] = (),
 ) -> Published:
-    """Let readers see the last message of each key, of what a run has written and of what was there.
+    """Let readers see the last message of each key, of the run and of the existing rows.
 
     After any failure ask again with the same `run`, which says what became of the first time. What the run had written is
     gone once it is published.
 
     Args:
-        door, start, files, run, properties: as of `publish_files`.
+        handle, start, files, run, properties: as of `publish_files`.
         catalog: of the table, as the merger calls it.
         merger: has that catalog.
         log: gets a line for each time that maintenance came between.
@@ -146,26 +147,26 @@ def publish_upserts(
     Raises: as `publish_files`. LakeError: the engine refused, or what was staged has expired, as well; nothing was changed.
     """
     if not files:
-        return insisting(lambda: publish_files(door, start, (), run, properties), log)
+        return insisting(lambda: publish_files(handle, start, (), run, properties), log)
     upserts: Snapshot | None = None
     deleted: int | None = None
     for _ in range(_ATTEMPTS):
-        now = insisting(lambda: loaded_from(door), log)
+        now = insisting(lambda: loaded_from(handle), log)
         before = published_by(now.metadata, run)
         if before is not None:
             return Published(before.snapshot_id, now.metadata)
-        require_start(now.metadata, start, door.name)
-        require_progress(now.metadata, door.name)
-        _require_staging(now.metadata, door.name)
+        require_start(now.metadata, start, handle.name)
+        require_progress(now.metadata, handle.name)
+        _require_staging(now.metadata, handle.name)
         if upserts is None:
-            upserts = insisting(lambda: _snapshot_of(door, files), log)
+            upserts = insisting(lambda: _snapshot_of(handle, files), log)
             if deletes:
-                all_deletes = insisting(partial(_snapshot_of, door, deletes, are_kept=True), log)
+                all_deletes = insisting(partial(_snapshot_of, handle, deletes, are_kept=True), log)
                 deleted = all_deletes.snapshot_id
-            now = insisting(lambda: loaded_from(door), log)
+            now = insisting(lambda: loaded_from(handle), log)
         merge = Merge(
             catalog=catalog,
-            table=door.name,
+            table=handle.name,
             key=_key_of(now.metadata),
             upserts=upserts.snapshot_id,
             rows=sum(file.record_count for file in files),
@@ -175,22 +176,22 @@ def publish_upserts(
             changes=changes,
             deletes=deletes_of(now.metadata),
         )
-        published = _published(door, start, now, merge, merger, log, deleted)
+        published = _published(handle, start, now, merge, merger, log, deleted)
         if published is not None:
             kept = {file.file_path for file in deletes}
             _remove(now.io, upserts, [file for file in files if file.file_path not in kept])
             return published
         log(
-            f"{door.name} was changed by others while run {run} was merged into it: it is merged again"
+            f"{handle.name} was changed by others while run {run} was merged into it: it is merged again"
         )
     raise LakeError(
-        f"{door.name} was changed by others {_ATTEMPTS} times while run {run} was merged into it: run again, or look at who "
+        f"{handle.name} was changed by others {_ATTEMPTS} times while run {run} was merged into it: run again, or look at who "
         "writes to it"
     )
 
 
 def _published(  # noqa: PLR0917
-    door: Door,
+    handle: TableHandle,
     start: int | None,
     base: Loaded,
     merge: Merge,
@@ -205,19 +206,19 @@ def _published(  # noqa: PLR0917
         merger.merge(merge)
     except LakeError as err:
         failed = err
-    after = insisting(lambda: loaded_from(door), log).metadata
+    after = insisting(lambda: loaded_from(handle), log).metadata
     staged = _staged_by(after, merge.attempt)
     if staged is not None:
-        # Also if the engine was not told that it has.
+        # Also if the engine did not get the answer.
         spent = (merge.upserts,)
         tags = {} if deleted is None else {DELETES: deleted}
         return insisting(
-            lambda: publish_staged(door, start, staged, run, spent=spent, tags=tags), log
+            lambda: publish_staged(handle, start, staged, run, spent=spent, tags=tags), log
         )
     if failed is None or after.snapshot_by_id(merge.upserts) is None:
         # Not that there was nothing to change: of that, too, engines stage a snapshot.
         raise LakeError(
-            f"what run {run} was to merge into {door.name}, or what was staged of that, has expired, so nothing was changed: let its "
+            f"what run {run} was to merge into {handle.name}, or what was staged of that, has expired, so nothing was changed: let its "
             "snapshots live longer than a run takes, and run again"
         ) from failed
     if head_of(after) == head_of(base.metadata):
@@ -248,12 +249,14 @@ def _staged_by(metadata: TableMetadata, attempt: str) -> int | None:
     return None
 
 
-def _snapshot_of(door: Door, files: Sequence[DataFile], *, are_kept: bool = False) -> Snapshot:
+def _snapshot_of(
+    handle: TableHandle, files: Sequence[DataFile], *, are_kept: bool = False
+) -> Snapshot:
     """A snapshot of the table, on no branch, that holds these files alone; or with the deletions that are kept."""
     refused: CommitFailedException | None = None
     for _ in range(_ATTEMPTS):
-        now = loaded_from(door)
-        require_parted_by(now.metadata, files, door.name)
+        now = loaded_from(handle)
+        require_parted_by(now.metadata, files, handle.name)
         head = head_of(now.metadata)
         required = (
             AssertTableUUID(uuid=now.metadata.table_uuid),
@@ -266,20 +269,20 @@ def _snapshot_of(door: Door, files: Sequence[DataFile], *, are_kept: bool = Fals
                 empty = _written(now, ())
                 added = AddSnapshotUpdate(snapshot=empty)
                 main, _ = updates_moving(empty.snapshot_id)
-                door.commit(now, (*required, still_headed(now.metadata)), (added, main))
+                handle.commit(now, (*required, still_headed(now.metadata)), (added, main))
                 continue
             former = with_deletes(now) if are_kept else None
             if former is not None:
                 snapshot = written_with_deletes(former, files)
             else:
                 snapshot = _written(now, files).model_copy(update={"parent_snapshot_id": head})
-            door.commit(now, required, (AddSnapshotUpdate(snapshot=snapshot),))
+            handle.commit(now, required, (AddSnapshotUpdate(snapshot=snapshot),))
         except CommitFailedException as err:
             refused = err
             continue
         return snapshot
     raise LakeError(
-        f"{door.name} was changed by others {_ATTEMPTS} times while a run was to show its rows to the engine: run again, or "
+        f"{handle.name} was changed by others {_ATTEMPTS} times while a run was to show its rows to the engine: run again, or "
         "look at who writes to it"
     ) from refused
 
@@ -300,3 +303,61 @@ def _remove(io: FileIO, upserts: Snapshot, files: Sequence[DataFile]) -> None:
         manifests = [manifest.manifest_path for manifest in upserts.manifests(io)]
         for path in (*(file.file_path for file in files), *manifests, upserts.manifest_list):
             io.delete(path)
+
+
+DELETES: Final = "gazette-deletes"
+"""Tag of a snapshot that holds deletions alone, of all runs. It moves with what is published."""
+
+_MAIN: Final = "main"
+_SMALL_BYTES: Final = 8 << 20
+# So many are put together; of a table with many partitions, once there are so many of each.
+_SMALL_MAX: Final = 100
+_SMALL_OF_EACH_MAX: Final = 4
+
+
+def deletes_of(metadata: TableMetadata) -> int | None:
+    """Return the snapshot that holds the deletions of all runs, and nothing else; None: there were none."""
+    found = metadata.refs.get(DELETES)
+    return found.snapshot_id if found is not None else None
+
+
+def with_deletes(loaded: Loaded) -> Loaded | None:
+    """Return the table as it would be with the kept deletions, and nothing else; None: there are none."""
+    at = deletes_of(loaded.metadata)
+    if at is None:
+        return None
+    refs = {_MAIN: SnapshotRef.model_validate({"snapshot-id": at, "type": "branch"})}
+    update = {"current_snapshot_id": at, "refs": refs}
+    return replace(loaded, metadata=loaded.metadata.model_copy(update=update))
+
+
+def written_with_deletes(deletes: Loaded, files: Sequence[DataFile]) -> Snapshot:
+    """Write a snapshot of the kept deletions, and of more.
+
+    Args:
+        deletes: as `with_deletes` gives it.
+        files: of more deletions.
+
+    Raises: LakeError: a file cannot be read, or written.
+    """
+    history = TableHistory(deletes)
+    small = [task for task in history.files if task.file.file_size_in_bytes < _SMALL_BYTES]
+    partitions = {(task.file.spec_id, task.file.partition) for task in small}
+    transaction = deletes.table.transaction()
+    update = transaction.update_snapshot(branch=_MAIN)
+    if len(small) < max(_SMALL_MAX, _SMALL_OF_EACH_MAX * len(partitions)):
+        with update.merge_append() as append:
+            for file in files:
+                append.append_data_file(file)
+        return transaction.table_metadata.snapshots[-1]
+    metadata = deletes.metadata
+    writer = RowWriter(deletes.io, metadata.location, metadata.schema(), metadata.spec())
+    for task in small:
+        for batch in history.batches(task, history.schema.names):
+            writer.add(pa.Table.from_batches([batch]).cast(writer.schema))
+    with update.overwrite() as overwrite:
+        for task in small:
+            overwrite.delete_data_file(task.file)
+        for file in (*(data_file_of(one, metadata) for one in writer.close()), *files):
+            overwrite.append_data_file(file)
+    return transaction.table_metadata.snapshots[-1]

@@ -1,0 +1,210 @@
+"""Keys in etcd that Gazette does not know, beside the key space of a cluster.
+
+They lie outside its prefix, because brokers watch everything that begins with the prefix, and complain
+about keys that are neither items, members nor assignments. ``<prefix>`` begins with ``/``:
+
+``/.gazette-platform/refused<prefix>/<zone>#<suffix>#<create revision>/<zone>#<suffix>``
+    The second broker sees that the first refuses connections; under the second one's lease.
+``/.gazette-platform/members<prefix>/<zone>#<suffix>``
+    The member is a broker of this project, and not Gazette's; under its lease, as its member key is. The
+    value has the names of the homes of spools that it holds, one a line.
+``/.gazette-platform/storing<prefix>/<zone>#<suffix>#<lease>``
+    The broker is leaving, or has failed and is not a member any more, and still stores content of the
+    journals that the value names; under a lease of its own, which ends when it has stored them.
+``/.gazette-platform/savepoints<prefix>/<name>``
+    A savepoint: offsets of journals under a name; under no lease.
+``/.gazette-platform/epochs<prefix>#<journal>``
+    Who holds all that was acknowledged of the journal, see `epochs`; under no lease. No name of a journal
+    has a ``#``, so that clusters do not share a key whose prefixes begin alike.
+``/.gazette-platform/history<prefix>#``
+    A random id, written by the first broker of the cluster; under no lease. If etcd loses its data, the next
+    broker writes another one. So spools, and offsets that clients keep, show that they are older than etcd.
+
+Below the keys: how the epoch records of journals are read and written; see `epochs`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from gazette_platform.broker.epochs import EpochRecord
+from gazette_platform.errors import ValidationError
+from gazette_platform.etcd import Compare, Delete, Put
+from gazette_platform.keyspace import members_prefix
+from gazette_platform.ops.tasks import Turns
+from gazette_platform.protocol import ProcessId
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from gazette_platform.etcd import EtcdClient, RangeResult
+
+_ROOT = "/.gazette-platform"
+
+
+def testimonies_prefix(prefix: str, suspect: ProcessId, create_revision: int) -> str:
+    """Prefix of all testimonies against one instance of a broker."""
+    return f"{_ROOT}/refused{prefix}/{suspect.name}#{create_revision}/"
+
+
+def testimony_key(prefix: str, suspect: ProcessId, create_revision: int, witness: ProcessId) -> str:
+    """Key with which `witness` says that this instance of `suspect` refuses connections."""
+    base = testimonies_prefix(prefix, suspect, create_revision)
+    return f"{base}{witness.name}"
+
+
+def witness_of(key: str) -> ProcessId:
+    """The broker that wrote a testimony.
+
+    >>> witness_of("/.gazette-platform/refused/p/a#left#7/b#right")
+    ProcessId(zone='b', suffix='right')
+    """
+    zone, _, suffix = key.rpartition("/")[2].partition("#")
+    return ProcessId(zone, suffix)
+
+
+def own_members_prefix(prefix: str) -> str:
+    """Prefix of the keys of all members that are brokers of this project."""
+    return f"{_ROOT}/members{prefix}/"
+
+
+def own_member_key(prefix: str, member: ProcessId) -> str:
+    """Key with which a member says that it is a broker of this project."""
+    return f"{own_members_prefix(prefix)}{member.name}"
+
+
+def storing_prefix(prefix: str) -> str:
+    """Prefix of the keys of all brokers that are leaving and still store what they hold."""
+    return f"{_ROOT}/storing{prefix}/"
+
+
+def storing_key(prefix: str, broker: ProcessId, lease: int) -> str:
+    """Key with which a leaving broker says, under this lease, that it still stores what it holds."""
+    return f"{storing_prefix(prefix)}{broker.name}#{lease:x}"
+
+
+def savepoints_prefix(prefix: str) -> str:
+    """Prefix of all savepoints of a cluster."""
+    return f"{_ROOT}/savepoints{prefix}/"
+
+
+def savepoint_key(prefix: str, name: str) -> str:
+    """The key of a savepoint."""
+    return f"{savepoints_prefix(prefix)}{name}"
+
+
+def epochs_prefix(prefix: str) -> str:
+    """Prefix of all epoch records of a cluster."""
+    return f"{_ROOT}/epochs{prefix}#"
+
+
+def epoch_key(prefix: str, journal: str) -> str:
+    """Key of a journal's epoch record."""
+    return f"{epochs_prefix(prefix)}{journal}"
+
+
+def history_key(prefix: str) -> str:
+    """Key of the id of etcd's data."""
+    return f"{_ROOT}/history{prefix}#"
+
+
+# Records that are read at a time: some hundred kilobytes together, unless registers are long.
+_PAGE_KEYS = 200
+
+
+async def read_record(
+    etcd: EtcdClient, prefix: str, journal: str
+) -> tuple[EpochRecord | None, int]:
+    """The epoch record of a journal, and the revision at which it was written; 0: there is none.
+
+    Raises: EtcdError; ValidationError: the record cannot be understood.
+    Cancellation: safe.
+    """
+    key = epoch_key(prefix, journal)
+    found = await etcd.get(key)
+    if found is None:
+        return None, 0
+    try:
+        return EpochRecord.decode(found.value), found.mod_revision
+    except ValueError as err:
+        raise ValidationError(
+            f"{journal}: key {key} of etcd is not understood: {err} (was it written by a newer version?)"
+        ) from err
+
+
+async def write_record(
+    etcd: EtcdClient, prefix: str, journal: str, record: EpochRecord, mod_revision: int
+) -> bool:
+    """Write a record, unless the one of that revision was replaced. Returns: whether it was written."""
+    key = epoch_key(prefix, journal)
+    result = await etcd.txn([Compare.mod(key, mod_revision)], [Put(key, record.encode())])
+    return result.succeeded
+
+
+async def delete_record(
+    etcd: EtcdClient, prefix: str, journal: str, create_revision: int, *, as_of: int = 0
+) -> None:
+    """Delete the record of a journal that was created at this revision.
+
+    Args:
+        etcd: where it is.
+        prefix: of the brokers' keys.
+        journal: its name.
+        create_revision: of its spec.
+        as_of: a record that was written after this revision stays; 0: none does.
+
+    Raises: as `read_record`.
+    """
+    record, mod_revision = await read_record(etcd, prefix, journal)
+    if as_of and mod_revision > as_of:
+        return
+    if record is not None and record.create_revision == create_revision:
+        key = epoch_key(prefix, journal)
+        await etcd.txn([Compare.mod(key, mod_revision)], [Delete(key)])
+
+
+async def read_own_members(etcd: EtcdClient, prefix: str) -> RangeResult:
+    """Read which members are brokers of this project. Raises: EtcdError. Cancellation: safe."""
+    return await etcd.range(own_members_prefix(prefix))
+
+
+async def has_foreign_members(etcd: EtcdClient, prefix: str, ours: RangeResult) -> bool:
+    """Whether brokers of Gazette were members when `ours` was read. Raises: EtcdError. Cancellation: safe."""
+    own_prefix, their_prefix = own_members_prefix(prefix), members_prefix(prefix)
+    present = await etcd.range(their_prefix, revision=ours.header.revision)
+    leases = {kv.key.removeprefix(own_prefix): kv.lease for kv in ours.kvs}
+    return any(leases.get(kv.key.removeprefix(their_prefix)) != kv.lease for kv in present.kvs)
+
+
+async def held_journals(
+    etcd: EtcdClient, prefix: str, journals: Collection[str]
+) -> dict[str, set[str]]:
+    """The holders of each of some journals, without the journals that wait for one of their holders.
+
+    Args:
+        etcd: where the records are.
+        prefix: of the brokers' keys.
+        journals: those it is asked about; may change meanwhile.
+
+    Returns: ids of tenures by journal.
+    Raises: EtcdError.
+    Cancellation: safe.
+    """
+    keys = epochs_prefix(prefix)
+    held: dict[str, set[str]] = {}
+    turns, after, left = Turns(), "", 1
+    while left:
+        page = await etcd.page(keys, after=after, page_keys=_PAGE_KEYS)
+        for kv in page.kvs:
+            await turns.take()
+            journal = kv.key.removeprefix(keys)
+            if journal not in journals:
+                continue
+            with contextlib.suppress(ValueError):  # reported by whoever reads this record alone
+                record = EpochRecord.decode(kv.value)
+                if not record.is_wanted:
+                    held[journal] = {one.tenure for one in record.holders}
+        left = page.count - len(page.kvs)
+        after = page.kvs[-1].key if page.kvs else ""
+    return held

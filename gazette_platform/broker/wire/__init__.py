@@ -1,4 +1,0 @@
-"""Calls to other brokers.
-
-The broker imports no gRPC; `serving` has what makes and serves calls.
-"""

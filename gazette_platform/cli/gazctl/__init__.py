@@ -1,0 +1,75 @@
+"""`gazctl`: the command line of journals, shards, savepoints, tables and queries.
+
+A folder has the verbs of each noun: `journals`, `shards`, `lake`. A command's module is imported when the command is
+asked for, so that `gazctl journals list` waits for nothing that only others need. `connection` has the options that
+all of them take, `arguments` how they name journals, `specs` and `plan` what `apply` and `edit` of journals and shards
+have in common.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any, Final, cast
+
+import typer
+
+from gazette_platform.cli.errors import EXIT_FAILED, run
+from gazette_platform.cli.program import Version, apply_ini, lazy_group
+from gazette_platform.errors import GazetteError
+
+__all__ = ["app", "main"]
+
+# By a query. Arrow imports them wherever they are installed, which takes half a second.
+_NOT_NEEDED: Final = ("numpy", "pandas")
+
+app = typer.Typer(
+    name="gazctl",
+    cls=lazy_group(
+        __name__,
+        {
+            "sql": "sql:app",
+            "attach-uuids": "attach_uuids:attach_uuids",
+            "journals": "journals:app",
+            "shards": "shards:app",
+            "savepoints": "savepoints:app",
+            "lake": "lake:app",
+        },
+    ),
+    help="Work with the journals of Gazette-compatible brokers.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _root(
+    *,
+    _version: Version = False,
+) -> None:
+    """Work with the journals of Gazette-compatible brokers."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run `gazctl`; returns its exit code, or ends the process when it is the program itself."""
+    from gazette_platform.cli.gazctl.connection import (  # noqa: PLC0415  a module of this package
+        CONNECTION_VARIABLES,
+        CONSUMER_VARIABLES,
+    )
+
+    try:
+        apply_ini("gazctl.ini", CONNECTION_VARIABLES | CONSUMER_VARIABLES)
+    except GazetteError as err:
+        print(f"gazctl: error: {err}", file=sys.stderr)
+        code = EXIT_FAILED
+    else:
+        if argv is None and sys.argv[1:2] == ["sql"]:
+            # As Python marks what is not to be had. Others in the process may need them, if it is not the program itself.
+            sys.modules.update(dict.fromkeys(_NOT_NEEDED, cast("Any", None)))
+        code = run(app, "gazctl", argv)
+    if argv is None:
+        gc.freeze()  # else all that was imported is looked through at the end, which takes a while
+        sys.exit(code)
+    return code

@@ -1,0 +1,32 @@
+"""`gazctl journals`: create, list, append to and read journals, and keep their fragments."""
+
+from __future__ import annotations
+
+from gazette_platform.cli.gazctl.connection import connect, noun
+
+__all__ = ["app"]
+
+app = noun(
+    "journals",
+    connect,
+    __name__,
+    {
+        "list": "list:list_journals",
+        "describe": "describe:describe",
+        "top": "describe:top",
+        "create": "create:create",
+        "delete": "delete:delete",
+        "apply": "apply:apply",
+        "edit": "apply:edit",
+        "append": "append:append",
+        "read": "read:read",
+        "fragments": "fragments:fragments",
+        "prune": "prune:prune",
+        "verify": "verify:verify",
+        "reset-head": "upkeep:reset_head",
+        "flush": "upkeep:flush",
+        "suspend": "upkeep:suspend",
+        "store-health": "upkeep:store_health",
+    },
+    help_text="Create, list, append to and read journals, and keep their fragments.",
+)

@@ -1,0 +1,150 @@
+"""`gazctl journals list`."""
+
+import enum
+from collections.abc import Callable, Iterable
+from contextlib import aclosing, nullcontext, suppress
+from typing import Annotated
+
+import typer
+
+from gazette_platform.cli.gazctl.arguments import Names, Selection, SelectorOrNames
+from gazette_platform.cli.gazctl.connection import connected
+from gazette_platform.cli.output import NONE, note, print_json, print_table, print_text
+from gazette_platform.client import (
+    AsyncClient,
+    JournalListing,
+    ListSnapshot,
+)
+from gazette_platform.client.journals import list_response
+from gazette_platform.protocol import (
+    SuspendLevel,
+    message_jsonpb,
+    message_text,
+)
+
+
+class ListFormat(enum.StrEnum):
+    """Formats of a listing."""
+
+    TABLE = "table"
+    YAML = "yaml"
+    JSON = "json"
+    PROTO = "proto"
+
+
+def list_journals(
+    ctx: typer.Context,
+    names: Names = None,
+    *,
+    selector: SelectorOrNames = None,
+    output_format: Annotated[
+        ListFormat, typer.Option("-o", "--format", help="Output format.")
+    ] = ListFormat.TABLE,
+    label_columns: Annotated[
+        list[str] | None,
+        typer.Option("-L", "--label-columns", help="Label to show as a column; may be repeated."),
+    ] = None,
+    primary: Annotated[
+        bool, typer.Option("-p", "--primary", help="Show the primary broker.")
+    ] = False,
+    replicas: Annotated[
+        bool, typer.Option("-r", "--replicas", help="Show the other brokers.")
+    ] = False,
+    rf: Annotated[bool, typer.Option("--rf", help="Show the replication factor.")] = False,
+    stores: Annotated[bool, typer.Option("--stores", help="Show the fragment stores.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="List again after each change, until interrupted.")
+    ] = False,
+) -> None:
+    """List journals and their specs.
+
+    **Examples**
+
+    gazctl journals list -l name:prefix=flights/ -p -r -L content-type
+
+    gazctl journals list a/journal -o yaml > journal.yaml
+
+    gazctl journals list flights/ --watch
+    """
+    selection = Selection.of(names, selector, is_needed=False)
+    columns: list[Column] = [("Name", lambda journal: journal.name)]
+    optional = ((rf, "RF", _rf), (primary, "Primary", _primary), (replicas, "Replicas", _replicas))
+    columns += [(title, cell) for is_wanted, title, cell in optional if is_wanted]
+    if stores:
+        columns.append(("Stores", _stores))
+    columns += [_label_column(name) for name in label_columns or ()]
+
+    def show(snapshot: ListSnapshot) -> None:
+        if output_format is ListFormat.TABLE:
+            rows = [[cell(journal) for _, cell in columns] for journal in snapshot]
+            print_table([title for title, _ in columns], rows)
+            if not rows:
+                # The table alone, as Gazette's tools have it, would not say whether that is an answer.
+                note(_none_text(selection.text))
+        else:
+            _print_listing(snapshot, output_format)
+
+    async def work(client: AsyncClient) -> None:
+        if not watch:
+            snapshot = await client.list_snapshot(selection.selector)
+            if selection.names:
+                selection.check(journal.name for journal in snapshot)
+            show(snapshot)
+            return
+        async with aclosing(client.watch_snapshots(selection.selector)) as snapshots:
+            async for snapshot in snapshots:
+                show(snapshot)
+
+    # An interrupt is how a watch ends.
+    with suppress(KeyboardInterrupt) if watch else nullcontext():
+        connected(ctx, work)
+
+
+def _none_text(selector: str) -> str:
+    if not selector:
+        return "there are no journals yet; `gazctl journals create NAME` makes one"
+    return (
+        f"no journals match {selector}; `gazctl journals list -o yaml` shows all, with their labels"
+    )
+
+
+Column = tuple[str, Callable[[JournalListing], str]]
+
+
+def _label_column(name: str) -> Column:
+    return name, lambda journal: ",".join(journal.spec.labels.values_of(name)) or NONE
+
+
+def _primary(journal: JournalListing) -> str:
+    route = journal.route
+    name = route.members[route.primary].suffix if route.primary >= 0 else NONE
+    return name if journal.spec.suspend_level is SuspendLevel.NONE else f"{name} <S>"
+
+
+def _replicas(journal: JournalListing) -> str:
+    members = enumerate(journal.route.members)
+    return ",".join(m.suffix for index, m in members if index != journal.route.primary) or NONE
+
+
+def _rf(journal: JournalListing) -> str:
+    return str(journal.spec.replication)
+
+
+def _stores(journal: JournalListing) -> str:
+    return ",".join(journal.spec.fragment.stores) or NONE
+
+
+def spec_tree(journals: Iterable[JournalListing]) -> str:
+    """Specs as YAML, in a tree by their names."""
+    from gazette_platform.yaml_specs.journal_tree import to_journal_tree  # noqa: PLC0415  slow to import
+
+    return to_journal_tree([(each.spec, each.mod_revision) for each in journals])
+
+
+def _print_listing(snapshot: ListSnapshot, output_format: ListFormat) -> None:
+    if output_format is ListFormat.YAML:
+        print_text(spec_tree(snapshot), end="")
+    elif output_format is ListFormat.JSON:
+        print_json(message_jsonpb(list_response(snapshot)))
+    else:
+        print_text(message_text(list_response(snapshot)), end="")

@@ -1,0 +1,183 @@
+"""`gazctl journals reset-head`, `flush`, `suspend` and `store-health`."""
+
+from typing import Annotated
+
+import typer
+
+from gazette_platform.cli.gazctl.arguments import Names, Selection, SelectorOrNames, seconds_of
+from gazette_platform.cli.gazctl.connection import connected, matching
+from gazette_platform.cli.output import confirmed, note, print_text
+from gazette_platform.client import AsyncClient, HeadState
+from gazette_platform.errors import SpoolsAwaited, StoreUnavailable
+
+
+def reset_head(
+    ctx: typer.Context,
+    names: Names = None,
+    *,
+    selector: SelectorOrNames = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done and lost, and do nothing.")
+    ] = False,
+    yes: Annotated[
+        bool,
+        typer.Option("-y", "--yes", help="Give up what is said to be lost, without a question."),
+    ] = False,
+) -> None:
+    """Let appends continue after everything that the fragment stores hold.
+
+    Needed after all brokers of a journal lost their disks. A broker that comes back with its spool
+    has all that it acknowledged, and needs no reset. So appends wait for one of those that held the
+    journal, and this command says for each journal which ones, and the offset from which on only
+    their spools hold content. Resetting the head gives that up: other content gets these offsets, and
+    a broker that comes back nevertheless sets aside what it has there.
+
+    After etcd lost its data, no record says which brokers held a journal, and appends are refused as well.
+    Start all brokers with their spools first: what only an absent one holds is given up.
+
+    Nothing is done to journals that take appends. For all others it asks. Without a terminal it needs --yes.
+
+    **Example**
+
+    gazctl journals reset-head a/journal --dry-run
+    """
+    selection = Selection.of(names, selector)
+
+    async def check(client: AsyncClient) -> dict[str, HeadState]:
+        found = {}
+        for journal in await matching(client, selection):
+            if journal.spec.is_fully_suspended:
+                note(f"{journal.name}: skipped, it is fully suspended")
+                continue
+            found[journal.name] = await client.check_head(journal.name)
+        return found
+
+    states = connected(ctx, check)
+    lossy = [name for name, state in states.items() if state.awaited or state.is_refused]
+    for name in lossy:
+        note(_loss(name, states[name], is_given_up=yes and not dry_run))
+    if dry_run:
+        for name, state in states.items():
+            would = "would be" if state.is_refused else "is"
+            print_text(f"{name}: head {would} {state.head}")
+        return
+    may_give_up = bool(lossy) and (yes or confirmed(f"Give that up in {len(lossy)} journals?"))
+
+    async def work(client: AsyncClient) -> None:
+        for name, state in states.items():
+            if may_give_up or name not in lossy:
+                head = await client.reset_head(name, give_up=bool(state.awaited))
+                print_text(f"{name}: head is {head}")
+
+    connected(ctx, work)
+    if lossy and not may_give_up:
+        raise SpoolsAwaited(
+            f"content would be given up, nothing was done to {', '.join(lossy)} (start one of the "
+            "brokers that hold it with its spool; or, if they are lost, repeat with --yes)"
+        )
+
+
+def _loss(name: str, state: HeadState, *, is_given_up: bool) -> str:
+    who = ", ".join(one.name for one in state.awaited) or "brokers that are away"
+    running = ", ".join(one.name for one in state.awaited if one.is_running)
+    verb = "is" if is_given_up else "would be"
+    text = (
+        f"{name}: content from {state.head} on that only the spools of {who} hold {verb} given up"
+    )
+    if not running:
+        return text
+    return f"{text} ({running} runs, and stores what it has, or came back without its spool)"
+
+
+def flush(
+    ctx: typer.Context,
+    names: Names = None,
+    *,
+    selector: SelectorOrNames = None,
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="DURATION", help="How long to wait, as in 1m30s.")
+    ] = "1m",
+) -> None:
+    """Close open fragments now, and wait until all content is in the fragment stores.
+
+    Fragments close by themselves when they have their length, or their flush interval ends.
+
+    **Example**
+
+    gazctl journals flush flights/
+    """
+    selection = Selection.of(names, selector)
+    timeout_s = seconds_of(timeout, "--timeout")
+
+    async def work(client: AsyncClient) -> None:
+        await matching(client, selection)
+        for name, end in (await client.flush(selection.selector, timeout_s=timeout_s)).items():
+            print_text(f"{name}: all below {end} is in the store")
+
+    connected(ctx, work)
+
+
+def suspend(
+    ctx: typer.Context,
+    names: Names = None,
+    *,
+    selector: SelectorOrNames = None,
+    force: Annotated[
+        bool, typer.Option("-f", "--force", help="Also journals that are not flushed: flush now.")
+    ] = False,
+) -> None:
+    """Suspend journals, which then need fewer brokers, until they are appended to again.
+
+    A journal is suspended if no content is left in brokers only, and nothing was stored for as long as
+    their flush interval is, or for a day if they have none.
+
+    **Example**
+
+    gazctl journals suspend archive/
+    """
+    selection = Selection.of(names, selector)
+
+    async def work(client: AsyncClient) -> None:
+        for journal in await matching(client, selection):
+            if journal.spec.is_fully_suspended:
+                note(f"{journal.name}: is fully suspended already")
+            elif await client.suspend(journal.name, force=force):
+                print_text(f"{journal.name}: suspended")
+            else:
+                print_text(
+                    f"{journal.name}: not suspended, as not all of it has been in its store for a flush "
+                    "interval (--force suspends it now)"
+                )
+
+    connected(ctx, work)
+
+
+def store_health(
+    ctx: typer.Context,
+    store_url: Annotated[
+        str, typer.Argument(metavar="STORE_URL", help="Store, as in file:/// or file:///a/folder/.")
+    ],
+    *,
+    check_delete_prefix: Annotated[
+        str | None,
+        typer.Option(
+            "--check-delete-prefix",
+            metavar="PREFIX",
+            help="Also write and delete a probe under this prefix of the store.",
+        ),
+    ] = None,
+) -> None:
+    """Ask a broker whether it can use a fragment store.
+
+    **Example**
+
+    gazctl journals store-health file:///
+    """
+
+    async def work(client: AsyncClient) -> None:
+        health = await client.store_health(store_url, check_delete_prefix=check_delete_prefix)
+        if not health.is_healthy:
+            raise StoreUnavailable(f"fragment store {store_url} is not healthy: {health.error}")
+        print_text(f"Fragment store {store_url} is healthy")
+
+    connected(ctx, work)

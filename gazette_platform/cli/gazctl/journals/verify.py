@@ -1,0 +1,350 @@
+"""`gazctl journals verify`: read journals' fragments, and compare them with what brokers and names say."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import random
+import sys
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Final, final
+
+import typer
+
+from gazette_platform.cli.gazctl.arguments import Names, Selection, SelectorOrNames
+from gazette_platform.cli.gazctl.connection import FileRoot, connected, matching
+from gazette_platform.cli.gazctl.journals.prune import check_is_alone
+from gazette_platform.cli.output import note, print_json, print_table
+from gazette_platform.client import AsyncClient, JournalListing
+from gazette_platform.codecs import decompress_steps, decompressor
+from gazette_platform.errors import (
+    ChecksumMismatch,
+    DataError,
+    GazetteError,
+    StoreError,
+    StoreUnavailable,
+    ValidationError,
+)
+from gazette_platform.fragment.audit import Finding, Kind, audit_names, missing_of
+from gazette_platform.fragment.refresh import fragment_of
+from gazette_platform.fragment.retention import StoredFragment
+from gazette_platform.protocol.fragments import FragmentCheck
+from gazette_platform.stores import FragmentStore, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from gazette_platform.protocol import Fragment
+
+_READS_MAX: Final = 4
+_STEP_BYTES: Final = 1 << 20
+_LIST_TIMEOUT_S: Final = 300.0
+
+
+@dataclass(slots=True)
+class Verified:
+    """What was found of one journal."""
+
+    journal: str
+    fragments: int = 0
+    """Stored ones; copies in several stores count each."""
+    stored_bytes: int = 0
+    begin: int = 0
+    end: int = 0
+    """Offsets between which something is stored."""
+    read: int = 0
+    """Fragments whose content was read."""
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def faults(self) -> int:
+        """Findings that need an action."""
+        return sum(finding.kind.is_fault for finding in self.findings)
+
+
+class _Damaged(Exception):
+    def __init__(self, kind: Kind, detail: str) -> None:
+        self.kind = kind
+        super().__init__(detail)
+
+
+@final
+class Verifier:
+    """Verifies journals one after the other.
+
+    Args:
+        file_root: directory that ``file`` stores are rooted at; None refuses these.
+        sample: how many fragments of each journal are read, chosen at random; None: all.
+        rng: chooses them.
+        on_planned: takes how many fragments of a journal are about to be read.
+        on_read: takes the stored bytes of each fragment that was read.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        *,
+        file_root: Path | None,
+        sample: int | None,
+        rng: random.Random,
+        on_planned: Callable[[str, int], None],
+        on_read: Callable[[int], None],
+    ) -> None:
+        self._client = client
+        self._file_root = file_root
+        self._sample = sample
+        self._rng = rng
+        self._on_planned = on_planned
+        self._on_read = on_read
+        self._stores: dict[str, FragmentStore] = {}
+
+    async def verify(self, journal: JournalListing) -> Verified:
+        """Verify one journal.
+
+        Raises: GazetteError: its brokers or stores cannot be listed, so nothing can be said of it.
+        Cancellation: safe.
+        """
+        await check_is_alone(self._client, journal.name)
+        known: list[Fragment] = []
+        if not journal.spec.is_fully_suspended:
+            known = [each.fragment for each in await self._client.fragments(journal.name)]
+        urls = [*journal.spec.fragment.stores, *(each.backing_store for each in known)]
+        result = Verified(journal.name)
+        stored: list[StoredFragment] = []
+        for url in filter(None, dict.fromkeys(urls)):
+            await self._list(journal.name, url, stored, result.findings)
+        result.fragments = len(stored)
+        result.stored_bytes = sum(each.size for each in stored)
+        result.begin = min((each.fragment.begin for each in stored), default=0)
+        result.end = max((each.fragment.end for each in stored), default=0)
+        result.findings += audit_names(stored, known)
+        result.findings += [
+            _of(fragment, Kind.MISSING, "brokers list it, and the store does not have it")
+            for fragment in missing_of(stored, known)
+            if not await self._store(fragment.backing_store).exists(fragment.content_path)
+        ]
+        await self._read(stored, result)
+        return result
+
+    def _store(self, url: str) -> FragmentStore:
+        store = self._stores.get(url)
+        if store is None:
+            store = self._stores[url] = open_store(url, file_root=self._file_root)
+        return store
+
+    async def _list(
+        self, journal: str, url: str, stored: list[StoredFragment], findings: list[Finding]
+    ) -> None:
+        try:
+            async with asyncio.timeout(_LIST_TIMEOUT_S):
+                async for item in self._store(url).list(f"{journal}/"):
+                    try:
+                        fragment = fragment_of(journal, url, item)
+                    except ValidationError as err:
+                        path = f"{journal}/{item.path}"
+                        findings.append(Finding(Kind.STRANGE, 0, 0, str(err), path, url))
+                    else:
+                        stored.append(StoredFragment(fragment, item.size))
+        except TimeoutError as err:
+            raise StoreUnavailable(f"{url}: listing it took over {_LIST_TIMEOUT_S:g} s") from err
+
+    async def _read(self, stored: Sequence[StoredFragment], result: Verified) -> None:
+        # Their length is wrong already: the content says nothing more.
+        wrong = {(each.store, each.path) for each in result.findings if each.kind is Kind.LENGTH}
+        chosen = [
+            each
+            for each in stored
+            if (each.fragment.backing_store, each.fragment.content_path) not in wrong
+        ]
+        if self._sample is not None and self._sample < len(chosen):
+            chosen = self._rng.sample(chosen, self._sample)
+        self._on_planned(result.journal, len(chosen))
+        waiting = iter(chosen)
+
+        async def work() -> None:
+            for each in waiting:
+                try:
+                    await self._check(each.fragment)
+                except _Damaged as err:
+                    result.findings.append(_of(each.fragment, err.kind, str(err)))
+                except StoreError as err:
+                    result.findings.append(_of(each.fragment, Kind.UNREAD, str(err)))
+                else:
+                    result.read += 1
+                self._on_read(each.size)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(_READS_MAX):
+                tasks.create_task(work())
+
+    async def _check(self, fragment: Fragment) -> None:
+        """Read a fragment. Raises: _Damaged. StoreError: it cannot be read."""
+        check = FragmentCheck(fragment)
+        inflate = decompressor(fragment.codec)
+
+        def contents(piece: bytes) -> Iterator[bytes]:
+            try:
+                yield from decompress_steps(inflate, piece, step_bytes_max=_STEP_BYTES)
+            except DataError as err:
+                raise _Damaged(Kind.CODEC, str(err)) from err
+
+        def take(pieces: Iterable[bytes]) -> None:
+            for content in pieces:
+                check.take(content)
+
+        try:
+            store = self._store(fragment.backing_store)
+            async with aclosing(store.get(fragment.content_path)) as pieces:
+                async for piece in pieces:
+                    await asyncio.to_thread(take, contents(piece))
+            try:
+                inflate.finish()
+            except DataError as err:
+                raise _Damaged(Kind.CODEC, str(err)) from err
+            check.finish()
+        except ChecksumMismatch as err:
+            raise _Damaged(Kind.DIGEST, str(err)) from err
+        except DataError as err:
+            raise _Damaged(Kind.LENGTH, str(err)) from err
+
+
+def _of(fragment: Fragment, kind: Kind, detail: str) -> Finding:
+    return Finding(
+        kind, fragment.begin, fragment.end, detail, fragment.content_path, fragment.backing_store
+    )
+
+
+def failed(journal: str, error: GazetteError) -> Verified:
+    """What is known of a journal that could not be looked at."""
+    return Verified(journal, findings=[Finding(Kind.UNREAD, 0, 0, str(error))])
+
+
+class VerifyFormat(enum.StrEnum):
+    """Formats of findings."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+def verify(
+    ctx: typer.Context,
+    names: Names = None,
+    *,
+    selector: SelectorOrNames = None,
+    output_format: Annotated[
+        VerifyFormat, typer.Option("-o", "--format", help="Output format.")
+    ] = VerifyFormat.TABLE,
+    sample: Annotated[
+        int | None,
+        typer.Option(
+            "--sample",
+            min=0,
+            metavar="COUNT",
+            help="Read only so many fragments of each journal, chosen at random. 0 reads none.",
+        ),
+    ] = None,
+    file_root: FileRoot = None,
+) -> None:
+    """Verify that stores hold the content of journals, whole and unchanged.
+
+    Lists the stores and asks the brokers. Then reads each stored fragment, and compares it with the length
+    and SHA-1 in its name. Nothing is changed.
+
+    Faults: gap (no store and no broker has these offsets), conflict (two contents of the same offsets),
+    missing (brokers list it, the store lacks it), length, digest, codec (it cannot be decompressed),
+    strange (the name is not that of a fragment), unread (the store does not answer). An overlap is
+    reported, and is not a fault: it is left by a fail-over.
+
+    Exits with 1 if there is a fault. Other journals are verified all the same. JSON is one line per finding,
+    and one per journal with `finding: summary`.
+
+    **Examples**
+
+    gazctl journals verify -l name:prefix=a/
+
+    gazctl journals verify a/journal --sample 100 -o json
+    """
+    selection = Selection.of(names, selector)
+    is_json = output_format is VerifyFormat.JSON
+
+    async def work(client: AsyncClient) -> list[Verified]:
+        journals = await matching(client, selection)
+        from gazette_platform.cli.bars import FragmentBar  # noqa: PLC0415  slow to import
+
+        results = []
+        with FragmentBar("verifying", is_shown=sys.stderr.isatty()) as bar:
+            verifier = Verifier(
+                client,
+                file_root=file_root,
+                sample=sample,
+                rng=random.Random(),  # noqa: S311  not for secrets
+                on_planned=bar.add,
+                on_read=bar.advance,
+            )
+            for journal in journals:
+                try:
+                    result = await verifier.verify(journal)
+                except GazetteError as err:
+                    result = failed(journal.name, err)
+                if is_json:
+                    _print_lines(result)
+                results.append(result)
+        return results
+
+    results = connected(ctx, work, file_root=file_root)
+    if not is_json and any(result.findings for result in results):
+        print_table(
+            ["Journal", "Finding", "Begin", "End", "Object", "Detail"],
+            [_row(result.journal, each) for result in results for each in result.findings],
+        )
+    faults = sum(result.faults for result in results)
+    note(
+        f"{len(results)} journals, {sum(result.fragments for result in results)} fragments, "
+        f"{sum(result.read for result in results)} of them read and whole: {faults} faults"
+    )
+    if faults:
+        raise DataError(
+            f"{faults} faults were found (restore what is damaged or missing from a copy of the store; "
+            "docs/guides/operating.md says what each means)"
+        )
+
+
+def _row(journal: str, finding: Finding) -> list[str]:
+    return [
+        journal,
+        finding.kind.value,
+        str(finding.begin),
+        str(finding.end),
+        finding.path,
+        finding.detail,
+    ]
+
+
+def _print_lines(result: Verified) -> None:
+    for each in result.findings:
+        print_json(
+            {
+                "journal": result.journal,
+                "finding": each.kind.value,
+                "fault": each.kind.is_fault,
+                "begin": each.begin,
+                "end": each.end,
+                "store": each.store,
+                "path": each.path,
+                "detail": each.detail,
+            }
+        )
+    print_json(
+        {
+            "journal": result.journal,
+            "finding": "summary",
+            "begin": result.begin,
+            "end": result.end,
+            "fragments": result.fragments,
+            "storedBytes": result.stored_bytes,
+            "read": result.read,
+            "faults": result.faults,
+        }
+    )

@@ -1,0 +1,22 @@
+"""`gazctl shards`: list, apply and unassign shards of consumers, and keep their recovery logs."""
+
+from __future__ import annotations
+
+from gazette_platform.cli.gazctl.connection import connect_shards, noun
+
+__all__ = ["app"]
+
+app = noun(
+    "shards",
+    connect_shards,
+    __name__,
+    {
+        "list": "list:list_shards",
+        "apply": "apply:apply",
+        "edit": "apply:edit",
+        "prune": "prune:prune",
+        "recover": "recover:recover",
+        "unassign": "recover:unassign",
+    },
+    help_text="List, apply and unassign shards of consumers, and keep their recovery logs.",
+)

@@ -1,0 +1,257 @@
+"""`gazctl shards prune`: remove the fragments of recovery logs that no hints need."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, final
+
+import typer
+
+from gazette_platform.cli.gazctl.connection import FileRoot
+from gazette_platform.cli.gazctl.journals.prune import FragmentRemover
+from gazette_platform.cli.gazctl.shards.connection import (
+    Ids,
+    ShardSelection,
+    ShardSelector,
+    connected_shards,
+    matching_shards,
+)
+from gazette_platform.cli.output import note, print_text
+from gazette_platform.consumer.recoverylog import Segment, ShardHints, judge_fragment, needs_of
+from gazette_platform.errors import AccessDenied, DataError, GazetteError, StoreError
+from gazette_platform.ops.clock import Clock, SystemClock
+from gazette_platform.ops.tasks import side_by_side
+from gazette_platform.protocol import Fragment, SuspendLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from gazette_platform.client import AsyncClient, FragmentListing, JournalListing
+    from gazette_platform.consumer.client import ShardClient, ShardListing
+
+# As many as Gazette has under way.
+_REMOVALS_MAX: Final = 32
+# Shards whose hints are asked for at the same time.
+_HINTS_AT_A_TIME: Final = 32
+# Of one log: a store that refused so many refuses the rest, too.
+_FAILURES_MAX: Final = 10
+
+
+@dataclass(slots=True)
+class LogPruning:
+    """What came of pruning, in all logs so far."""
+
+    logs: int = 0
+    skipped_logs: int = 0
+    failed_logs: int = 0
+    fragments: int = 0
+    removed: int = 0
+    """Or would be, in a dry run; likewise below."""
+    content_bytes: int = 0
+    denied: int = 0
+    """That the store does not allow to remove."""
+    stores: dict[str, str] = field(default_factory=dict)
+    """Why a store is not healthy, by its URL; empty: it is."""
+
+
+@final
+class LogPruner:
+    """Prunes the logs of shards, one after the other; a failure in one does not stop the others.
+
+    Args:
+        file_root: directory that ``file`` stores are rooted at; None refuses these.
+        tell: prints a line for the person at the terminal.
+        on_removed: takes each fragment that was removed, or would be in a dry run.
+    """
+
+    def __init__(
+        self,
+        shards: ShardClient,
+        client: AsyncClient,
+        clock: Clock,
+        *,
+        file_root: Path | None,
+        dry_run: bool,
+        tell: Callable[[str], None],
+        on_removed: Callable[[Fragment], None],
+    ) -> None:
+        self.result = LogPruning()
+        self._shards = shards
+        self._client = client
+        self._remover = FragmentRemover(clock, file_root=file_root, dry_run=dry_run)
+        self._tell = tell
+        self._on_removed = on_removed
+
+    async def prune(self, shards: Sequence[ShardListing], foreign: Collection[str]) -> LogPruning:
+        """Prune the logs of all these shards, which have to be all that share history in them.
+
+        Args:
+            shards: those that were selected.
+            foreign: logs of all other shards, which are left alone.
+
+        Raises: GazetteError: the hints of a shard cannot be had, so that nothing is known of what it
+            needs. Cancellation: what is removed stays so; the rest stays.
+        """
+        logged = [each for each in shards if each.spec.recovery_log]
+        needs = needs_of(await side_by_side(self._hints, logged, at_a_time=_HINTS_AT_A_TIME))
+        for log in needs.skipped:
+            self.result.logs += 1
+            self.result.skipped_logs += 1
+            self._tell(f"{log}: skipped, some hints of its shard are missing, or have no files")
+        for log, segments in sorted(needs.segments.items()):
+            self.result.logs += 1
+            if log in foreign:
+                # As they share history: what that shard needs is not known here.
+                self.result.skipped_logs += 1
+                self._tell(f"{log}: skipped, it is of a shard that is not selected")
+                continue
+            try:
+                failures = await self._prune(log, segments)
+            except GazetteError as err:
+                self._tell(f"{log}: {err}")
+                failures = 1
+            self.result.failed_logs += failures > 0
+        return self.result
+
+    async def _hints(self, shard: ShardListing) -> ShardHints:
+        return ShardHints(shard.spec.recovery_log, (await self._shards.get_hints(shard.id)).slots)
+
+    async def _prune(self, log: str, segments: Sequence[Segment]) -> int:
+        """Prune one log. Returns: how many fragments resisted."""
+        journal = await self._client.get(log)
+        if problem := await self._problem(journal):
+            self.result.skipped_logs += 1
+            self._tell(f"{log}: skipped, {problem}")
+            return 0
+        listed = await self._client.fragments(log)
+        doomed = [each for each in listed if self._is_doomed(log, segments, each)]
+        self.result.fragments += len(listed)
+        return await self._remove_all(log, [each.fragment for each in doomed])
+
+    def _is_doomed(self, log: str, segments: Sequence[Segment], listed: FragmentListing) -> bool:
+        """Whether a fragment is to go. Raises: DataError: shards are missing from the selection."""
+        fragment = listed.fragment
+        verdict = judge_fragment(
+            segments, begin=fragment.begin, end=fragment.end, is_persisted=listed.is_persisted
+        )
+        if verdict == "abort":
+            raise DataError(
+                f"nothing needs its bytes from {fragment.begin} to {fragment.end}, and they are not "
+                f"stored yet: another process writes {log} whose shard is not selected (nothing was removed of "
+                "it; select all shards that share history)"
+            )
+        return verdict == "delete"
+
+    async def _problem(self, journal: JournalListing) -> str:
+        """Why a log is left alone; empty: it is not."""
+        suspend = journal.spec.suspend
+        if suspend is not None and suspend.level is not SuspendLevel.NONE:
+            return "it is suspended"
+        for store in journal.spec.fragment.stores:
+            if store not in self.result.stores:
+                health = await self._client.store_health(store)
+                why = "" if health.is_healthy else health.error or "it does not say why"
+                self.result.stores[store] = why
+            if why := self.result.stores[store]:
+                return f"its store {store} is not healthy: {why}"
+        return ""
+
+    async def _remove_all(self, log: str, fragments: Sequence[Fragment]) -> int:
+        """Remove them, in order but some at a time. Returns: how many resisted."""
+        failures = denied = 0
+        waiting = iter(fragments)
+
+        async def work() -> None:
+            nonlocal failures, denied
+            for fragment in waiting:
+                try:
+                    await self._remover.remove(fragment)
+                except AccessDenied as err:
+                    denied += 1
+                    if denied == 1:
+                        self._tell(f"{fragment.content_path}: {err}")
+                except GazetteError as err:
+                    failures += 1
+                    self._tell(f"{fragment.content_path}: {err}")
+                    if failures >= _FAILURES_MAX:
+                        return
+                else:
+                    self.result.removed += 1
+                    self.result.content_bytes += fragment.content_length
+                    self._on_removed(fragment)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(_REMOVALS_MAX, len(fragments))):
+                group.create_task(work())
+        if denied:
+            self.result.denied += denied
+            self._tell(f"{log}: the store does not allow to remove {denied} fragments")
+        if left := sum(1 for _ in waiting):
+            self._tell(f"{log}: {left} more fragments were not tried, after {failures} failures")
+        return failures
+
+
+def prune(
+    ctx: typer.Context,
+    ids: Ids = None,
+    *,
+    selector: ShardSelector = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")
+    ] = False,
+    file_root: FileRoot = None,
+) -> None:
+    """Remove fragments of recovery logs that no hints of any selected shard need.
+
+    Of shards that share history in their logs, all have to be selected: what only others need is
+    removed else. What is removed is gone.
+
+    Left alone: logs of shards with missing hints, or hints without files; logs that are suspended,
+    and those with a store that is not healthy.
+
+    Other logs go on when one fails; then the exit status is 1. Run it again to do the rest.
+
+    **Example**
+
+    gazctl shards prune -l team=search --dry-run
+    """
+    selection = ShardSelection.of(ids, selector)
+    verb = "would remove" if dry_run else "removed"
+
+    def on_removed(fragment: Fragment) -> None:
+        print_text(f"{verb} {fragment.content_path}")
+
+    async def work(shards: ShardClient, client: AsyncClient) -> LogPruning:
+        found = await matching_shards(shards, selection)
+        selected = {each.id for each in found}
+        others = {each.spec.recovery_log for each in await shards.list() if each.id not in selected}
+        pruner = LogPruner(
+            shards,
+            client,
+            SystemClock(),
+            file_root=file_root,
+            dry_run=dry_run,
+            tell=note,
+            on_removed=on_removed,
+        )
+        try:
+            return await pruner.prune(found, others)
+        finally:
+            _summarize(pruner.result, dry_run=dry_run)
+
+    result = connected_shards(ctx, work, file_root=file_root)
+    if result.failed_logs:
+        raise StoreError(
+            f"{result.failed_logs} of {result.logs} logs could not be pruned, or not whole, see above "
+            "(what is gone stays gone; run it again for the rest)"
+        )
+
+
+def _summarize(result: LogPruning, *, dry_run: bool) -> None:
+    verb = "would be removed" if dry_run else "removed"
+    note(
+        f"{result.removed} of {result.fragments} fragments {verb}, {result.content_bytes} bytes of "
+        f"content; {result.skipped_logs} of {result.logs} logs skipped"
+    )

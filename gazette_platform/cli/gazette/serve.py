@@ -1,0 +1,194 @@
+"""`gazette serve` and `print-config`, and their options."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gazette_platform.broker.config import BrokerConfig, FsyncMode
+from gazette_platform.broker.processes import process_count
+from gazette_platform.cli.options import (
+    ListenAddress,
+    ProcessOption,
+    ServerOptions,
+    option_values,
+    settings_of,
+    with_options,
+)
+from gazette_platform.cli.program import render_ini, set_up_logging
+from gazette_platform.errors import ValidationError
+from gazette_platform.ops.process import usable_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_BROKER = ServerOptions(BrokerConfig, "broker")
+
+SERVE_OPTIONS = (
+    *_BROKER.address(
+        "Host to bind, and to advertise to clients and peers.",
+        _BROKER.own(
+            "port",
+            ListenAddress,
+            "TCP port of the gRPC service, 0 for any free one; or a Unix socket, as unix:///path.",
+        ),
+    ),
+    ProcessOption(
+        "broker.processes",
+        "BROKER_PROCESSES",
+        str,
+        "",
+        "Number of broker processes, or auto for one per core. The others take the ports after the first "
+        "broker's; more than one needs --debug.port.",
+        BrokerConfig,
+        "1",
+    ),
+    *_BROKER.security("other brokers"),
+    _BROKER.own(
+        "allow-origin",
+        list,
+        "Origin whose pages may use the HTTP gateway; * for all. Repeatable.",
+    ),
+    _BROKER.own(
+        "allow-host",
+        list,
+        "Host name that HTTP requests may use, besides --broker.host, --broker.advertise and the names of the "
+        "machine; * for any. Checked if neither tokens nor TLS are on. Repeatable.",
+    ),
+    _BROKER.own("file-root", Path, "Folder that roots file:// stores; must exist."),
+    _BROKER.own("file-only", bool, "Map every store to file:///; needs --broker.file-root."),
+    _BROKER.own(
+        "stores-allowed",
+        list,
+        "URL of a store that specs may use, with all stores below it, as file:///tenants/. Repeatable. "
+        "Default: any store.",
+    ),
+    _BROKER.own(
+        "spool-dir", Path, "Folder of the spools, on a local disk that outlives the process."
+    ),
+    _BROKER.own(
+        "fsync",
+        FsyncMode,
+        "When to sync appended bytes to the disk: at each commit, before the broker acknowledges it; every "
+        "second; or never. They survive the end of the process in any case.",
+    ),
+    _BROKER.wire("serves the gRPC port and calls peers"),
+    _BROKER.own("limit", int, "Most journals to assign to this broker.", "journal_limit"),
+    _BROKER.own(
+        "max-append-rate",
+        int,
+        "Cap on the append rate that specs of journals set, in bytes per second; 0 for no cap.",
+    ),
+    _BROKER.own("min-append-rate", int, "Bytes per second that an appending client must sustain."),
+    _BROKER.own("max-replication", int, "Cap on the replication of journals."),
+    _BROKER.recv_size(),
+    _BROKER.watch_delay(),
+    _BROKER.own(
+        "append-wait",
+        float,
+        "How long an append waits for its journal to become writable, and a read for the first "
+        "listing of its stores; 0s fails at once.",
+        "append_wait_s",
+    ),
+    _BROKER.own(
+        "auto-suspend",
+        bool,
+        "Suspend journals that had no appends for 15 minutes, once the store holds all of their bytes.",
+    ),
+    _BROKER.drain_timeout(),
+    _BROKER.own(
+        "evict-after",
+        float,
+        "How long a broker's address must refuse connections from two brokers in different zones, until the "
+        "broker counts as crashed and loses its lease; 0s waits for the lease to end.",
+        "evict_after_s",
+    ),
+    *_BROKER.etcd(),
+    _BROKER.of("etcd.prefix", str, "Path under which the cluster keeps keys."),
+    _BROKER.lease("Time after which etcd forgets a broker that died."),
+    *_BROKER.log(),
+    _BROKER.of(
+        "debug.port",
+        int,
+        "TCP port of an additional plain listener, with only readiness and metrics; 0 for any free one.",
+    ),
+    _BROKER.of("debug.private", bool, "Serve readiness and metrics on the debug port only."),
+)
+
+
+def broker_config(values: Mapping[str, Any]) -> BrokerConfig:
+    """The settings of a broker from the values of its options.
+
+    Raises: ValidationError: a value is malformed, out of range, or names what does not exist.
+    """
+    return BrokerConfig(**settings_of(SERVE_OPTIONS, values, BrokerConfig))
+
+
+def processes_of(values: Mapping[str, Any]) -> int:
+    """Return how many processes the values of options ask for.
+
+    Raises: ValidationError: it is no such number.
+    """
+    return process_count(str(values["broker.processes"]), cores=usable_cores())
+
+
+def _serve(values: dict[str, Any]) -> None:
+    """Run a broker, or several on this machine, until SIGTERM or SIGINT.
+
+    With **--broker.processes** above 1, a supervisor runs that many brokers. Each one takes the ports and the id of the
+    broker before it, plus 1. --debug.port serves readiness and metrics of all.
+
+    Options come from flags, else from gazette.ini (in ., or ~/.config/gazette), else from the environment.
+
+    **Examples**
+
+    gazette serve --etcd.address http://localhost:2379 --broker.file-root /srv/fragments
+
+    BROKER_PORT=8080 gazette serve --broker.zone us-east-1a --log.level info
+
+    gazette serve --broker.processes auto --broker.port 8080 --broker.http-port 9080 --debug.port 8070
+    """
+    set_up_logging(values["log.level"], values["log.format"])
+    config, count = broker_config(values), processes_of(values)
+    for folder, name in ((config.spool_dir, "spool-dir"), (config.file_root, "file-root")):
+        if folder is not None:
+            _check_writable(folder, f"broker.{name}")
+    if count > 1:
+        from gazette_platform.cli.gazette.processes import serve_processes  # noqa: PLC0415
+
+        serve_processes(
+            config, count, log_level=values["log.level"], log_format=values["log.format"]
+        )
+        return
+    from gazette_platform.broker.main import run  # noqa: PLC0415  starts no faster else
+
+    run(config)
+
+
+def _check_writable(folder: Path, option: str) -> None:
+    """Raises: ValidationError: no file can be made in `folder`."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as err:
+        raise ValidationError(
+            f"cannot write to {folder}: {err.strerror} (choose another folder with --{option})",
+            path=option,
+        ) from err
+
+
+def _print_config(values: dict[str, Any]) -> None:
+    """Print the options of **gazette serve**, merged from all sources, as an INI file.
+
+    **Example**
+
+    gazette print-config --broker.zone us-east-1a > gazette.ini
+    """
+    broker_config({**values})
+    processes_of(values)
+    print(render_ini(option_values(SERVE_OPTIONS, values)), end="")
+
+
+serve = with_options(SERVE_OPTIONS, _serve)
+print_config = with_options(SERVE_OPTIONS, _print_config)

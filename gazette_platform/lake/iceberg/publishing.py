@@ -1,0 +1,435 @@
+"""Publishing rows of a typed table: files that workers have written become rows, with what was read, or not at all.
+
+One change of the table's metadata adds a snapshot that appends the files to whatever the table holds now, and moves
+the branch ``main`` and the tag `PROGRESS` to it, on two conditions that the catalog checks in the same step: the tag is
+where it was when the run began (else another run has published: the fence), and main is where it was looked at
+a moment ago (else maintenance came between, and the files are appended on top of that).
+
+What an engine has staged, a snapshot that the table has and no reader sees, is published by the same change, without the first part.
+
+Progress is where the tag is. No engine expires it, and the id of its snapshot never comes again, so a run that was
+held up for any time is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar, cast, final
+
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertDefaultSpecId,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    RemoveSnapshotsUpdate,
+    SetSnapshotRefUpdate,
+)
+
+from gazette_platform.errors import (
+    LakeError,
+    TypedFenced,
+    TypedProgressGone,
+    TypedRefused,
+    TypedRolledBack,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import Snapshot
+
+    from gazette_platform.lake.iceberg.catalog import Loaded, TableHandle
+
+PROGRESS: Final = "gazette-progress"
+"""Tag of the newest snapshot that says how far the table has come."""
+RUN: Final = "gazette.run"
+"""Property of a snapshot: which run published it, or has staged it."""
+WAP_ID: Final = "wap.id"
+"""Property of a snapshot that Iceberg's writers staged (write, audit, publish): its name."""
+MANIFESTS: Final = {
+    "commit.manifest-merge.enabled": "true",
+    "commit.manifest.min-count-to-merge": "100",
+}
+"""Properties of a table: its manifests are merged once there are a hundred small ones. Without, each commit leaves one for
+ever, and planning opens them all."""
+
+_MAIN: Final = "main"
+_FOREVER_MS: Final = 2**63 - 1
+# Each that fails means that another writer got through: engines are done after a commit or a few.
+_ATTEMPTS: Final = 10
+# While a catalog restarts: a metastore takes some seconds.
+_ASKING_STEPS_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
+
+_T = TypeVar("_T")
+
+
+class _MovedError(Exception):
+    """A snapshot is not on top of main any more, or has expired."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What became of a publication."""
+
+    snapshot_id: int
+    """Of what was published, now or when it was asked before."""
+    metadata: TableMetadata
+    """Of the table, as it is behind it or later."""
+
+
+def head_of(metadata: TableMetadata) -> int | None:
+    """The snapshot that readers see; None: there never was one."""
+    return _ref(metadata, _MAIN)
+
+
+def progress_of(metadata: TableMetadata) -> int | None:
+    """The snapshot that says how far the table has come; None: nothing was published."""
+    return _ref(metadata, PROGRESS)
+
+
+def summary_of(metadata: TableMetadata, snapshot_id: int | None) -> Mapping[str, str]:
+    """What a snapshot says of itself; nothing, if it has expired."""
+    snapshot = metadata.snapshot_by_id(snapshot_id) if snapshot_id is not None else None
+    if snapshot is None or snapshot.summary is None:
+        return {}
+    return snapshot.summary.additional_properties
+
+
+def is_rolled_back(metadata: TableMetadata) -> bool:
+    """Whether main no longer comes from where the tag is, as far as its ancestors have not expired."""
+    at = progress_of(metadata)
+    tagged = metadata.snapshot_by_id(at) if at is not None else None
+    snapshot = metadata.current_snapshot()
+    if tagged is None:
+        return False
+    while snapshot is not None and snapshot.snapshot_id != at:
+        if (snapshot.sequence_number or 0) < (tagged.sequence_number or 0):
+            return True
+        if snapshot.parent_snapshot_id is None:
+            # PyIceberg's expiry has it so, where Iceberg's leaves the name of a parent that is gone.
+            return _has_fewer_rows(metadata, tagged.snapshot_id)
+        snapshot = metadata.snapshot_by_id(snapshot.parent_snapshot_id)
+    return False
+
+
+def _published_behind(metadata: TableMetadata) -> int | None:
+    """The newest publication that main has and progress does not; None, unless the tag was moved."""
+    at = progress_of(metadata)
+    tagged = metadata.snapshot_by_id(at) if at is not None else None
+    snapshot = metadata.current_snapshot() if tagged is not None else None
+    while snapshot is not None and snapshot.snapshot_id != at:
+        if RUN in summary_of(metadata, snapshot.snapshot_id):
+            return snapshot.snapshot_id
+        snapshot = metadata.snapshot_by_id(snapshot.parent_snapshot_id or -1)
+    return None
+
+
+def _has_fewer_rows(metadata: TableMetadata, than: int) -> bool:
+    """Whether main surely has fewer rows than a snapshot had, which no maintenance brings about."""
+    most, least = summary_of(metadata, head_of(metadata)), summary_of(metadata, than)
+    # Engines may note rows as deleted that are gone already.
+    deleted = int(least.get("total-position-deletes", 0))
+    return int(most.get("total-records", 0)) < int(least.get("total-records", 0)) - deleted
+
+
+def require_progress(metadata: TableMetadata, name: str) -> None:
+    """Go on only with a table that says how far it has come.
+
+    Args:
+        name: of the table, for errors.
+
+    Raises: TypedProgressGone: it has rows and no tag. TypedRolledBack: main is before the tag, or after it.
+    """
+    head, at = head_of(metadata), progress_of(metadata)
+    if at is None and head is not None and summary_of(metadata, head).get("total-records") != "0":
+        raise TypedProgressGone(
+            f"{name} has rows, and no tag {PROGRESS}, which says what was read: set the tag to the newest "
+            f"snapshot that has the property `{RUN}`, or drop the table and run again. {_accepting(name)}"
+        )
+    if is_rolled_back(metadata):
+        raise TypedRolledBack(
+            f"{name} was rolled back to snapshot {head}, and what was read is recorded at {at}: move the tag "
+            f"{PROGRESS} to one before it, and what came behind is read again; or roll the table forward to {at}. "
+            f"{_accepting(name)}"
+        )
+    behind = _published_behind(metadata)
+    if behind is not None:
+        raise TypedRolledBack(
+            f"{name} has what was published as {behind}, and its tag {PROGRESS} was moved back to {at}, so that rows would "
+            f"come twice: roll the table back to {at} as well, and what came behind is read again; or move the tag to {behind}. "
+            f"{_accepting(name)}"
+        )
+
+
+def _accepting(name: str) -> str:
+    return (
+        f"`gazctl lake run {name} --accept-rollback` shows what would be read again or be lost, and moves the tag to what "
+        "the table has"
+    )
+
+
+def updates_moving(snapshot_id: int) -> tuple[SetSnapshotRefUpdate, ...]:
+    """Changes of metadata that move main and the tag to a snapshot."""
+    moved = {"action": "set-snapshot-ref", "snapshot-id": snapshot_id}
+    return (
+        SetSnapshotRefUpdate.model_validate({**moved, "ref-name": _MAIN, "type": "branch"}),
+        _tagged(PROGRESS, snapshot_id),
+    )
+
+
+def _tagged(name: str, snapshot_id: int) -> SetSnapshotRefUpdate:
+    # A table may say for how long references live; ours never end.
+    return SetSnapshotRefUpdate.model_validate(
+        {
+            "action": "set-snapshot-ref",
+            "ref-name": name,
+            "type": "tag",
+            "snapshot-id": snapshot_id,
+            "max-ref-age-ms": _FOREVER_MS,
+        }
+    )
+
+
+def _expired(table: str, run: str) -> LakeError:
+    # Asking again gives no other answer.
+    return TypedRefused(
+        f"what run {run} was to publish to {table} has expired, so nothing was changed: let its snapshots live longer than "
+        "a run takes, and run again"
+    )
+
+
+def still_at(metadata: TableMetadata, start: int | None) -> AssertRefSnapshotId:
+    """The fence: the condition that no run has published since progress was at `start`.
+
+    Args:
+        metadata: of the table as it was looked at.
+        start: what `progress_of` was when a run began.
+    """
+    # Of a table without snapshots PyIceberg lets no other branch be asked about. Publishing moves both.
+    return _ref_at(PROGRESS, start) if metadata.snapshots else _ref_at(_MAIN, None)
+
+
+def still_headed(metadata: TableMetadata) -> AssertRefSnapshotId:
+    """The condition that readers see what they saw."""
+    return _ref_at(_MAIN, head_of(metadata))
+
+
+def still_parted_by(metadata: TableMetadata) -> AssertDefaultSpecId:
+    """The condition that new files are parted as they were."""
+    return AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id})
+
+
+def publish_files(
+    handle: TableHandle,
+    start: int | None,
+    files: Sequence[DataFile],
+    run: str,
+    properties: Mapping[str, str],
+) -> Published:
+    """Let readers see what a run has written, if no other run has published since it began.
+
+    After any failure ask again with the same `run`: then it says what became of the first time. Without files it
+    publishes all the same, as what was read has changed.
+
+    Args:
+        handle: of the table.
+        start: what `progress_of` was when the run began.
+        files: to be appended, of the table's partition spec. They must lie below its location.
+        run: of this publication and no other.
+        properties: of the snapshot; `RUN` is added.
+
+    Returns: what was published; it need not be the newest, if this is asked late.
+    Raises: TypedFenced: another run has published, or parted the table otherwise, since `start`; nothing was changed,
+        unless this had been published and has expired: do not remove the files. TypedRolledBack, TypedProgressGone:
+        a person has to look; nothing was changed. LakeError: the catalog broke off, or the table is changed all
+        the time: ask again.
+    """
+
+    def appended(now: Loaded) -> Snapshot:
+        require_parted_by(now.metadata, files, handle.name)
+        return _appended(now, files, {**properties, RUN: run})
+
+    return publish_snapshot(handle, start, run, appended)
+
+
+def publish_staged(
+    handle: TableHandle,
+    start: int | None,
+    staged: int,
+    run: str,
+    *,
+    spent: Sequence[int] = (),
+    tags: Mapping[str, int] | None = None,
+) -> Published | None:
+    """Let readers see what an engine has staged, if no other run has published since the run began.
+
+    After any failure ask again, as with `publish_files`.
+
+    Args:
+        handle: of the table.
+        start: what `progress_of` was when the run began.
+        staged: a snapshot with the property `RUN` on top of main, on no branch.
+        run: of this publication and no other.
+        spent: snapshots that are no longer needed, and that the same change removes.
+        tags: other tags that the same change moves, and to which snapshots.
+
+    Returns: what was published; None: main has moved since it was staged, or it has expired, so that it has to be
+        staged again.
+    Raises: as `publish_files`.
+    """
+
+    def found(now: Loaded) -> Snapshot:
+        snapshot = now.metadata.snapshot_by_id(staged)
+        if snapshot is None or snapshot.parent_snapshot_id != head_of(now.metadata):
+            raise _MovedError
+        return snapshot
+
+    try:
+        return publish_snapshot(handle, start, run, found, spent=spent, tags=tags)
+    except _MovedError:
+        return None
+
+
+def publish_snapshot(
+    handle: TableHandle,
+    start: int | None,
+    run: str,
+    made: Callable[[Loaded], Snapshot],
+    *,
+    spent: Sequence[int] = (),
+    tags: Mapping[str, int] | None = None,
+) -> Published:
+    """Publish a snapshot of any kind, on the conditions of `publish_files`. Same arguments, result and errors.
+
+    Args:
+        made: gives one on top of what the table holds now, with the property `RUN`. It is called again whenever
+            others have changed the table meanwhile.
+        spent: snapshots that the same change removes.
+        tags: others that the same change moves, and to which snapshots.
+    """
+    refused: CommitFailedException | None = None
+    for _ in range(_ATTEMPTS):
+        now = loaded_from(handle)
+        before = published_by(now.metadata, run)
+        if before is not None:
+            return Published(before.snapshot_id, now.metadata)
+        require_start(now.metadata, start, handle.name)
+        require_progress(now.metadata, handle.name)
+        snapshot = made(now)
+        requirements = (
+            AssertTableUUID(uuid=now.metadata.table_uuid),
+            still_headed(now.metadata),
+            still_at(now.metadata, start),
+            still_parted_by(now.metadata),
+        )
+        known = {one.snapshot_id for one in now.metadata.snapshots}
+        added = [AddSnapshotUpdate(snapshot=snapshot)] if snapshot.snapshot_id not in known else []
+        gone = sorted(known & set(spent))
+        if not known.issuperset((tags or {}).values()):
+            raise _expired(handle.name, run)
+        removed = [RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone})] if gone else []
+        moved = (_tagged(name, to) for name, to in (tags or {}).items())
+        updates = (*added, *updates_moving(snapshot.snapshot_id), *moved, *removed)
+        try:
+            handle.commit(now, requirements, updates)
+        except CommitFailedException as err:
+            refused = err
+            continue
+        return Published(snapshot.snapshot_id, loaded_from(handle).metadata)
+    raise LakeError(
+        f"{handle.name} was changed by others {_ATTEMPTS} times while run {run} tried to publish: ask again, or "
+        "look at who writes to it"
+    ) from refused
+
+
+def insisting(ask: Callable[[], _T], log: Callable[[str], None]) -> _T:
+    """Ask until there is an answer: a publication that is asked again does nothing twice.
+
+    Raises: TypedFenced, TypedRolledBack, TypedProgressGone, TypedRefused: there is one. LakeError: there was none for half a minute.
+    """
+    for pause_s in _ASKING_STEPS_S:
+        try:
+            return ask()
+        except (TypedFenced, TypedRolledBack, TypedProgressGone, TypedRefused):
+            raise
+        except LakeError as err:
+            log(f"asking again whether it was published: {err}")
+            time.sleep(pause_s)
+    return ask()
+
+
+def loaded_from(handle: TableHandle) -> Loaded:
+    """The table as it is now.
+
+    Raises: LakeError: it is gone, or the catalog cannot be reached.
+    """
+    now = handle.load()
+    if now is None:
+        raise LakeError(
+            f"{handle.name} was dropped while a run wrote to it: run again, from its start"
+        )
+    return now
+
+
+def published_by(metadata: TableMetadata, run: str) -> Snapshot | None:
+    """The snapshot that a run has published, if it has not expired."""
+    was_head = {entry.snapshot_id for entry in metadata.snapshot_log}
+    for snapshot in reversed(metadata.snapshots):
+        said = summary_of(metadata, snapshot.snapshot_id)
+        # What is not staged comes to be as it is published; what is may wait, and a run may stage several.
+        if said.get(RUN) == run and (WAP_ID not in said or snapshot.snapshot_id in was_head):
+            return snapshot
+    return None
+
+
+def require_start(metadata: TableMetadata, start: int | None, name: str) -> None:
+    """Go on only if no run has published since progress was at `start`.
+
+    Raises: TypedFenced: another run has. TypedProgressGone: the table has rows, and no tag.
+    """
+    at = progress_of(metadata)
+    if at is None:
+        # If the tag was dropped, report that, and not that another run had published.
+        require_progress(metadata, name)
+    if at != start:
+        raise TypedFenced(
+            f"another run has published to {name} since this one began (progress is at snapshot {at}, not "
+            f"{start}), so it changed nothing; the next run goes on from there"
+        )
+
+
+def require_parted_by(metadata: TableMetadata, files: Sequence[DataFile], name: str) -> None:
+    """Let only files in that are parted as the table parts new ones now.
+
+    Raises: TypedFenced: some are not.
+    """
+    other = {file.spec_id for file in files} - {metadata.default_spec_id}
+    if other:
+        raise TypedFenced(
+            f"{name} is partitioned by spec {metadata.default_spec_id} by now, and this run wrote files by "
+            f"{', '.join(map(str, sorted(other)))}, so it changed nothing; the next run writes them again"
+        )
+
+
+def _appended(now: Loaded, files: Sequence[DataFile], properties: Mapping[str, str]) -> Snapshot:
+    """A snapshot with the files, on top of what the table holds now; its manifests are written."""
+    transaction = now.table.transaction()
+    update = transaction.update_snapshot(snapshot_properties=dict(properties))
+    with update.merge_append() as append:
+        for file in files:
+            append.append_data_file(file)
+    return cast("Snapshot", transaction.table_metadata.current_snapshot())
+
+
+def _ref_at(name: str, snapshot_id: int | None) -> AssertRefSnapshotId:
+    return AssertRefSnapshotId.model_validate({"ref": name, "snapshot-id": snapshot_id})
+
+
+def _ref(metadata: TableMetadata, name: str) -> int | None:
+    found = metadata.refs.get(name)
+    return found.snapshot_id if found is not None else None

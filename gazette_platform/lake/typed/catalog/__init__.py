@@ -1,1 +1,0 @@
-"""A table in its catalog: the doors of three kinds, and publishing, by which one change of metadata is fenced."""
