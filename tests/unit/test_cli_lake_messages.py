@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from gazette_platform.cli.gazctl import main
-from gazette_platform.cli.gazctl.lake.flush import nothing_more
+from gazette_platform.cli.gazctl.lake.run import nothing_more
 from gazette_platform.lake.engines.duckdb import advice
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.status import PartitionStanding, TableStanding, table_standing
