@@ -55,7 +55,7 @@ class _Watched:
     Args:
         platform: has its spec.
         client: of its brokers.
-        clock: tells the time.
+        clock: gives the time.
         table: name, without schema.
         flush_interval_s: of its journals.
     """

@@ -85,7 +85,7 @@ def _lines() -> list[Odd]:
 
     key = b'{%b,"customer no.":"c-1"}\n' % _UUID
     return [
-        Odd("a key that is no name, `customer no.`", "customer_no", key),
+        Odd("a key that is not a name, `customer no.`", "customer_no", key),
         odd("a key twice", b'{UUID,"order_id":1,"order_id":2}'),
         odd("a key of other case", b'{UUID,"ORDER_ID":1}'),
         odd("two records in a line", b'{UUID,"order_id":1}{UUID,"order_id":2}'),
@@ -97,8 +97,8 @@ def _lines() -> list[Odd]:
         odd("truncated", b'{UUID,"order_id":1,"cou'),
         odd("a byte order mark", b'\xef\xbb\xbf{UUID,"order_id":1}'),
         odd("a comma too many", b'{UUID,"order_id":1,}'),
-        odd("NaN in a key that is no column", b'{UUID,"order_id":1,"x":NaN}'),
-        odd("no UTF-8 in a key that is no column", b'{UUID,"order_id":1,"x":"\xff"}'),
+        odd("NaN in a key that is not a column", b'{UUID,"order_id":1,"x":NaN}'),
+        odd("no UTF-8 in a key that is not a column", b'{UUID,"order_id":1,"x":"\xff"}'),
         odd("no UUID", b'{"order_id":1}'),
         odd("a UUID that is none", b'{"_meta":{"uuid":"x"},"order_id":1}'),
         odd("20 MB in a line", b'{UUID,"order_id":1,"note":"' + b"x" * 20_000_000 + b'"}'),

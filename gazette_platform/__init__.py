@@ -127,7 +127,7 @@ _SQL = "gazette_platform.lake.engines.duckdb"
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 
-if not TYPE_CHECKING:  # to which any name would be there
+if not TYPE_CHECKING:  # else any name would exist
 
     def __getattr__(name: str) -> Any:
         if name == "connect":

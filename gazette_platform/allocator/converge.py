@@ -2,7 +2,7 @@
 
 Convergence goes in steps that never leave an item with fewer consistent replicas than it desires:
 first more members than needed are assigned, then these become consistent, and only then the surplus
-is removed. A journal is consistent once its primary has synced all replicas and told the route in
+is removed. A journal is consistent once its primary has synced all replicas and written the route in
 every value; of a shard each replica is by itself, once it has the shard's state. Other processes of
 the cluster, Gazette's too, rely on these steps.
 

@@ -523,7 +523,7 @@ class Pusher:
         return len(self._net.items_of[member]) / self._net.limits[member]
 
     def _roughly_least_loaded(self, members: int) -> int:
-        # They are sorted anew once each may have got one more; the limits by share keep it fair in between.
+        # They are sorted again once each may have got one more; the limits by share keep it fair in between.
         if self._order_age <= 0:
             self._order = sorted(bits(self._takers), key=self._load)
             self._order_age = len(self._order)

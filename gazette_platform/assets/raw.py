@@ -28,23 +28,6 @@ if TYPE_CHECKING:
     from gazette_platform.hive import HiveColumn
     from gazette_platform.lake import PartitionAccount, RefusedSpec, TableSpec
 
-__all__ = [
-    "SPECS_KEY",
-    "column_schema",
-    "describes_partitions",
-    "former_partitions",
-    "journals_key",
-    "journals_partitions",
-    "parse_partition",
-    "partition_column",
-    "raw_asset_specs",
-    "refused_asset_specs",
-    "specs_asset_spec",
-    "table_key",
-    "table_partitions",
-    "time_partition",
-]
-
 
 def time_partition(time: Time) -> str:
     """Dagster's partition key of a time: its values, distinct for the times of one table.
@@ -98,7 +81,7 @@ def parse_partition(key: str, columns: Sequence[str], own: Iterable[int]) -> Tim
 
 
 def _values(key: str) -> str:
-    # A percent sign within a value has digits behind it.
+    # A percent sign within a value has digits after it.
     values = [part.partition("=")[2] or "%" for part in key.split("/")]
     return key if key == WHOLE else "/".join(values)
 
@@ -180,7 +163,7 @@ def column_schema(spec: TableSpec, partitions: Iterable[HiveColumn] | None = Non
 
 
 def partition_column(name: str, kind: str, text: str = "") -> TableColumn:
-    """Return a column by which a table is partitioned."""
+    """Return a partition column of a table."""
     return TableColumn(
         name,
         kind,

@@ -9,7 +9,7 @@
 
 One object serves all shards of a process. Callbacks of one shard never run at the same time, those of
 several shards do. They may come again for the same message, after a failure: only what a transaction
-commits, in its store and by its publisher, is there once. What a callback raises fails the shard.
+commits, in its store and by its publisher, happens once. What a callback raises fails the shard.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ServingProcess(Protocol):
     tasks: TaskGroup
     """Owns what runs as long as the process does."""
     faults: Faults
-    """Told of errors that nobody foresaw, and that end a call only."""
+    """Counts unforeseen errors that end a call only."""
     stopping: asyncio.Event
     """Set once it leaves: calls that take long should end."""
 
@@ -165,7 +165,7 @@ class Application(ABC, Generic[StoreT, MessageT]):
         """
 
     def init(self, process: ServingProcess) -> Awaitable[None] | None:  # noqa: ARG002  to be overridden
-        """The process starts, and is no member of its group yet: add services and pages to it."""
+        """The process starts, and is not a member of its group yet: add services and pages to it."""
         return None
 
     def framing(self, journal: JournalSpec) -> Unframing[MessageT]:
@@ -195,7 +195,7 @@ class Application(ABC, Generic[StoreT, MessageT]):
     ) -> Awaitable[None] | None:
         """Consume one message, which is committed.
 
-        ACKs come as well, behind what they commit: their flags are `Flags.ACK_TXN`, and their content
+        ACKs come as well, after what they commit: their flags are `Flags.ACK_TXN`, and their content
         means nothing.
 
         Raises: DeferToNextTransaction: not in this transaction.
@@ -262,7 +262,7 @@ class Application(ABC, Generic[StoreT, MessageT]):
         store: StoreT,  # noqa: ARG002
         offsets: Mapping[str, int],
     ) -> Mapping[str, int]:
-        """What somebody has to wait for who wants all before `offsets` to be consumed.
+        """What to wait for until all before `offsets` is consumed.
 
         Override it with `read`, if the offsets that others know are not those of the messages.
         """
@@ -272,7 +272,7 @@ class Application(ABC, Generic[StoreT, MessageT]):
 def raised_by(
     application: Application[Any, Any], callback: str, error: Exception
 ) -> ApplicationFailed:
-    """What a program ends with when a callback raises something that is no error of ours."""
+    """What a program ends with when a callback raises something that is not an error of ours."""
     return ApplicationFailed(
         f"{type(application).__name__}.{callback} raised {type(error).__name__}: {error} "
         "(GAZETTE_TRACEBACK=1 shows where)"

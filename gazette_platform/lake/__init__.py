@@ -17,17 +17,16 @@ if TYPE_CHECKING:
     from gazette_platform.lake.engines.spark import running_session, start_session
     from gazette_platform.lake.engines.trino import TrinoSession
     from gazette_platform.lake.raw.accounting import PartitionAccount, PartitionUpdate
-    from gazette_platform.lake.raw.audit import Audit, Auditor
-    from gazette_platform.lake.raw.fit import (
+    from gazette_platform.lake.raw.audits.audit import Audit, Auditor
+    from gazette_platform.lake.raw.audits.fit import (
         FitChecker,
         json_columns,
         missing_columns,
         without_columns,
     )
     from gazette_platform.lake.raw.listing import SweepPoint
-    from gazette_platform.lake.raw.planning import Limits
-    from gazette_platform.lake.raw.progress import JournalCursor, RegistrationCursor
-    from gazette_platform.lake.raw.pruning import Look, Shrinker
+    from gazette_platform.lake.raw.planning import JournalCursor, Limits, RegistrationCursor
+    from gazette_platform.lake.raw.prunes.shrinker import Look, Shrinker
     from gazette_platform.lake.raw.registration import JournalProgress, Registrar, TableReport
     from gazette_platform.lake.raw.repair import MovedFile, Repair, Repairer
     from gazette_platform.lake.raw.views import ensure_views, excluded_files
@@ -88,28 +87,79 @@ __all__ = [
 ]
 
 _HOMES = {
-    "engines.spark": ("running_session", "start_session"),
+    "engines.spark": (
+        "running_session",
+        "start_session",
+    ),
     "engines.trino": ("TrinoSession",),
-    "raw.accounting": ("PartitionAccount", "PartitionUpdate"),
-    "raw.audit": ("Audit", "Auditor"),
-    "raw.views": ("ensure_views", "excluded_files"),
-    "reading.findings": ("Finding", "FindingKind"),
-    "raw.fit": ("FitChecker", "json_columns", "missing_columns", "without_columns"),
-    "spec.layout": ("Layout", "PartitionColumn", "StoreRoots", "partition_key"),
+    "raw.accounting": (
+        "PartitionAccount",
+        "PartitionUpdate",
+    ),
+    "raw.audits.audit": (
+        "Audit",
+        "Auditor",
+    ),
+    "raw.views": (
+        "ensure_views",
+        "excluded_files",
+    ),
+    "reading.findings": (
+        "Finding",
+        "FindingKind",
+    ),
+    "raw.audits.fit": (
+        "FitChecker",
+        "json_columns",
+        "missing_columns",
+        "without_columns",
+    ),
+    "spec.layout": (
+        "Layout",
+        "PartitionColumn",
+        "StoreRoots",
+        "partition_key",
+    ),
     "raw.listing": ("SweepPoint",),
-    "raw.planning": ("Limits",),
-    "raw.progress": ("JournalCursor", "RegistrationCursor"),
-    "raw.registration": ("JournalProgress", "Registrar", "TableReport"),
-    "raw.repair": ("MovedFile", "Repair", "Repairer"),
+    "raw.planning": (
+        "Limits",
+        "JournalCursor",
+        "RegistrationCursor",
+    ),
+    "raw.registration": (
+        "JournalProgress",
+        "Registrar",
+        "TableReport",
+    ),
+    "raw.repair": (
+        "MovedFile",
+        "Repair",
+        "Repairer",
+    ),
     "settings": ("LakeSettings",),
-    "raw.pruning": ("Look", "Shrinker"),
-    "reading.source": ("BrokerSource", "FragmentSource", "all_fragments"),
-    "spec.folder": ("RefusedSpec", "SpecFolder", "load_table_specs", "read_spec_folder"),
-    "spec.table_spec": ("TableSpec", "parse_table_spec"),
+    "raw.prunes.shrinker": (
+        "Look",
+        "Shrinker",
+    ),
+    "reading.source": (
+        "BrokerSource",
+        "FragmentSource",
+        "all_fragments",
+    ),
+    "spec.folder": (
+        "RefusedSpec",
+        "SpecFolder",
+        "load_table_specs",
+        "read_spec_folder",
+    ),
+    "spec.table_spec": (
+        "TableSpec",
+        "parse_table_spec",
+    ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-if not TYPE_CHECKING:  # to which any name would be there
+if not TYPE_CHECKING:  # else any name would exist
 
     def __getattr__(name: str) -> Any:
         # Imported when first used: SQL in this process needs few of them, and no metastore.

@@ -9,8 +9,6 @@ from gazette_platform.resources.lake import LakeResource, MetastoreResource, cat
 from gazette_platform.resources.services import BrokerResource, TrinoResource
 from gazette_platform.resources.spark import NoSparkResource, SparkResource
 
-__all__ = ["platform_resources"]
-
 
 def platform_resources(
     settings: LakeSettings | None = None,
@@ -20,7 +18,7 @@ def platform_resources(
 ) -> dict[str, object]:
     """Resources ``broker``, ``metastore``, ``lake``, ``trino`` and ``spark``.
 
-    A server, or Spark, that is not configured is told when it is used.
+    A server, or Spark, that is not configured raises when it is used.
 
     Args:
         settings: where all is; None: as the environment says.

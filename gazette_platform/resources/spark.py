@@ -11,8 +11,6 @@ from typing_extensions import override
 from gazette_platform.errors import SetupError
 from gazette_platform.lake.engines.spark import open_session
 
-__all__ = ["NoSparkResource", "SparkResource"]
-
 
 class SparkResource(LazyPySparkResource):
     """A session that is started when it is first asked for.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import RegistrationCursor, SweepPoint
-from gazette_platform.lake.raw.progress import no_cursor
+from gazette_platform.lake.raw.planning import no_cursor
 from gazette_platform.sensors.audits import AuditState
 from gazette_platform.sensors.retention import RetentionState
 from gazette_platform.sensors.waits import Wait
@@ -29,9 +29,7 @@ from gazette_platform.sensors.waits import Wait
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["SensorCursor", "is_packed", "pack", "problem_digest", "unpack", "unpacked"]
-
-# Of this form; the characters behind it are those of base85, which has no colon.
+# Of this form; the characters after it are those of base85, which has no colon.
 _MARK: Final = "z1:"
 _TABLES: Final = "tables"
 # Of the JSON. Ten thousand journals take about one; what is more was not made by `pack`.
@@ -125,7 +123,7 @@ class SensorCursor:
 
     registered: RegistrationCursor = field(default_factory=RegistrationCursor)
     problems: Mapping[str, str] = field(default_factory=dict)
-    """Digest of the problems last told, or of there being none, by table; absent: never told."""
+    """Digest of the problems last reported, or of there being none, by table; absent: never reported."""
     audits: Mapping[str, AuditState] = field(default_factory=dict)
     """What the audits of each table know."""
     turn: str = ""
@@ -139,9 +137,9 @@ class SensorCursor:
     audited: str = ""
     """The table audited last in turn."""
     waits: Mapping[str, Mapping[str, Wait]] = field(default_factory=dict)
-    """By table and journal, what is waited for, since when; nothing while all is there."""
+    """By table and journal, what is awaited, since when; nothing while nothing is missing."""
     folder: str = ""
-    """Digest of the folder of table specs as Dagster was told of it; empty: it was not."""
+    """Digest of the folder of table specs as last reported to Dagster; empty: it was not."""
     retention: RetentionState = field(default_factory=RetentionState)
     """What is known of prunes."""
     epoch: int = 0
@@ -220,7 +218,7 @@ class SensorCursor:
         return replace(self, registered=RegistrationCursor(tables), problems=problems)
 
     def in_epoch(self, epoch: int) -> SensorCursor:
-        """What holds of it in another epoch: not that it told something, since others may have told otherwise."""
+        """What holds of it in another epoch: not that it reported something, since others may have reported otherwise."""
         return replace(self, problems={}, audits={}, waits={}, folder="", epoch=epoch, rests_from=0)
 
     @property

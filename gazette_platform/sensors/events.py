@@ -1,4 +1,4 @@
-"""What a tick tells Dagster: one event per time of a table and per journal."""
+"""What a tick reports to Dagster: one event per time of a table and per journal."""
 
 from __future__ import annotations
 
@@ -37,18 +37,6 @@ if TYPE_CHECKING:
     )
     from gazette_platform.lake.raw.times import TimeAccount
     from gazette_platform.sensors.reports import Added, TableRows
-
-__all__ = [
-    "journal_materialization",
-    "journal_name",
-    "journal_partition",
-    "materialization",
-    "moved_aside",
-    "observation",
-    "pruned_materialization",
-    "repair_materialization",
-    "specs_materialization",
-]
 
 _JOURNAL = PartitionColumn(key="journal", column="journal", type="string")
 _PROBLEMS_SHOWN = 20
@@ -110,7 +98,7 @@ def materialization(
 def pruned_materialization(
     event: AssetMaterialization, journal: str, added: Added
 ) -> AssetMaterialization:
-    """The `materialization` of a time of which all of a journal was pruned: its Hive partition is dropped then."""
+    """The `materialization` of a time that lost all of a journal to a prune: its Hive partition is dropped then."""
     count = -added.fragments
     all_of_it = "the only fragment" if count == 1 else f"all {count} fragments"
     text = f"{all_of_it} of {journal} {'was' if count == 1 else 'were'} pruned"
@@ -172,7 +160,7 @@ def _totals(
 
 
 def _offsets(covered: Mapping[str, Sequence[tuple[int, int]]]) -> str:
-    """Which bytes of which journals there are: of some journals, and some spans of each.
+    """Bytes by journal: of some journals, and some spans of each.
 
     Args:
         covered: spans [begin, end) by journal.
@@ -213,7 +201,7 @@ def specs_materialization(folder: SpecFolder) -> AssetMaterialization:
 
 
 def journal_materialization(table: str, progress: JournalProgress) -> AssetMaterialization:
-    """The event of a journal of which something was registered."""
+    """The event of a journal with newly registered content."""
     return AssetMaterialization(
         asset_key=journals_key(table),
         partition=journal_partition(progress.journal),
@@ -224,7 +212,7 @@ def journal_materialization(table: str, progress: JournalProgress) -> AssetMater
 
 
 def observation(table: str, progress: JournalProgress) -> AssetObservation:
-    """How far a journal is, of which nothing was registered meanwhile."""
+    """The progress of a journal without newly registered content."""
     return AssetObservation(
         asset_key=journals_key(table),
         partition=journal_partition(progress.journal),

@@ -1,4 +1,4 @@
-"""What a tick tells Dagster of one table: of each time that was touched, or that it is the turn of, if it differs.
+"""What a tick reports to Dagster of one table: each time that was touched, or whose turn it is, if it differs.
 
 A tick touches Hive partitions: those of new fragments; those that a prune took from; and, in turn, those of a slice
 of old fragments. Dagster has one partition a *time*, so the accounts of all journals at that time are
@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from gazette_platform.sensors.reports import Added, TableRows, Told
     from gazette_platform.sensors.tick import TickOutcome
 
-__all__ = ["KnownSlice", "Telling", "TellingPorts"]
-
 # Of a table a tick: partitions that Dagster knows, and Hive partitions read for them, whatever that comes to.
 _LOOKED_MAX: Final = 100
 _LOOKED_MIN: Final = 10
@@ -72,7 +70,7 @@ _PAGE: Final = 1000
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TellingPorts:
-    """What is asked to tell of a table."""
+    """Reports a table when asked."""
 
     told: Told
     metastore: Metastore
@@ -98,11 +96,11 @@ class KnownSlice:
 
 @final
 class Telling:
-    """Tells of one table in one tick.
+    """Reports one table in one tick.
 
     Args:
         ports: what is asked.
-        outcome: gets what is to be told.
+        outcome: gets the report.
         spec: of the table.
         cursors: of its journals, before the tick.
     """
@@ -120,7 +118,7 @@ class Telling:
         self._asset = table_key(spec.name)
         self._partitions = table_partitions(spec.name)
         self._total = RowTotal(ports.told, self._asset)
-        # By Dagster's key, data version and totals that were told in this tick: the log does not have them yet.
+        # By Dagster's key, data version and totals that were reported in this tick: the log does not have them yet.
         self._now: dict[str, tuple[str, Totals]] = {}
         self._columns: Sequence[HiveColumn] = ()
         self._journals = {*cursors}
@@ -129,10 +127,10 @@ class Telling:
     # ------------------------------------------------------------------- reading
 
     def look_again(self, report: TableReport, after: str) -> KnownSlice:
-        """Some of the partitions that Dagster knows, which may have been told other things.
+        """Some of the partitions that Dagster knows, whose events may say other things.
 
         A Hive partition in which brokers list nothing any more, since all of its files were moved aside, is
-        on no list of fragments. If the tick that emptied it could not tell, this finds it.
+        on no list of fragments. If the tick that emptied it could not report it, this finds it.
 
         Args:
             report: of the table's tick.
@@ -177,7 +175,7 @@ class Telling:
     def _reader(
         self, session: MetastoreSession, table: HiveTable, journals: Collection[str]
     ) -> TimeReader:
-        """Of all journals that there are, and that Dagster was ever told of."""
+        """Of all existing journals, and all that Dagster has events of."""
         if not self._has_journals:
             name, after = str(journals_partitions(self._spec.name).name), ""
             while True:
@@ -189,7 +187,7 @@ class Telling:
         self._journals |= {*journals}
         return TimeReader(session, self._spec, table, self._journals)
 
-    # ------------------------------------------------------------------- telling
+    # ------------------------------------------------------------------- reporting
 
     def checked(self, report: TableReport) -> Checked:
         """Return how much of the table its checks look at."""
@@ -201,7 +199,7 @@ class Telling:
         )
 
     def tell(self, report: TableReport, looked: KnownSlice) -> None:
-        """Tell what differs of the times that a tick touched, and of those that it looked at again.
+        """Report what differs of the times that a tick touched, and of those that it looked at again.
 
         Raises: LakeError: the metastore cannot be reached.
         """
@@ -221,7 +219,7 @@ class Telling:
         late = [t for t in told if not updated.intersection(part.key for part in t.parts)]
         if late:
             self._outcome.summaries.append(
-                f"{self._spec.name}: told of "
+                f"{self._spec.name}: reported "
                 + counted(
                     len(late),
                     "partition that was registered before.",
@@ -230,7 +228,7 @@ class Telling:
             )
 
     def tell_accounts(self, table: HiveTable, accounts: Sequence[PartitionAccount]) -> None:
-        """Tell what differs of the times of some Hive partitions.
+        """Report what differs of the times of some Hive partitions.
 
         Raises: LakeError: the metastore cannot be reached.
         """
@@ -238,7 +236,7 @@ class Telling:
             self._tell(self.fold(table, accounts))
 
     def tell_pruned(self, account: TimeAccount, journal: str) -> None:
-        """Tell, unless this tick has, what is left at a time of which all of a journal was pruned."""
+        """Report, unless this tick has, what is left at a time that lost all of a journal to a prune."""
         version, _ = self._now.get(time_partition(account.time), ("", None))
         if version == data_version(account):
             return
@@ -282,7 +280,7 @@ class Telling:
         )
 
     def _suspects(self, report: TableReport) -> list[PartitionAccount]:
-        """Accounts of a tick that may differ from what was told.
+        """Accounts of a tick that may differ from what was reported.
 
         Not those at times that Dagster knows and that are only looked at again: `look_again` comes to them.
         """
@@ -302,7 +300,7 @@ class Telling:
         """Events of what differs, and the partitions that Dagster lacks, or has from a former release.
 
         Args:
-            times: what is there.
+            times: the present ones.
             stale: partitions of a former release that are of nothing.
 
         Returns: what differed.
@@ -326,11 +324,11 @@ class Telling:
         return told
 
     def _tell_journals(self, report: TableReport, told: Collection[str]) -> None:
-        """Events of journals of which something was registered, and partitions that Dagster lacks.
+        """Events of journals with newly registered content, and partitions that Dagster lacks.
 
         Args:
             report: of the table's tick.
-            told: keys of Hive partitions at times that were told of.
+            told: keys of Hive partitions at reported times.
         """
         if not report.accounts:
             return
@@ -348,7 +346,7 @@ class Telling:
             self._outcome.partitions.append(partitions.build_add_request(missing))
 
     def _before(self, times: Sequence[TimeAccount]) -> list[Totals | None]:
-        """What was told of each of `times`, in this tick or before; also under keys of former releases."""
+        """What was reported of each of `times`, in this tick or before; also under keys of former releases."""
         keys = [time_partition(account.time) for account in times]
         found = {key: totals for key, (_, totals) in self._now.items()}
         left = [key for key in keys if key not in found]
@@ -381,7 +379,7 @@ class Telling:
         return event, added
 
     def _note(self, account: TimeAccount, before: Totals | None) -> TableRows | None:
-        """Note what is told of a time now. Returns: rows of the whole table after that."""
+        """Note what is reported of a time now. Returns: rows of the whole table after that."""
         key = time_partition(account.time)
         self._now[key] = (data_version(account), totals_of(account))
         return self._total.after(key, account.rows, before)

@@ -2,9 +2,9 @@
 
 What Dagster was told of the times of a table, and what is to be told: whatever differs.
 
-Accounts in the metastore say what is registered. Dagster's own log says what it was told. An event is
+Accounts in the metastore say what is registered. Dagster's own log says what was reported. An event is
 made from the accounts of all Hive partitions of a time, and from the newest event of that time, never from the act of
-registering, so it does not matter who registered, or what ended before it could tell. Added up, the
+registering, so it does not matter which process registered, or which ended before it could report. Added up, the
 events of a time give its accounts, however often ticks were repeated.
 """
 
@@ -24,21 +24,6 @@ if TYPE_CHECKING:
     from dagster import AssetMaterialization, DagsterInstance
 
     from gazette_platform.lake.raw.times import TimeAccount
-
-__all__ = [
-    "DATA_VERSION",
-    "Added",
-    "InstanceTold",
-    "RowTotal",
-    "TableRows",
-    "Told",
-    "Totals",
-    "added_since",
-    "data_version",
-    "former_totals",
-    "totals_of",
-    "untold",
-]
 
 DATA_VERSION: Final = "dagster/data_version"
 _TAG_CHARACTERS_MAX = 63
@@ -77,7 +62,7 @@ class Totals:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
-    """What an account has more than was told; less, if files were moved out of it."""
+    """What an account has more than was reported; less, if files were moved out of it."""
 
     fragments: int
     content_bytes: int
@@ -97,14 +82,14 @@ class TableRows:
 
     @property
     def metadata(self) -> dict[str, int]:
-        """What an event tells of it."""
+        """What an event says of it."""
         if self.uncounted:
             return {_ROWS_KNOWN: self.known, _UNCOUNTED: self.uncounted}
         return {_ROWS: self.known}
 
     @classmethod
     def of(cls, event: AssetMaterialization) -> TableRows | None:
-        """What an event has told of it; None: nothing."""
+        """What an event has said of it; None: nothing."""
         values = {name: value.value for name, value in event.metadata.items()}
         rows, known, uncounted = map(values.get, (_ROWS, _ROWS_KNOWN, _UNCOUNTED))
         if isinstance(rows, int):
@@ -115,7 +100,7 @@ class TableRows:
 
 
 class Told(Protocol):
-    """Answers what Dagster was told."""
+    """Answers what was reported to Dagster."""
 
     def versions(self, asset: AssetKey, partitions: Sequence[str]) -> Mapping[str, str]:
         """Data version of the newest event of each of `partitions` that has one."""
@@ -157,7 +142,7 @@ def untold(accounts: Sequence[TimeAccount], versions: Mapping[str, str]) -> list
 
 
 def added_since(account: TimeAccount, told: Totals | None) -> Added:
-    """What is more in `account` than was told."""
+    """What is more in `account` than was reported."""
     before = told or Totals()
     is_known = account.rows is not None and before.rows is not None
     return Added(
@@ -169,18 +154,18 @@ def added_since(account: TimeAccount, told: Totals | None) -> Added:
 
 
 def totals_of(account: TimeAccount) -> Totals:
-    """What an event of `account` tells."""
+    """What an event of `account` says."""
     return Totals(
         fragments=account.fragments, content_bytes=account.content_bytes, rows=account.rows
     )
 
 
 def former_totals(account: TimeAccount, told: Mapping[str, Totals]) -> Totals | None:
-    """What was told of a time under keys of former releases, one a Hive partition; None: nothing was.
+    """What was reported of a time under keys of former releases, one a Hive partition; None: nothing was.
 
     Args:
         account: of the time.
-        told: by Dagster's partition key.
+        told: events by Dagster's partition key.
     """
     found: list[Totals] = []
     for part in account.parts:
@@ -201,7 +186,7 @@ class RowTotal:
     """Rows of a whole table, from one of a tick's events to the next.
 
     Args:
-        told: what was told before the tick.
+        told: what was reported before the tick.
         asset: of the table.
     """
 
@@ -221,7 +206,7 @@ class RowTotal:
         Args:
             partition: its key.
             rows: that it has.
-            told: of it before this tick.
+            told: what was reported of it before this tick.
         """
         if not self._partitions:
             self._rows = self._told.rows(self._asset)
@@ -259,7 +244,7 @@ class InstanceTold:
         return {key: found[DATA_VERSION] for key, found in tags.items() if DATA_VERSION in found}
 
     def totals(self, asset: AssetKey, partitions: Sequence[str]) -> Mapping[str, Totals]:
-        """What the newest event of each of `partitions` says that tells numbers; two queries for 500 of them.
+        """What the newest event with numbers says of each of `partitions`; two queries for 500 of them.
 
         Anybody may report others, in the UI, say: of such partitions some more events are asked for.
         """
@@ -305,9 +290,9 @@ class InstanceTold:
         return page.results, page.cursor if page.has_more else ""
 
     def rows(self, asset: AssetKey) -> TableRows | None:
-        """Rows of the table, as its newest event that tells of them says; one query or two.
+        """Rows of the table, by its newest event that has them; one query or two.
 
-        Not known where former releases lost count of a partition: their events tell nothing then.
+        Not known where former releases lost count of a partition: their events say nothing then.
         """
         only = AssetRecordsFilter(asset_key=asset)
         for limit in (1, _EVENTS_MAX):

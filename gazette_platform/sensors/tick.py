@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.sensors.waits import Wait
 
-__all__ = ["TickOutcome", "TickState", "following", "in_turn"]
-
 
 @final
 @dataclass(slots=True)

@@ -196,7 +196,7 @@ async def _pass_through(sock: socket.socket, target: str, proxy: Proxy) -> None:
         lines.append(f"Proxy-Authorization: {proxy.authorization}")
     await loop.sock_sendall(sock, "\r\n".join((*lines, "", "")).encode())
     head = bytearray()
-    # Byte by byte: what follows is of the other process, and may be there already.
+    # Byte by byte: what follows is of the other process, and may have come already.
     while not head.endswith(b"\r\n\r\n"):
         byte = await loop.sock_recv(sock, 1)
         if not byte or len(head) >= _HEAD_BYTES_MAX:

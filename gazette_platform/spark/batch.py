@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from gazette_platform.spark.columns import Columns
     from gazette_platform.spark.options import SourceOptions
 
-__all__ = ["BatchReader", "FilteringReader", "SpanPartition", "bounds_of"]
-
 
 @final
 class SpanPartition(InputPartition):
@@ -79,7 +77,7 @@ class FilteringReader(BatchReader):
 
 
 def bounds_of(filters: Sequence[Filter], *, is_committed: bool) -> Bounds:
-    """What filters, all of which hold, leave to be read.
+    """What is left to read with all filters applied.
 
     Args:
         is_committed: whether messages before and behind decide which are committed, so that all are read.

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-__all__ = ["Encoder", "JsonFrames", "Layout", "encoder", "layout_of", "stamped"]
-
 
 @final
 class JsonFrames:
@@ -110,7 +108,7 @@ def layout_of(schema: StructType, *, key: str, uuid: tuple[str, ...]) -> Layout:
 
     found = to_arrow_schema(schema)
     errors = [
-        f"column {name} tells of a message that was read: drop it, or give it another name"
+        f"column {name} describes a message that was read: drop it, or give it another name"
         for name in _READ_ONLY
         if name in found.names
     ]
@@ -194,7 +192,7 @@ def stamped(content: bytes, uuid_at: int, producer: bytes, clock: MessageClock) 
 
 @final
 class _Raw:
-    """Records that are there already."""
+    """Records that are given as they are."""
 
     uuid_at = -1
 
@@ -204,7 +202,7 @@ class _Raw:
         for value in values:
             if value is None or b"\n" in value or not value.strip():
                 raise DataError(
-                    f"a `value` is no record: {value if value is None else value[:80]!r} (it is one line, without "
+                    f"a `value` is not a record: {value if value is None else value[:80]!r} (it is one line, without "
                     "its newline, and not blank)"
                 )
         return b"".join(value + b"\n" for value in values)
@@ -328,7 +326,7 @@ def _instants(column: pa.Array) -> pa.Array:
 
 
 def _in_utc(kind: pa.DataType) -> pa.DataType:
-    """A type whose instants are told in UTC; nothing has to be computed for that."""
+    """A type whose instants are in UTC; nothing has to be computed for that."""
     types = pa.types
     if types.is_timestamp(kind):
         return pa.timestamp(kind.unit, "UTC") if kind.tz else kind

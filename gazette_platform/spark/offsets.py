@@ -6,7 +6,7 @@ killed or got no answer, finds that the mark has moved. A journal has one mark f
 writes, and loses those of writers that have been silent for long.
 
     gazette-spark/<query>         17.2.81985529.1955…0.1795000000    epoch, two numbers, clock, unix seconds
-    gazette-spark-once/<write>    0.1.0.0.1795000000                 of a write that nobody does again
+    gazette-spark-once/<write>    0.1.0.0.1795000000                 of a write that is not repeated
 
 The offsets of a stream, as JSON in its checkpoint. Pure.
 
@@ -23,7 +23,7 @@ a journal that was deleted and made again. Offsets of former releases do not hav
 
 Which messages are committed depends on all before them. What of those counts is a few numbers of each producer that
 has published within a day, or has a transaction open (`ProducerState`): its last clock that was committed, and where its open transaction begins,
-or -1. With these behind each journal's offset a batch is a function of its offsets again.
+or -1. With these after each journal's offset a batch is a function of its offsets again.
 """
 
 from __future__ import annotations
@@ -43,28 +43,9 @@ if TYPE_CHECKING:
 
     from gazette_platform.protocol import Label
 
-__all__ = [
-    "INITIAL",
-    "PRODUCERS_MAX",
-    "Change",
-    "Mark",
-    "Producers",
-    "Writer",
-    "advance",
-    "begins_of",
-    "created_of",
-    "mark_of",
-    "offset_of",
-    "positions_of",
-    "producers_of",
-    "reach",
-    "reached",
-    "require_created",
-]
-
 _LASTING: Final = "gazette-spark/"
 _PASSING: Final = "gazette-spark-once/"
-# How long a mark is kept of a writer that is silent. A write that nobody does again is retried for a minute.
+# How long a mark is kept of a writer that is silent. A write that is not repeated is retried for a minute.
 _LASTING_S: Final = 90 * 24 * 3600
 _PASSING_S: Final = 3600
 # Of none of them more digits than 64 bits have: others may set registers of these names, to anything.
@@ -75,7 +56,7 @@ _CLOCK_MAX: Final = 2**64 - 1
 @final
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who writes: a query, a program's named batches, or one write that nobody does again."""
+    """Who writes: a query, a program's named batches, or one write that is not repeated."""
 
     name: str
     """Letters, digits and ``-+/._``, up to 48: of a query its id."""
@@ -102,7 +83,7 @@ class Mark:
 
     epoch: int
     place: tuple[int, int]
-    """In a journal that is written to: how many appends of the epoch are there, and of which plan, 0 for none. In a staging
+    """In a journal that is written to: how many appends of the epoch it has, and their plan, 0 for none. In a staging
     journal: where the plan begins and ends."""
     clock: int = 0
     """Of the writer's last message; 0: it had no UUID."""
@@ -141,7 +122,7 @@ def mark_of(registers: LabelSet, writer: Writer) -> Mark | None:
 
 
 def reached(mark: Mark | None, epoch: int, journal: str, writer: Writer) -> Mark | None:
-    """The mark, if it is of this epoch; None: nothing of the epoch is there.
+    """The mark, if it is of this epoch; None: it has nothing of the epoch.
 
     Raises: WriterFenced: the writer has gone on to a later one.
     """
@@ -200,7 +181,7 @@ def offset_of(
     *,
     created: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """The offset behind a batch.
+    """The offset after a batch.
 
     Args:
         begins: where the batch begins, if it is the first one.
@@ -262,7 +243,7 @@ def producers_of(offset: Mapping[str, Any], *, is_committed: bool) -> Producers:
 
 
 def positions_of(offset: Mapping[str, Any]) -> dict[str, int]:
-    """How far each journal is read. Raises: ValidationError: it is no offset of ours."""
+    """How far each journal is read. Raises: ValidationError: it is not an offset of ours."""
     positions = offset.get("journals")
     if not isinstance(positions, dict) or not all(isinstance(at, int) for at in positions.values()):
         raise _is_foreign(offset)
@@ -270,7 +251,7 @@ def positions_of(offset: Mapping[str, Any]) -> dict[str, int]:
 
 
 def created_of(offset: Mapping[str, Any]) -> dict[str, int]:
-    """Which journals they are, as far as it was known. Raises: ValidationError: it is no offset of ours."""
+    """Which journals they are, as far as it was known. Raises: ValidationError: it is not an offset of ours."""
     created = offset.get("created", {})
     if not isinstance(created, dict) or not all(isinstance(at, int) for at in created.values()):
         raise _is_foreign(offset)
@@ -302,7 +283,7 @@ def require_created(offset: Mapping[str, Any], now: Mapping[str, int]) -> dict[s
 
 def _is_foreign(offset: Mapping[str, Any]) -> ValidationError:
     return ValidationError(
-        f"{str(dict(offset))[:200]} is no offset of format gazette (is the checkpoint another query's?)"
+        f"{str(dict(offset))[:200]} is not an offset of format gazette (is the checkpoint another query's?)"
     )
 
 
@@ -354,5 +335,5 @@ def reach(positions: Mapping[str, int], heads: Mapping[str, int], bytes_max: int
 def _is_shorter(name: str, begin: int, end: int) -> DataError:
     return DataError(
         f"{name}: the query has read up to offset {begin}, and it ends at {max(0, end)} (was it deleted and made "
-        "anew? begin with a new checkpoint)"
+        "again? begin with a new checkpoint)"
     )

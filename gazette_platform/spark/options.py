@@ -3,9 +3,9 @@
 What ``.option(…)`` of a read says, as values. Pure.
 
 Names have no case, as all of Spark's. What is not known is an error that names what may be meant, and all
-errors are told at once.
+errors are reported at once.
 
-What ``.option(…)`` of a write says, as values. Pure. As of reads, all errors are told at once.
+What ``.option(…)`` of a write says, as values. Pure. As of reads, all errors are reported at once.
 """
 
 from __future__ import annotations
@@ -24,25 +24,6 @@ from gazette_platform.protocol import LabelSelector, split_created
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = [
-    "CLIENT_OPTIONS",
-    "OPTIONS",
-    "SELECTING",
-    "SINK_OPTIONS",
-    "MappingName",
-    "Mode",
-    "OnJump",
-    "OptionParser",
-    "Place",
-    "SinkOptions",
-    "SourceOptions",
-    "boolean",
-    "byte_count",
-    "key_path",
-    "parse_options",
-    "parse_sink_options",
-]
-
 _CLIENT: Final = {
     "broker": "address",
     "zone": "zone",
@@ -57,7 +38,7 @@ CLIENT_OPTIONS: Final = tuple(_CLIENT)
 """Names of options that say how to reach brokers."""
 
 SELECTING: Final = ("selector", "journal", "path")
-"""Names of options of which one says which journals."""
+"""Names of the options that select journals; one is needed."""
 
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _BYTES: Final = re.compile(r"\s*(\d{1,15})\s*([bkmgt]?)b?\s*\Z", re.IGNORECASE | re.ASCII)
@@ -346,7 +327,7 @@ class SinkOptions:
     staging: str = ""
     """The journal in which tasks lay down what the driver then appends; empty: the driver is given it."""
     writer: str = ""
-    """Who writes, of a batch that must be there once; empty: nobody in particular."""
+    """The writer, of a batch that must be appended once; empty: none in particular."""
     epoch: int = -1
     """The writer's number of that batch, which rises; -1: none."""
 

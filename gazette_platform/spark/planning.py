@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from gazette_platform.client import AsyncClient, JournalListing
     from gazette_platform.spark.options import Place, SourceOptions
 
-__all__ = [
-    "Found",
-    "Journals",
-    "find_journals",
-    "no_match",
-    "place_of",
-    "ranges_of_batch",
-    "splits_of",
-]
-
 _log = logging.getLogger(__name__)
 
 _AT_A_TIME: Final = 16
@@ -76,7 +66,7 @@ async def place_of(
     Args:
         side: for errors, ``starting`` or ``ending``.
 
-    Raises: ValidationError: an offset is of no such journal, lies behind its head, or within a message.
+    Raises: ValidationError: an offset is of no such journal, lies after its head, or within a message.
         SavepointNotFound. JournalReplaced: a savepoint's offset is of a journal that was deleted.
         TransportError.
     """
@@ -199,11 +189,11 @@ async def splits_of(
     ranges: Iterable[Range],
     bounds: Bounds | None = None,
 ) -> list[tuple[Span, ...]]:
-    """Splits of ranges, each byte that somebody holds in one of them.
+    """Splits of ranges, each existing byte in one of them.
 
     What was pruned before a journal's first byte is passed over where its range begins at 0.
 
-    Raises: OffsetJump: nobody holds a part of it, and `onJump` is ``raise``. TransportError.
+    Raises: OffsetJump: a part of it is missing, and `onJump` is ``raise``. TransportError.
         Cancellation: safe.
     """
     bounds = bounds or Bounds()

@@ -39,18 +39,6 @@ if TYPE_CHECKING:
     from gazette_platform.spark.columns import Columns
     from gazette_platform.spark.options import SourceOptions
 
-__all__ = [
-    "Bounds",
-    "Range",
-    "RangePlan",
-    "Span",
-    "frames_of",
-    "line_blocks",
-    "pack",
-    "plan_range",
-    "read_spans",
-]
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +84,7 @@ class RangePlan:
 
     spans: tuple[Span, ...]
     holes: tuple[tuple[int, int], ...]
-    """Bytes that nobody holds. One that begins with the range is what was pruned."""
+    """Missing bytes. One that begins with the range is what was pruned."""
 
 
 @final
@@ -107,7 +95,7 @@ class Bounds:
     journals: frozenset[str] | None = None
     """Names; None: all."""
     prefixes: tuple[str, ...] = ()
-    """Each of which a name begins with."""
+    """Prefixes of names."""
     begin_min: int = 0
     """Rows of smaller `_begin` are not asked for."""
     begin_max: int | None = None
@@ -230,7 +218,7 @@ def _fetched(client: Client, journal: str, begin: int, end: int) -> Iterator[Pie
 
 
 def _lines(journal: str, pieces: Iterator[Piece]) -> Iterator[Block]:
-    """Blocks of whole lines. What stands behind the last newline is a record, too."""
+    """Blocks of whole lines. What follows the last newline is a record, too."""
     lines = LineBlocks(journal)
     for piece in pieces:
         # Unless it is the first one, what lies between is gone.
@@ -254,7 +242,7 @@ def _line_block(journal: str, begin: int, content: bytes) -> Block:
 
 
 def _frames(span: Span, pieces: Iterator[Piece], *, needs_uuid: bool) -> Iterator[Block]:
-    """Blocks of frames of a content type whose records are no lines."""
+    """Blocks of frames of a content type whose records are not lines."""
     framing = Frames(framing_of(span.content_type), unreadable=NO_UUID)
     decoder = framing.decoder()
     begin = fed = span.begin
@@ -266,7 +254,7 @@ def _frames(span: Span, pieces: Iterator[Piece], *, needs_uuid: bool) -> Iterato
         if not frames:
             if decoder.held_bytes > FRAME_BYTES_MAX + BLOCK_BYTES:
                 raise Desynchronized(
-                    f"{span.journal}: no message ends within {decoder.held_bytes} bytes behind offset "
+                    f"{span.journal}: no message ends within {decoder.held_bytes} bytes after offset "
                     f"{begin} (is its content-type {span.content_type}?)"
                 )
             continue
@@ -283,7 +271,7 @@ def _frames(span: Span, pieces: Iterator[Piece], *, needs_uuid: bool) -> Iterato
     try:
         decoder.end()
     except DataError as err:
-        raise DataError(f"{span.journal}: behind offset {begin}: {err}") from err
+        raise DataError(f"{span.journal}: after offset {begin}: {err}") from err
 
 
 def _frame_block(

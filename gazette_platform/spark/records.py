@@ -1,7 +1,7 @@
-"""Lines of JSON as columns, by Arrow; lines that are no records of the schema are found, and left out.
+"""Lines of JSON as columns, by Arrow; lines that are not records of the schema are found, and left out.
 
 Arrow refuses a block for one bad line, and takes some things wrongly: values over two lines or two in one, texts
-that are no UTF-8, `NaN`, a year 0, digits beyond a decimal's. So a block is looked at before and behind, and if it is
+that are not UTF-8, `NaN`, a year 0, digits beyond a decimal's. So a block is checked before and after, and if it is
 refused, msgspec looks at each line, and Arrow has the last word. A line is kept alone if and only if it is among others.
 
 Blocks of records as the record batches that Spark gets.
@@ -26,19 +26,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.spark.columns import Columns
     from gazette_platform.spark.options import Mode
-
-__all__ = [
-    "CSV",
-    "FIXED",
-    "JSON",
-    "TEXTS",
-    "Block",
-    "JsonRecords",
-    "Records",
-    "RefusedError",
-    "check_years",
-    "json_uuids",
-]
 
 _DAY_US: Final = 86_400_000_000
 _YEAR_1_DAY: Final = -719_162
@@ -112,7 +99,7 @@ def _text_at(line: bytes, path: tuple[str, ...]) -> str | None:
         return None
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
-    # A lone surrogate, which JSON can name and a column of texts cannot hold, is no UUID.
+    # A lone surrogate, which JSON can name and a column of texts cannot hold, is not a UUID.
     return value if isinstance(value, str) and value.isascii() else None
 
 
@@ -145,7 +132,7 @@ def _check_values(column: pa.Array, kind: pa.DataType) -> None:
         column.validate(full=True)
     elif types.is_floating(kind):
         if pc.all(pc.is_finite(column)).as_py() is False:
-            raise RefusedError("NaN and infinities are no JSON")
+            raise RefusedError("NaN and infinities are not JSON")
     elif types.is_date(kind):
         if pc.any(pc.starts_with(column, "0000")).as_py():
             raise RefusedError("a year before the first")
@@ -250,9 +237,9 @@ class Block:
     begins: pa.Int64Array
     """Byte offset of each."""
     ends: pa.Int64Array
-    """Byte offset behind each."""
+    """Byte offset after each."""
     frames: Sequence[bytes] | None = None
-    """Each of them, of content that is no text."""
+    """Each of them, of content that is not text."""
     uuids: Sequence[str | None] | None = None
     """Those that are known already."""
 
@@ -300,7 +287,7 @@ class Records:
         """
         if self._parser is None:
             lines = block.lines()
-            # Blank lines are no records, as elsewhere in Spark.
+            # Blank lines are not records, as elsewhere in Spark.
             kept = [at for at, line in enumerate(lines) if block.frames is not None or line.strip()]
             return self._assembled(block, lines, kept, None, [])
         try:
@@ -408,7 +395,7 @@ class Records:
         return None
 
     def _raw(self, field: pa.Field, lines: list[bytes], good: int) -> pa.Array:
-        """`value`, `_uuid` or `_corrupt` of lines, of which the first `good` are good ones."""
+        """`value`, `_uuid` or `_corrupt` of lines; the first `good` are good ones."""
         if field.name == "_uuid":
             return self._uuids(lines)
         if field.name != "_corrupt":

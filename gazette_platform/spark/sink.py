@@ -1,14 +1,14 @@
 """How the driver appends what tasks made, so that each epoch of a writer is in each journal once.
 
-With a staging journal an epoch takes three steps, of which each can be done again:
+With a staging journal an epoch takes three steps, and each can be repeated:
 
     tasks     lay down blocks                     by anyone, any number of times
-    plan      one append to the staging journal   says which blocks are the epoch's; the first that is there counts
+    plan      one append to the staging journal   says which blocks are the epoch's; the first one counts
     appends   for each journal, in order          each moves the writer's mark (`marks`) from the one before it
 
-Whoever does an epoch again, whatever its tasks made this time, finds the plan, and goes on behind the last append that is
+A driver that repeats an epoch, whatever its tasks made this time, finds the plan, and continues after the last append that is
 there. So rows may be made and mapped as differently as they like each time: what counts is what was planned first.
-Without a staging journal the plan is missing: then an epoch is one append to one journal, which is there or is not.
+Without a staging journal the plan is missing: then an epoch is one append to one journal, whole or absent.
 
 Writes of Spark to journals: what tasks do, and what the driver does when they are done.
 """
@@ -65,15 +65,13 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import LabelSet
     from gazette_platform.spark.options import SinkOptions
 
-__all__ = ["BatchWriter", "Delivery", "StreamWriter", "check_targets"]
-
 _log = logging.getLogger(__name__)
 
 # Of an append: memory goes by it, and by how many journals are appended to at a time.
 _APPEND_BYTES: Final = 16 << 20
 _JOURNALS_AT_A_TIME: Final = 4
 _READS_AT_A_TIME: Final = 8
-# How often somebody else may move the mark while we look.
+# How often another driver may move the mark while we look.
 _TRIES: Final = 5
 
 
@@ -109,7 +107,7 @@ class Delivery:
     """Appends epochs of one writer.
 
     Args:
-        clock: tells the time.
+        clock: gives the time.
         staging: name of the staging journal; empty: there is none.
     """
 
@@ -122,7 +120,7 @@ class Delivery:
         self._staging = staging
 
     async def deliver(self, epoch: int, blocks: Sequence[Block]) -> None:
-        """Append an epoch. What of it is there already is left as it is.
+        """Append an epoch. Its existing part is left as it is.
 
         Args:
             blocks: its content, in the order of tasks.
@@ -184,7 +182,7 @@ class Delivery:
     async def _plan(
         self, epoch: int, journals: dict[str, list[list[Block]]], registers: LabelSet
     ) -> Mark | None:
-        """Have these appends be the epoch's. Returns: None: another plan may be there."""
+        """Make these appends the epoch's. Returns: None: another plan may exist."""
         plan = _Plan(
             self._writer.name,
             epoch,
@@ -216,8 +214,8 @@ class Delivery:
             plan = msgspec.json.decode(content, type=_Plan)
         except msgspec.DecodeError as err:
             raise DataError(
-                f"{self._staging}: what lies at offset {begin} is no plan of an epoch: {err} (was the journal "
-                "deleted and made anew?)"
+                f"{self._staging}: what lies at offset {begin} is not a plan of an epoch: {err} (was the journal "
+                "deleted and recreated?)"
             ) from err
         if (plan.writer, plan.epoch) != (self._writer.name, mark.epoch):
             raise DataError(
@@ -289,7 +287,7 @@ class Delivery:
     async def _append_marked(
         self, journal: str, content: bytes, registers: LabelSet, mark: Mark
     ) -> LabelSet | None:
-        """Append, and set the mark. Returns: the registers; None: look at them, it may be there or not."""
+        """Append, and set the mark. Returns: the registers; None: look at them, it may have been appended or not."""
         change = advance(registers, self._writer, mark)
         try:
             result = await self._client.append(
@@ -300,7 +298,7 @@ class Delivery:
                 subtract_registers=change.subtract or None,
             )
         except (RegisterMismatch, OutcomeUnknown) as err:
-            # The mark tells: an attempt without answer has moved it, or another driver has.
+            # The mark shows it: an attempt without answer has moved it, or another driver has.
             _log.info("%s: looking how far writer %s is: %s", journal, self._writer.name, err)
             return None
         return result.registers
@@ -314,13 +312,13 @@ class Delivery:
 
     def _is_busy(self, journal: str) -> WriterFenced:
         return WriterFenced(
-            f"{journal}: somebody else moves the mark of writer {self._writer.name} all the time (does another driver run "
+            f"{journal}: another driver moves the mark of writer {self._writer.name} all the time (does another driver run "
             "the same query?)"
         )
 
 
 def check_targets(targets: Targets, *, staging: str, is_lasting: bool) -> None:
-    """See that a write can be there once, whoever does it again.
+    """Check that a write can happen once, even if it is repeated.
 
     Raises: ValidationError: it may go to several journals, and nothing says what was planned for each.
     """
@@ -343,7 +341,7 @@ def _packed(blocks: Sequence[Block], bytes_max: int) -> dict[str, list[list[Bloc
     return found
 
 
-# Spark sets it while a query's batch runs, and tells nobody else of the query.
+# Spark sets it while a query's batch runs; no other call names the query.
 _QUERY_ID: Final = "sql.streaming.queryId"
 
 
@@ -370,7 +368,7 @@ class _Sink:
         self._layout = layout_of(schema, key=options.key, uuid=options.uuid)
         with Client(options.config) as client:
             self.targets: Targets = client.run(find_targets(client.asynchronous, options))
-        # What cannot be written is told before tasks begin.
+        # What cannot be written is reported before tasks begin.
         self._router()
         self._encoders()
 
@@ -435,7 +433,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 @final
 class StreamWriter(DataSourceStreamArrowWriter):
-    """A stream: each of its batches is there once, whatever was killed and done again.
+    """A stream: each of its batches is appended once, whatever was killed and repeated.
 
     Raises: ValidationError: as `BatchWriter`, and options that only batches have.
     """
@@ -454,8 +452,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty(_QUERY_ID) if context is not None else None
         if not query:
             raise SetupError(
-                f"Spark does not tell tasks which query they are of ({_QUERY_ID}): without that an epoch that is done "
-                "again would be there twice"
+                f"Spark does not pass the query to tasks ({_QUERY_ID}): without that an epoch that is done "
+                "again would be duplicated"
             )
         return Written(self._sink.write(iterator), query)
 

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from gazette_platform.spark.planning import Journals
     from gazette_platform.spark.records import Block
 
-__all__ = ["ProducerStates", "StreamReader", "producers_behind"]
-
 _IN_ORDER: Final = (int(Flags.CONTINUE_TXN), int(Flags.ACK_TXN))
 
 
@@ -62,7 +60,7 @@ def producers_behind(
     """What is known of producers behind a range.
 
     All of it is read, and looked at for UUIDs. What transactions hold does not matter: they are not read again. Content
-    that is gone is passed over: whoever reads the range tells.
+    that is gone is skipped: the reader of the range reports it.
 
     Args:
         one: begins and ends between messages; with what is known before it.
@@ -116,7 +114,7 @@ class ProducerStates:
         highest = table.group_by("producer").aggregate([("clock", "max")])
         for producer, clock in zip(*(highest.column(at).to_pylist() for at in (0, 1)), strict=True):
             known = self._states.get(producer)
-            # Those of zeros are of nobody.
+            # Those of zeros have no producer.
             if clock and (known is None or clock > known.last_ack):
                 self._states[producer] = ProducerState(self._journal, producer, clock, -1)
 
@@ -179,9 +177,9 @@ class StreamReader(DataSourceStreamReader):
     """Offsets on the driver, in one process for as long as the query runs; batches in tasks.
 
     A batch is read between two offsets of the checkpoint, wherever fragments lie by then, so that one which is done
-    again has the same rows. Of committed messages the driver reads it first, for what it tells of producers.
+    again has the same rows. For committed messages the driver reads it first, for the state of producers.
     `maxBytesPerTrigger` is counted from the end of the last batch that was planned: Spark
-    tells a source that is started again of it before it asks for the next.
+    passes it to a restarted source before it asks for the next.
 
     Raises: ValidationError: options that only batches have.
     """
@@ -191,7 +189,7 @@ class StreamReader(DataSourceStreamReader):
         self._options = options
         self._columns = columns
         self._client: Client | None = None
-        # The offset behind the last batch that was planned; None: of a new query there is none.
+        # The offset after the last batch that was planned; None: a new query has none.
         self._last: dict[str, Any] | None = None
         self._begins: dict[str, int] | None = None
         # Whether it was said that no journal matches: Spark asks several times a second.
@@ -242,7 +240,7 @@ class StreamReader(DataSourceStreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         self._last = end
         known = producers_of(start, is_committed=self._options.committed)
-        if start == end:  # so Spark tells where a query stands that is started again
+        if start == end:  # so Spark passes the progress of a restarted query
             return []
         begins = begins_of(start, end)
         ranges = [
@@ -373,7 +371,7 @@ async def _line_end(client: AsyncClient, name: str, begin: int, want: int, head:
 async def _newline(
     client: AsyncClient, name: str, low: int, high: int, *, is_last: bool
 ) -> int | None:
-    """Behind the first newline of [low, high), or the last one; None: there is none."""
+    """After the first newline of [low, high), or the last one; None: there is none."""
     found: int | None = None
     if low >= high:
         return None

@@ -46,15 +46,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.lake.typed.runs.tail import PinnedTail
 
-__all__ = [
-    "PlannedTail",
-    "TailReader",
-    "as_spark_has_it",
-    "tail_source_of",
-    "typed_frame",
-    "typed_view",
-]
-
 _UUID = pa.uuid()
 # Digits of a UUID between its hyphens.
 _PARTS = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
@@ -268,7 +259,7 @@ def typed_view(
     """A typed table as of now: its rows, and those that the next run would publish, each message once.
 
     The table and write heads are pinned at once, and however often the frame is used, it has the same rows; the tail is read
-    anew each time. Of a table with a `key` it has the last message of each. Records of the tail of which no row can be
+    again each time. Of a table with a `key` it has the last message of each. Records of the tail that cannot be rows are
     made are left out. A table that no run has made yet is all tail.
 
     To find out which messages are rows, Spark reads the tail once. The frame works as long as the session does, maintenance has

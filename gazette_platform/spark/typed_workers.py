@@ -42,17 +42,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.runs.jobs import Job
     from gazette_platform.lake.typed.tables.upserts import Merge
 
-__all__ = [
-    "NAME",
-    "OrderPartition",
-    "OrderTasks",
-    "OrdersReader",
-    "PlannedOrders",
-    "SparkMerger",
-    "SparkWorkers",
-    "source_of",
-]
-
 NAME: Final = "gazette_typed_orders"
 
 # Of a row: what is longer comes in parts, so that no server of Connect and no heap has it whole.
@@ -135,7 +124,7 @@ class OrderTasks(DataSourceReader):
 
 @final
 class OrdersReader(OrderTasks):
-    """Carries orders out, and tells what came of each. Arguments: of `OrderTasks`."""
+    """Carries orders out, and returns the result of each. Arguments: of `OrderTasks`."""
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -163,7 +152,7 @@ class OrdersReader(OrderTasks):
             return True, jobs.dump_error(err)
 
 
-# So many rows are looked for by their values; of more only the smallest and the largest are told.
+# So many rows are looked for by their values; of more only the smallest and the largest are given.
 _FEW: Final = 500
 _BYTES: Final = frozenset({"string", "binary"})
 # Of a UUID Spark thinks as of a text, and engines have not always agreed on which is larger.
@@ -192,7 +181,7 @@ class SparkMerger:
     """Merges by a session, classic or of Spark Connect. See `gazette_platform.lake.typed.tables.upserts.Merger`.
 
     Args:
-        session: with the tables' catalog. Nobody else may write by it meanwhile: that would be staged, too.
+        session: with the tables' catalog. No other code may write with it meanwhile: that would be staged, too.
     """
 
     def __init__(self, session: SparkSession) -> None:
@@ -203,7 +192,7 @@ class SparkMerger:
         session = self._session
         table = ".".join(_quoted(name) for name in (merge.catalog, *merge.table.split(".")))
         settings = {f"{_PROPERTY}{name}": value for name, value in merge.properties.items()}
-        # Values of keys are told as texts.
+        # Values of keys are given as texts.
         settings |= {_STAGE: merge.attempt, "spark.sql.session.timeZone": "UTC"}
 
         def merged() -> None:
@@ -341,7 +330,7 @@ class SparkWorkers:
     """Has Spark carry out orders, each in a task of its own, as many side by side as it has cores.
 
     A task whose worker is killed is tried again by Spark, on a cluster up to `spark.task.maxFailures` times, and
-    locally as often as the master says (``local[N,4]``). An error that a worker tells is not: the client has tried
+    locally as often as the master says (``local[N,4]``). An error that a worker reports is not: the client has tried
     again what may pass.
 
     Args:
@@ -429,7 +418,7 @@ def _why(error: Exception) -> str:
     if "Python worker exited unexpectedly" in text or "ExecutorLostFailure" in text:
         return (
             "its workers ended before they were done, each time that it tried again: were they killed, for want of "
-            "memory? Give them more, or fewer cores; the logs of executors tell"
+            "memory? Give them more, or fewer cores; see the logs of executors"
         )
     # Of the last trace of Python, what it ends with.
     *_, last = text.rpartition("Traceback (most recent call last):")

@@ -132,7 +132,7 @@ def open_s3(url: StoreUrl, executor: Executor) -> ObjectStore:
 
 
 def config_of(settings: S3Settings, environment: Mapping[str, str], region: str) -> S3Config:
-    """What obstore is told. `environment`: variables of the process; `region`: that of its profile."""
+    """Settings for obstore. `environment`: variables of the process; `region`: that of its profile."""
     endpoint = settings.endpoint or (
         environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or ""
     )

@@ -23,7 +23,7 @@ from gazette_platform.lake import (
     parse_table_spec,
 )
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.progress import subtract
+from gazette_platform.lake.raw.planning import subtract
 from gazette_platform.lake.raw.times import fold
 from gazette_platform.lake.spec.layout import partition_values
 from gazette_platform.ops.clock import SystemClock

@@ -164,7 +164,7 @@ class _Store(ShardStore):
             except asyncio.CancelledError:
                 ended.cancel()
                 raise
-            except Exception as err:  # noqa: BLE001  whoever has the future is told
+            except Exception as err:  # noqa: BLE001  the future has it
                 if not ended.done():
                     ended.set_exception(err)
                     ended.exception()

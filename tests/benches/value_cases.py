@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.lake import parse_table_spec
-from gazette_platform.lake.raw.fit import value_scanner
+from gazette_platform.lake.raw.audits.fit import value_scanner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -84,7 +84,7 @@ class Facts:
     times: dict[str, Account] = field(default_factory=dict)
     """Of all journals together, by Dagster's partition key."""
     log: DagsterLog = DagsterLog({}, frozenset())  # noqa: RUF009
-    """What Dagster was told."""
+    """What Dagster's events say."""
     calls: list[str] = field(default_factory=list)
     """What lives did, as `Calls` writes it."""
     faults: int = 0

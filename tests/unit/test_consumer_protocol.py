@@ -145,7 +145,7 @@ def test_json_that_is_no_checkpoint_is_refused(document, problem):
 @pytest.mark.parametrize(
     ("raw", "problem"),
     [
-        (b"\xff", "1 bytes are no Checkpoint"),
+        (b"\xff", "1 bytes are not a Checkpoint"),
         (bytes.fromhex("0a0c0a03666f6f1205120312 0101".replace(" ", "")), "no Checkpoint|6 bytes"),
     ],
 )

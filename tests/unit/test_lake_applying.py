@@ -115,7 +115,7 @@ def test_a_postfix_that_only_brokers_can_tell_is_said():
     spec = parse_table_spec(SPEC)
     template = '{{ .Spool.Registers.ValueOf "x" }}/{{ index .Spool.Registers.Labels 3 }}'
     found = problems_with_journals(spec, [journal("orders/part=0", template=template)], AT)
-    assert "cannot be told before a fragment is persisted" in told(found)
+    assert "is not known before a fragment is persisted" in told(found)
 
 
 def test_the_table_that_exists_is_looked_at():

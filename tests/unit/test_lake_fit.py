@@ -9,7 +9,7 @@ from lake_bench import FragmentFiles, MemoryMetastore
 from gazette_platform.errors import LakeError, SchemaMismatch
 from gazette_platform.hive import CSV_ESCAPE, MetastoreSession
 from gazette_platform.lake import Registrar, StoreRoots, ensure_views, parse_table_spec
-from gazette_platform.lake.raw.fit import FitChecker
+from gazette_platform.lake.raw.audits.fit import FitChecker
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.tables import (
     DIGEST,

@@ -168,7 +168,7 @@ def test_json_lines_with_bad_lines_are_json():
     lines = [b'{"a": 1}', *[b"x,%d" % n for n in range(5)]]
     found = infer_spec("a.b", "name=a", lines)
     assert found.spec.format == "json"
-    assert "5 lines are no JSON objects" in found.remarks[0]
+    assert "5 lines are not JSON objects" in found.remarks[0]
     # One stray object in a long table of CSV does not make it JSON.
     assert format_of([b'{"a": 1}', *[b"x,%d" % n for n in range(50)]]).kind is Kind.CSV
 

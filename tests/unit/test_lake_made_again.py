@@ -12,9 +12,9 @@ from gazette_platform.lake import (
     parse_table_spec,
 )
 from gazette_platform.lake.raw.applying import adopt_journals
+from gazette_platform.lake.raw.audits.status import table_standing
 from gazette_platform.lake.raw.catch_up import catch_up
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.status import table_standing
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import created_by
 

@@ -342,7 +342,10 @@ def test_properties_of_spark():
     [
         ("spark.a 1\nspark.b", r"f:2: expected a property and its value"),
         ("spark.b=", r"f:1: expected"),
-        ("fs.s3a.endpoint=x", r"f:1: fs.s3a.endpoint is no property of Spark \(.*spark\.hadoop\."),
+        (
+            "fs.s3a.endpoint=x",
+            r"f:1: fs.s3a.endpoint is not a property of Spark \(.*spark\.hadoop\.",
+        ),
         ("spark.master yarn", r"f:1: the master is set by GAZETTE_SPARK_MASTER"),
         ("spark.a 1 \\", "f: the last line"),
     ],

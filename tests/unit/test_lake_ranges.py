@@ -9,13 +9,13 @@ from gazette_platform.client.results import FragmentListing
 from gazette_platform.errors import LakeError
 from gazette_platform.lake import Registrar, StoreRoots, SweepPoint, parse_table_spec
 from gazette_platform.lake.raw import accounting as accounting_module
-from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.status import (
+from gazette_platform.lake.raw.audits.status import (
     JournalStanding,
     PartitionStanding,
     TableStanding,
     overdue,
 )
+from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.reading.segments import plan_segments
 from gazette_platform.protocol import Fragment
 

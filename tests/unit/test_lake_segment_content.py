@@ -62,5 +62,5 @@ def test_line_that_does_not_end_is_an_error_with_its_place(monkeypatch):
     monkeypatch.setattr(segment_content, "FRAME_BYTES_MAX", 100)
     made = LineBlocks("a/journal", 10)
     assert made.feed((7, b"a\n" + b"x" * 60)) == (7, b"a\n")
-    with pytest.raises(Desynchronized, match=r"a/journal: .*within 120 bytes behind offset 9 "):
+    with pytest.raises(Desynchronized, match=r"a/journal: .*within 120 bytes after offset 9 "):
         made.feed((69, b"x" * 60))

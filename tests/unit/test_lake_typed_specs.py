@@ -131,7 +131,7 @@ def test_a_json_schema_that_is_missing_comes_to_be(tmp_path):
         (b"[" * 100_000, "is not valid JSON: maximum recursion"),
         (b'{"properties": ', "is not valid JSON"),
         (b"\xff", "is not valid JSON"),
-        (b"{}", "is no schema of objects"),
+        (b"{}", "is not a schema of objects"),
         (b" " * ((1 << 20) + 1), "orders.json is 1048577 bytes; a JSON Schema has at most"),
     ],
 )
@@ -198,12 +198,12 @@ CLASHES = {
     "a quarantine that is a raw table": (
         TYPED,
         renamed(RAW, "typed.orders_quarantine"),
-        "a.yaml: typed.name: typed.orders_quarantine, where records go that are no rows of typed.orders, is the raw",
+        "a.yaml: typed.name: typed.orders_quarantine, for records that typed.orders rejects, is the raw",
     ),
     "a quarantine that is a typed table": (
         renamed(TYPED, "shop.others", "typed.orders_quarantine"),
         TYPED,
-        "b.yaml: typed.name: typed.orders_quarantine, where records go that are no rows of typed.orders, is the typed",
+        "b.yaml: typed.name: typed.orders_quarantine, for records that typed.orders rejects, is the typed",
     ),
 }
 
@@ -298,7 +298,7 @@ def test_a_schema_that_others_share_may_not_break_them(tmp_path):
     assert problems_with_files(folder, {"orders.json": json.dumps(SCHEMA).encode()}, but=()) == []
     without = json.dumps({"properties": {"order": {"type": "integer"}}}).encode()
     found = problems_with_files(folder, {"orders.json": without}, but=())
-    assert "notes.yaml: typed.key[0]: 'note' is no column" in told(found)
+    assert "notes.yaml: typed.key[0]: 'note' is not a column" in told(found)
     assert problems_with_files(folder, {"orders.json": without}, but=("notes.yaml",)) == []
 
 

@@ -14,13 +14,10 @@ from gazette_platform.lake import (
     SweepPoint,
     parse_table_spec,
 )
-from gazette_platform.lake.raw import (
-    accounting as accounting_module,
-    fit as fit_module,
-    repair as repair_module,
-)
-from gazette_platform.lake.raw.audit import Auditor
-from gazette_platform.lake.raw.fit import value_scanner
+from gazette_platform.lake.raw import accounting as accounting_module, repair as repair_module
+from gazette_platform.lake.raw.audits import fit as fit_module
+from gazette_platform.lake.raw.audits.audit import Auditor
+from gazette_platform.lake.raw.audits.fit import value_scanner
 from gazette_platform.lake.raw.partition_state import TRIES_MAX, PartitionState, Uncounted
 from gazette_platform.lake.reading import content as content_module
 from gazette_platform.lake.reading.content import FragmentContent

@@ -17,7 +17,7 @@ from gazette_platform.lake import (
     StoreRoots,
     parse_table_spec,
 )
-from gazette_platform.lake.raw.fit import value_scanner
+from gazette_platform.lake.raw.audits.fit import value_scanner
 from gazette_platform.sensors.audits import AuditState, TableAudits
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.fragments import TickPorts, run_tick

@@ -138,11 +138,11 @@ BAD = [
         change("c", None, ROW, {"connector": "mysql", "file": "b." + "9" * 5000, "pos": 4}),
         "b.9{58}', which does not end",
     ),
-    (change("c", None, ROW, postgres_source(-1)), "-1 is no position"),
+    (change("c", None, ROW, postgres_source(-1)), "-1 is not a position"),
     (change("c", None, ROW, {"lsn": "0/16E8A18"}), "lsn"),
     (b'{"op":"c","after":{"id":1', "truncated"),
     (b"[1]", "Expected `object`"),
-    (b'{"op":"c","after":{"id":1,"id":2}}', "is there twice"),
+    (b'{"op":"c","after":{"id":1,"id":2}}', "occurs twice"),
     (b'{"op":"c","after":{"id":1,"name":"\xff"}}', "UTF-8"),
 ]
 

@@ -136,8 +136,8 @@ def test_required_and_descriptions_are_of_columns():
     ("document", "message"),
     [
         ([], "says nothing of types"),
-        ({}, "is no schema of objects"),
-        ({"type": "array", "properties": {"a": {}}}, "is no schema of objects"),
+        ({}, "is not a schema of objects"),
+        ({"type": "array", "properties": {"a": {}}}, "is not a schema of objects"),
         ({"properties": {"a": {}}, "oneOf": []}, "oneOf: is not taken"),
         ({"properties": {"a": {}}, "allOf": []}, "allOf: is not taken"),
         ({"$ref": "#"}, "within itself"),

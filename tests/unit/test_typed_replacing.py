@@ -337,7 +337,7 @@ def test_files_that_cannot_be_written_anew_are_told(world):
     (task,) = loaded.token.scan().plan_files()
     rewriter = FileRewriter(ranges((1, 2)))
     Path(urlsplit(path).path).write_bytes(b"PAR1")
-    with pytest.raises(LakeError, match=f"{path} cannot be read, or written anew"):
+    with pytest.raises(LakeError, match=f"{path} cannot be read, or rewritten"):
         rewriter.without(loaded, task.file, [])
     task.file[2] = FileFormat.ORC
     with pytest.raises(LakeError, match="is ORC, and only Parquet"):
@@ -351,7 +351,7 @@ def test_file_that_somebody_added_without_ids_is_told(world):
     plain = parquet.read_table(where).replace_schema_metadata(None)
     fields = [field.remove_metadata() for field in plain.schema]
     parquet.write_table(plain.cast(pa.schema(fields)), where)
-    with pytest.raises(LakeError, match="no column of the id of _journal"):
+    with pytest.raises(LakeError, match="no column with the id of _journal"):
         replace(handle, ranges((1, 2)))
 
 

@@ -397,7 +397,7 @@ def test_too_many_keys_are_not_looked_at_and_a_query_is_told(world, monkeypatch)
     upsert(handle, table, [said(1, "a", 10), said(2, "b", 20)])
     monkeypatch.setattr("gazette_platform.lake.typed.checks.completeness._KEYS_MAX", 1)
     _, told = check_counts(handle, None, is_upserted=True).notes
-    assert "of more than 1 rows: `SELECT n FROM typed.flights GROUP BY n" in told
+    assert "above 1 rows: see `SELECT n FROM typed.flights GROUP BY n" in told
 
 
 # ------------------------------------------------------------------ deletions

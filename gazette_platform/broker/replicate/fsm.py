@@ -99,7 +99,7 @@ SyncResult = Synced | SyncMismatch | WrongRoute | Invalidated
 
 @dataclass(frozen=True, slots=True)
 class SpoolState:
-    """A spool: what it has committed, and how many bytes it wrote behind that."""
+    """A spool: what it has committed, and how many bytes it wrote after that."""
 
     fragment: Fragment
     registers: LabelSet
@@ -130,7 +130,7 @@ class Roll:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Write the message's content behind what was written."""
+    """Write the message's content after what was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ def apply_proposal(
     """Apply a proposal to a spool.
 
     Args:
-        next_sum: SHA-1 of the committed content and what is written behind it. It does not matter
+        next_sum: SHA-1 of the committed content and what is written after it. It does not matter
             while nothing is.
         is_urgent: passed on to a roll.
 

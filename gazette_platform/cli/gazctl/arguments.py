@@ -139,7 +139,7 @@ def complete_names(ctx: typer.Context, incomplete: str) -> list[str]:
     try:
         return offers(asyncio.run(ask()), incomplete)
     except (GazetteError, OSError, TimeoutError, KeyError):
-        return []  # nothing to offer is no error: the command itself tells what is wrong
+        return []  # an empty completion is not an error: the command itself reports the fault
 
 
 def complete_tables(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -206,7 +206,7 @@ class Selection:
     text: str
     """As the user wrote it, for errors."""
     names: tuple[str, ...] = ()
-    """Journals that have to be there, each."""
+    """Journals that have to exist, each."""
 
     @classmethod
     def of(
@@ -266,7 +266,7 @@ def parse_selector(text: str) -> LabelSelector:
 
 
 def no_match(selector: str) -> ValidationError:
-    """The error of a command of which no journal matches the selector."""
+    """The error of a command whose selector matches no journal."""
     # Who writes a name alone asks for a label of that name.
     is_name = "/" in selector and not set(selector) & set("=, !()")
     hint = f"a journal is selected by its name as -l name={selector}; " if is_name else ""

@@ -159,7 +159,7 @@ class _Demo:
         self._settings = LakeSettings.from_environment(os.environ)
         self._trino = TrinoSession(endpoints.trino)
         self._report = Report()
-        self._last_error = ""  # told if what is waited for does not come
+        self._last_error = ""  # shown if the wait times out
 
     def run(self, data: Path) -> Report:
         """All steps in order. Raises: GazetteError: a step failed."""
@@ -301,7 +301,7 @@ class _Demo:
         return {name: (int(count), int(flights or 0)) for name, count, flights in rows}
 
     def _await_typed(self) -> None:
-        """Wait until the typed table has every flight, and check that each is there once."""
+        """Wait until the typed table has every flight, each exactly once."""
         # Elsewhere than rollups, if GAZETTE_ICEBERG_CATALOG says so.
         catalog_name = self._settings.trino_catalogs.typed
         count = f'SELECT count(*) FROM "{catalog_name}".{_TYPED}'  # noqa: S608  names of ours

@@ -32,7 +32,7 @@ _STALL_TIMEOUT_S = 60.0
 def fragment_file(url: str, file_root: Path | None) -> Path | None:
     """The local file of a ``file://`` fragment URL; None for other schemes.
 
-    Raises: StoreError: it would not lie below the root, or is no URL.
+    Raises: StoreError: it would not lie below the root, or is not a URL.
 
     >>> fragment_file("file:///a/b%20c", Path("/data"))
     PosixPath('/data/a/b c')
@@ -97,7 +97,7 @@ def stream_of(
 
 
 def _shown(url: str) -> str:
-    """A URL for people: behind its `?` is what lets anyone fetch the object for as long as it is signed."""
+    """A URL for people, without the part after `?`, which lets anyone fetch the object for as long as it is signed."""
     return url.partition("?")[0]
 
 

@@ -1,4 +1,4 @@
-"""What to read next of a journal, of which there is nothing but a listing of its store. Pure."""
+"""What to read next of a journal, given only a listing of its store. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLL_S_MAX: Final = 60.0
 # As of brokers: a younger hole may be a fragment that is still being stored.
 _JUMP_AGE_S: Final = 6 * 3600
 # The beginning of a journal is pruned in time, mostly of what is younger than that. Brokers ask each other
-# what of it is still to be stored; here there is nobody to ask. But fragments reach a store within minutes
+# what of it is still to be stored; here no broker can be asked. But fragments reach a store within minutes
 # of each other: what failed is tried again after three at the latest, and a put takes five at most.
 _PRUNED_AGE_S: Final = 600
 
@@ -24,7 +24,7 @@ class Place(NamedTuple):
     """Where a read goes on."""
 
     offset: int
-    """The one that was asked for, or behind content that is gone."""
+    """The one that was asked for, or the one after missing content."""
     listing: FragmentListing
     """Of the fragment that holds it."""
 
@@ -50,7 +50,7 @@ class StorePlan:
 
     @property
     def end(self) -> int:
-        """Behind the last byte that is stored; 0 if there is none."""
+        """Offset after the last stored byte; 0 if there is none."""
         return self._chain[-1].fragment.end if self._chain else 0
 
     def place(self, offset: int, now_s: float) -> Place | None:

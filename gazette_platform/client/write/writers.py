@@ -44,7 +44,7 @@ _PLAIN: Final = AppendOptions()
 
 @final
 class AppendService(AsyncClosing):
-    """Appends to any number of journals; each caller is told where its own data is.
+    """Appends to any number of journals; each caller receives the place of its own data.
 
     Appends to a journal keep the order of the calls. While one RPC of a journal is under way, or
     waits for what it depends on, appends gather in the next, so that RPCs grow with latency. They
@@ -100,7 +100,7 @@ class AppendService(AsyncClosing):
 
         Raises:
             DependencyFailed: one of `after` failed; nothing was appended.
-            GazetteError: it failed, or one before it did; `may_be_applied` tells what became of it.
+            GazetteError: it failed, or one before it did; `may_be_applied` says what became of it.
             ValidationError: closed, no journal's name, or no data.
 
         Cancellation: safe; data that was accepted is appended all the same.
@@ -234,7 +234,7 @@ class AppendService(AsyncClosing):
             raise error.with_traceback(None)
 
     def reset(self, journal: str) -> None:
-        """Let appends to a journal begin anew, after one has failed. What failed stays so."""
+        """Accept appends to a journal again after one failed. Failed ones stay failed."""
         queue = self._queues.get(journal)
         if queue is not None and queue.error is not None:
             del self._queues[journal]
@@ -422,7 +422,7 @@ class AppendWriter(AsyncClosing):
 
 @final
 class RecordWriter:
-    """A buffered writer of an append service: `write` only takes a record; nothing is told of each.
+    """A buffered writer of an append service: `write` only takes a record and returns nothing about it.
 
     As with a stream of asyncio, `await drain()` now and then, which holds a writer up that is faster
     than the brokers, and `await flush()` to know that all is committed. Records go out by themselves

@@ -32,13 +32,13 @@ class ConsumerMetrics:
         self.registry.register(self.sequencers)
         self.unforeseen = Counter(
             "gazette_platform_unforeseen_errors",
-            "Errors that nobody foresaw, by the kind of thing that each ended.",
+            "Unforeseen errors, by the kind of thing that each ended.",
             ("kind",),
             registry=self.registry,
         )
 
     def watch(self, replicas: Mapping[str, ShardReplica[Any, Any]]) -> ShardMetrics:
-        """Tell of these replicas from now on. Returns: where to take leave of one."""
+        """Report these replicas from now on. Returns: where to take leave of one."""
         metrics = ShardMetrics(replicas)
         self.registry.register(metrics)
         return metrics

@@ -66,7 +66,7 @@ class Run(Generic[StoreT, M]):
         checkpoint: where to go on.
         readiness: is told of transactions that are done.
         between: awaited between two transactions.
-        clock: tells the time.
+        clock: gives the time.
         batch_size: about how many messages to consume at a time.
         counts: is to count what becomes of messages.
         acknowledged: ACKs that this primary has appended already. They are not to come again: this time
@@ -144,7 +144,7 @@ class Run(Generic[StoreT, M]):
         except BaseException as err:
             self._give_up(err)
             if isinstance(err, Exception):
-                # If the commit failed first, appends behind it failed for that reason.
+                # If the commit failed first, appends after it failed for that reason.
                 self._barrier.check()
             raise
         finally:
@@ -156,7 +156,7 @@ class Run(Generic[StoreT, M]):
                 self._inlet.drop()
 
     def abandon(self) -> None:
-        """Let no append wait any longer for a commit whose end nobody tells."""
+        """Let no append wait any longer for a commit whose end is unknown."""
         self._barrier.abandon()
 
     # ------------------------------------------------------------------ one step
@@ -333,14 +333,14 @@ class Run(Generic[StoreT, M]):
             self._application.finished(txn, commit)
 
     def _give_up(self, error: BaseException) -> None:
-        """Tell the application that the open transaction is not committed."""
+        """Notify the application that the open transaction is not committed."""
         txn, self._txn = self._txn, None
         if txn is None:
             return
         commit: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if isinstance(error, Exception):
             commit.set_exception(error)
-            commit.exception()  # looked at: nobody else has to
+            commit.exception()  # looked at: no other caller has to
         else:
             commit.cancel()
         with contextlib.suppress(Exception):  # the error that counts is on its way
@@ -355,9 +355,9 @@ class Barrier:
     """Waits for the commit and the ACKs of the prior transaction, and tells `Transactions` in this order.
 
     Args:
-        machine: is told.
-        clock: tells the time.
-        wake: called when `settled` has something to tell.
+        machine: is notified.
+        clock: gives the time.
+        wake: called when `settled` has something to report.
     """
 
     def __init__(self, machine: Transactions, clock: Clock, wake: Callable[[], None]) -> None:
@@ -401,7 +401,7 @@ class Barrier:
             ticket.add_done_callback(self._tell)
 
     def settled(self) -> Iterator[CompletedTransaction | None]:
-        """Tell the machine what has ended since. Returns: what it says of it.
+        """Notify the machine of what has ended since. Returns: its answer.
 
         Raises: StepFailed: the commit or an ACK failed.
         """
@@ -437,7 +437,7 @@ class Barrier:
             check_commit(self._commit)
 
     def abandon(self) -> None:
-        """Have ACKs fail that still wait for a commit, and what was published behind them."""
+        """Fail ACKs that still wait for a commit, and what was published after them."""
         if self._released is not None and not self._released.done():
             self._released.set_exception(ShardStopped("its commit was not waited for"))
             self._released.exception()  # looked at: appends may have been given up

@@ -62,7 +62,7 @@ class ResolvedShard:
     """Who serves a shard; a context manager, which is done with the replica at its end.
 
     Attributes:
-        status: OK if somebody serves it.
+        status: OK if a process serves it.
         header: names the process that does, or ours with a refusal.
         spec: None if there is no such shard for the caller.
         is_remote: whether the call is to be made of the process that `header` names, with it attached.

@@ -2,7 +2,7 @@
 
 Nouns: replica (`replicas`), transaction and barrier (`transaction`), messages that are about to be
 consumed (`backlog`), progress (`progress`), resolution
-(`resolving`). Whoever drives them tells what has happened, and does what they say.
+(`resolving`). Their driver reports events to them, and does what they say.
 """
 
 from __future__ import annotations

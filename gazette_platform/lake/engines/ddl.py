@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.table_spec import TableSpec
 
-__all__ = ["DIALECTS", "MountedTable", "create_statement"]
-
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +49,7 @@ def create_statement(table: MountedTable, dialect: str) -> str:
     make = _MAKERS.get(dialect)
     if make is None:
         raise ValidationError(
-            f"{dialect!r} is no dialect (use one of {', '.join(DIALECTS)})", path="--dialect"
+            f"{dialect!r} is not a dialect (use one of {', '.join(DIALECTS)})", path="--dialect"
         )
     return make(table)
 

@@ -1,6 +1,6 @@
-"""What keeps engines of one's own from seeing raw tables as they are: tried, with what to set.
+"""Find what keeps your own engines from seeing raw tables as they are, and what to set.
 
-Each question is one of a real server, and its answer a finding. Nothing is changed, but for what a
+Each question goes to a real server, and its answer is a finding. Nothing is changed, except for what a
 query leaves in an engine's history.
 """
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import JournalSpec
-
-__all__ = ["Diagnosis", "look_at_stores", "look_at_trino", "made_tables", "read_by_spark"]
 
 # A query of a table reads a directory or two; more tables say nothing new.
 _TABLES_TRIED_MAX = 5
@@ -78,7 +76,7 @@ def made_tables(
 
 
 def look_at_stores(journals: Iterable[JournalSpec], roots: StoreRoots) -> Iterator[Diagnosis]:
-    """Whether it is known where engines find each store, and whether it is there, if on this machine."""
+    """Check whether engines can find each store, and whether it exists, if on this machine."""
     stores = dict.fromkeys(store for journal in journals for store in journal.fragment.stores)
     for store in stores:
         try:
@@ -94,7 +92,7 @@ def look_at_stores(journals: Iterable[JournalSpec], roots: StoreRoots) -> Iterat
             yield Diagnosis(
                 "stores",
                 "error",
-                f"{store} is {location}, which is no folder of this machine",
+                f"{store} is {location}, which is not a folder of this machine",
                 "map it to where this machine and the engines have it, by GAZETTE_LAKE_STORE_ROOTS",
             )
 

@@ -34,21 +34,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.settings import LakeSettings
 
-__all__ = [
-    "PROVIDED",
-    "combined",
-    "is_connect",
-    "is_local",
-    "keeping_interrupt",
-    "open_session",
-    "parse_properties",
-    "prepare_environment",
-    "read_properties",
-    "running_session",
-    "spark_configuration",
-    "start_session",
-]
-
 # Of these a user's value says what is wanted besides: without ours, Iceberg or the store would be gone.
 _ADDED: Final = {
     "spark.jars": ",",
@@ -83,14 +68,14 @@ def parse_properties(text: str, where: str) -> dict[str, str]:
         match = _LINE.fullmatch(line)
         place = f"{where}:{number}"
         if match is None or not match[2]:
-            # Not what is there instead, which may be a secret.
+            # Not the value found instead, which may be a secret.
             raise ValidationError(
                 "expected a property and its value, such as spark.executor.memory 2g", path=place
             )
         name, value = match[1], match[2].strip()
         if not name.startswith("spark."):
             raise ValidationError(
-                f"{name} is no property of Spark (those of Hadoop begin with spark.hadoop.)",
+                f"{name} is not a property of Spark (those of Hadoop begin with spark.hadoop.)",
                 path=place,
             )
         if name == "spark.master":
@@ -160,7 +145,7 @@ def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[s
 
     A local Spark is on loopback only. On a cluster, executors find the driver by the name of its
     machine, or by `spark.driver.host` of the file of properties, and fetch the jars from it.
-    A server of Spark Connect is told of catalogs only.
+    A server of Spark Connect is configured for catalogs only.
     Properties of that file are not among those returned: see `open_session`.
 
     Args:
@@ -168,7 +153,7 @@ def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[s
         memory: heap of the driver, which with a local master does all work.
 
     Raises: SetupError: the metastore is not known, or the Iceberg jar is not there. ValidationError:
-        the store is none that Spark can be told of, or the master has a token in it.
+        the store is not one that Spark can use, or the master has a token in it.
     """
     metastore = settings.required("metastore")
     if is_connect(settings.spark_master):
@@ -186,7 +171,7 @@ def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[s
         # A session that lives longer than a query must see new fragments: no cached listings.
         "spark.sql.hive.filesourcePartitionFileCacheSize": "0",
         "spark.sql.filesourceTableRelationCacheSize": "0",
-        # What Python's workers are told may hold credentials: above this size it would be left in files.
+        # What Python's workers receive may hold credentials: above this size it would be left in files.
         "spark.broadcast.UDFCompressionThreshold": "100m",
     }
     if is_local(settings.spark_master):
@@ -209,7 +194,7 @@ def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[s
 
 
 def _connect_configuration(settings: LakeSettings, metastore: str) -> dict[str, str]:
-    """What a session of a server can be told; all else the server was started with."""
+    """What a session of a server can set; all else was set when the server started."""
     if re.search(r"[;/]token=", settings.spark_master):
         raise ValidationError(
             "has a token in it, and masters are shown: give it by SPARK_CONNECT_AUTHENTICATE_TOKEN",

@@ -25,8 +25,6 @@ from gazette_platform.lake.logins import secret_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["TrinoLogin", "TrinoSession", "load_sql", "sql_folder"]
-
 _USER = "gazette"
 _ERROR_CHARACTERS_MAX = 300
 
@@ -131,7 +129,7 @@ class TrinoSession:
         login: who asks; None: user ``gazette``, with no proof.
         timeout_s: seconds to wait for each answer of the server; a query may take many answers.
 
-    Raises: ValidationError: `uri` is no address, or a proof would go over plain HTTP.
+    Raises: ValidationError: `uri` is not an address, or a proof would go over plain HTTP.
     """
 
     def __init__(
@@ -203,7 +201,7 @@ class TrinoSession:
             raise LakeError(self._refusal(str(err))) from err
         except JSONDecodeError as err:
             raise LakeError(
-                f"what answers at {self.uri} is no Trino: {err} (check GAZETTE_TRINO_URI; a proxy "
+                f"what answers at {self.uri} is not Trino: {err} (check GAZETTE_TRINO_URI; a proxy "
                 "before it may want a login of its own)"
             ) from err
         except (trino.exceptions.Error, requests.exceptions.RequestException, OSError) as err:
@@ -218,7 +216,7 @@ class TrinoSession:
             connection.close()
 
     def _refusal(self, answer: str) -> str:
-        """What is to be said of an HTTP status, which the client tells as ``error 401: b'…'``."""
+        """Describe an HTTP status, which the client reports as ``error 401: b'…'``."""
         text = answer[:_ERROR_CHARACTERS_MAX]
         user = self._login.user
         if answer.startswith(("error 401", "error 403")):
@@ -233,7 +231,7 @@ class TrinoSession:
 def sql_folder() -> Path:
     """The folder with the SQL files: inside an installed package, else of the repository.
 
-    Raises: SetupError: neither is there.
+    Raises: SetupError: neither exists.
     """
     package = Path(gazette_platform.__file__).parent
     for folder in (package / "_sql", package.parent / "sql"):

@@ -17,6 +17,7 @@ import yaml
 from gazette_platform.errors import SchemaMismatch
 from gazette_platform.lake.inference.types import InferredType, infer_type
 from gazette_platform.lake.spec.formats import (
+    OVER_LINES,
     WINDOWS,
     ContentFormat,
     Kind,
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.inference.types import Proposal
     from gazette_platform.protocol import JournalSpec
-
-__all__ = ["Inference", "InferredColumn", "format_of", "infer_spec", "refusal"]
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]+")
 _NAME_CHARACTERS_MAX = 100
@@ -79,7 +78,7 @@ class Inference:
     columns: list[InferredColumn]
     records: int
     unread: list[bytes] = field(default_factory=list)
-    """Lines that are no record."""
+    """Lines that are not records."""
     remarks: list[str] = field(default_factory=list)
     """On the data."""
 
@@ -177,7 +176,7 @@ def infer_spec(
     found.unread = others
     if others:
         found.remarks.insert(
-            0, f"{len(others)} lines are no JSON objects; they are rows of NULL in both engines"
+            0, f"{len(others)} lines are not JSON objects; they are rows of NULL in both engines"
         )
     return found
 
@@ -193,7 +192,7 @@ def refusal(found: ContentFormat) -> str:
     >>> refusal(recognize(b"\x1f\x8b\x08..."))
     'is compressed by gzip: append it decompressed (`gazctl journals append --decompress`)'
     """
-    # Only characters beyond ASCII are lost, which is no reason to see nothing.
+    # Only characters beyond ASCII are lost; the rest is worth showing.
     if found.encoding == WINDOWS and found.kind in {Kind.JSON_LINES, Kind.CSV}:
         return ""
     what = remedy(found)
@@ -201,7 +200,7 @@ def refusal(found: ContentFormat) -> str:
 
 
 def _add_typed(found: Inference, records: Profile, lines: Sequence[bytes]) -> None:
-    """Have the spec say of a typed table what can be told of the records."""
+    """Add to the spec what the records show about a typed table."""
     # Slow to import, and only needed for this.
     from gazette_platform.lake.inference.types import propose_typed, set_aside_of  # noqa: PLC0415
 
@@ -290,7 +289,7 @@ def _usable_fields(fields: Mapping[str, Profile], remarks: list[str]) -> dict[st
             usable[key] = fields[key]
     if odd:
         shown = ", ".join(repr(key[:40]) for key in odd[:_LEFT_OUT_SHOWN])
-        remarks.append(f"keys that not all readers can be told of are left out: {shown}")
+        remarks.append(f"keys that not all readers can take are left out: {shown}")
     return {key: profile for key, profile in fields.items() if key in usable}
 
 
@@ -314,11 +313,13 @@ def _names(types: Mapping[str, InferredType]) -> dict[str, str]:
 def _as_name(text: str) -> str:
     """A column name like `text`.
 
-    >>> _as_name("Straße no."), _as_name("2nd"), _as_name("…")
-    ('stra_e_no', '_2nd', 'column')
+    >>> _as_name("Straße no."), _as_name("prénom"), _as_name("2nd"), _as_name("…")
+    ('strasse_no', 'prenom', '_2nd', 'column')
     """
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "replace").decode()
-    name = _NOT_IN_NAMES.sub("_", plain).strip("_").lower()[:_NAME_CHARACTERS_MAX]
+    # Folding makes ss of ß, which has no decomposition. Accents are characters of their own then, and would be `_`.
+    letters = unicodedata.normalize("NFKD", text.casefold())
+    plain = "".join(each for each in letters if not unicodedata.combining(each))
+    name = _NOT_IN_NAMES.sub("_", plain).strip("_")[:_NAME_CHARACTERS_MAX]
     if not name:
         return "column"
     return f"_{name}" if name[0].isdigit() else name
@@ -406,8 +407,7 @@ def _infer_csv(
         )
     if len(every) < len(texts):
         remarks.append(
-            "some quoted fields go over several lines, which engines read as rows of their own: "
-            "write such data as JSON lines"
+            f"some quoted fields have line breaks, and engines read each line as a row; {OVER_LINES}"
         )
     if count < len(rows):
         remarks.append(f"{len(rows) - count} of {len(rows)} lines do not have {width} fields")
@@ -415,7 +415,7 @@ def _infer_csv(
     remarks += _of_encoding(found)
     if header:
         remarks.append(
-            "rows that name the columns are no rows, wherever they stand (`header: true`)"
+            "rows that name the columns are header rows, wherever they stand (`header: true`)"
         )
         rows = [row for row in rows if not is_header(row, header)]
     names = _column_names(header, width)

@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from gazette_platform.client import Client
     from gazette_platform.protocol import JournalSpec
 
-__all__ = [
-    "BrokerContent",
-    "JournalContent",
-    "Sample",
-    "SampleLimits",
-    "require_whole_lines",
-    "sample_lines",
-    "served",
-    "spread",
-]
-
 _READ_BYTES = 256 << 10
 
 
@@ -56,7 +45,7 @@ class Sample:
 
 
 class JournalContent(Protocol):
-    """Answers what there is of a journal, and reads it."""
+    """Lists the content of a journal, and reads it."""
 
     def span(self, journal: str) -> tuple[int, int]:
         """The first byte that there is, and the write head."""
@@ -160,7 +149,7 @@ def _samples_of(content: JournalContent, journal: str, length: int) -> list[Samp
     for n in (2, 3):
         amid = begin + total * n // 4
         # Fragments begin where an append does, so their first line is whole. What is in one alone, such as the
-        # only append of somebody new, is read amid all the same.
+        # only append of a new user, is read from its middle all the same.
         found = content.fragment_begin(journal, amid)
         begins.setdefault(amid if found is None else found, found is None)
     samples: list[Sample] = []

@@ -6,7 +6,7 @@ that was seen fits the type that was inferred from it.
 A section `typed:` out of samples of journals: where messages have their UUID, and which texts are times or UUIDs.
 
 It is a proposal, as all that is inferred. Who wrote the records knows better what they are; the section says in
-comments what it is taken from, and the same samples are parsed as the typed table would, to tell what would be set aside.
+comments what it is taken from, and the same samples are parsed as the typed table would parse them, to report what it would quarantine.
 """
 
 from __future__ import annotations
@@ -28,15 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gazette_platform.lake.spec.table_spec import TableSpec
-
-__all__ = [
-    "InferredType",
-    "Proposal",
-    "ProposedColumn",
-    "infer_type",
-    "propose_typed",
-    "set_aside_of",
-]
 
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _DECIMAL_DIGITS_MAX = 38
@@ -113,7 +104,7 @@ def _text(profile: Profile) -> InferredType:
     elif profile.numerals == count:
         found.remark("numbers written as text, kept as text: cast them in SQL")
     elif profile.dates:
-        other = f"{count - profile.dates} of {count} texts are no dates"
+        other = f"{count - profile.dates} of {count} texts are not dates"
         found.remark(f"{other}, so it is a string")
     return found
 
@@ -295,7 +286,7 @@ def set_aside_of(raw: TableSpec, lines: Sequence[bytes]) -> str:
 
 def _why_uuid(found: _Candidate | None, total: int) -> str:
     if found is None:
-        return "no place has UUIDs as producers of messages make them, so what is appended twice would be there twice"
+        return "records have no message UUID, so a record that is appended twice becomes two rows"
     return f"{found.seen} of {counted(total, 'record')} have a message's UUID there"
 
 

@@ -1,13 +1,13 @@
 """Accounts of Hive partitions: what each holds, counted once, and changed by one process at a time.
 
 Reading fragments takes long, so it is done first; then, under the metastore's lock, the accounts are
-read anew, what others have counted meanwhile is left out, and the rest is added. So two registrars
+read again, what others have counted meanwhile is left out, and the rest is added. So two registrars
 that meet count everything once, and whoever loses has only read in vain.
 
 A fragment that a tick has no time for is left to the next one; but the first that a tick counts is registered
 whatever happens, so that each tick gets on. Its rows are counted when it is looked at again, as are those of
 damaged files that were restored. A count goes on where the one before ended, as long as the process is the
-same; anew it is begun a few times only, for as long as the file is the same.
+same; it restarts a few times only, for as long as the file is the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import DataError, GazetteError, LakeError
 from gazette_platform.hive import HivePartition
-from gazette_platform.lake.raw.fit import (
+from gazette_platform.lake.raw.audits.fit import (
     damage,
     is_of_spec,
     json_columns,
@@ -49,12 +49,10 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.unfit import UnfitFragment
     from gazette_platform.protocol import Fragment
 
-__all__ = ["Accountant", "Accounted", "PartitionAccount", "PartitionUpdate", "partition_accounts"]
-
 # What is added at once, and written under one lock: a second or two, so that a tick ends in time, and
 # well within half of the lease on a slow metastore.
 _COMMIT_MAX: Final = 50
-# A file may be gone before brokers know; of a wrong root none is there.
+# A file may be gone before brokers know; under a wrong root no file exists.
 _LOOKED_FOR_MAX: Final = 5
 # Of a tick, to count what was registered without: new fragments, and other tables, come first.
 _MEND_BYTES_MAX: Final = 256 << 20
@@ -207,7 +205,7 @@ class Accountant:
     def _read(self, planned: Sequence[PlannedPartition]) -> Mapping[tuple[str, ...], HivePartition]:
         """What the metastore has of them now. A table without keys counts as one Hive partition.
 
-        The table is read anew, too: others may have given it columns, which what is written must have.
+        The table is read again, too: others may have given it columns, which what is written must have.
         """
         current = self._refresh()
         if current.partition_columns:
@@ -249,7 +247,7 @@ class Accountant:
     def _require_some(self, planned: PlannedPartition) -> None:
         """Refuse a wrong root, which would make Hive partitions that are empty for ever.
 
-        Raises: LakeError: none of its first fragments is there; names the first one.
+        Raises: LakeError: none of its first fragments exists; names the first one.
         """
         error: LakeError | None = None
         there = [f for f in planned.fragments if not is_aside(f)]
@@ -266,8 +264,8 @@ class Accountant:
     def _count(self, work: Sequence[tuple[PlannedPartition, PartitionState]]) -> list[_Counts]:
         """Read those of the fragments of each Hive partition that its state does not hold.
 
-        Journals take turns, so that one with a backlog does not use up what there is of time and bytes.
-        Each goes on in the order of its offsets, so that what it had no time for is no hole.
+        Journals take turns, so that one with a backlog does not use up all time and bytes.
+        Each goes on in the order of its offsets, so that what it had no time for leaves no hole.
         """
         counts: list[_Counts] = [{} for _ in work]
         queues: dict[str, list[tuple[Fragment, int]]] = {}
@@ -332,7 +330,7 @@ class Accountant:
                 if counted.rows is not None or not counted.is_resumed:
                     found[fragment] = counted  # what only goes on is nothing to note
                 if noted is None or (counted.rows is None and counted.stamp == noted.stamp):
-                    del self.result.misfits[told:]  # it was told when it was registered
+                    del self.result.misfits[told:]  # it was reported when it was registered
         return found
 
     def _count_one(
@@ -425,14 +423,14 @@ class Accountant:
                 self._write(changed)
         for planned, state, update in settled:
             self._settle(planned, state)
-            # That rows could not be counted once more is noted, and nothing to tell.
+            # That rows could not be counted again is noted, but not reported.
             if update is not None and (update.fragments_added or update.rows_added):
                 self.result.updates.append(update)
 
     def _mark_as_text(
         self, batch: Sequence[tuple[PlannedPartition, _Counts]], lock: HeldLock
     ) -> None:
-        """Have Trino read columns as text that it would fail at, before their fragments count as registered."""
+        """Let Trino read columns as text that it would fail at, before their fragments count as registered."""
         breaking = {n for _, counts in batch for c in counts.values() for n in c.breaking}
         if not breaking:
             return

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import Fragment
 
-__all__ = ["Accounts", "Place", "held_behind", "held_of_former", "own_values", "read_accounts"]
-
 _STEP = 24
 _BATCH = 100
 _NAMES_MAX = 3000
@@ -219,7 +217,7 @@ class _Reader:
         """Take the accounts of a Hive partition."""
         self.accounts.states[values] = state
         if state.journal not in ("", self.journal):
-            return  # of a journal whose name goes on where this one's ends
+            return  # of a journal whose name continues this journal's name
         plain = plain_location(location)
         found = self.known.get(plain)
         for base, store in self.bases.items():

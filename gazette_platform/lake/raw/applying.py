@@ -10,7 +10,7 @@ broker lists any more, such as those of a deleted journal, would not come back. 
 Fragments of an hour in which their journal changed its store: brought to where the rest of it lies.
 
 A Hive partition has one location. When a journal goes over to another store in the middle of an hour,
-the fragments behind that point lie in the same directory of the other store, where engines do not
+the fragments after that point lie in the same directory of the other store, where engines do not
 look. They are copied beside the others, under their own names: brokers that still list the first store
 see the same fragment twice and use one. Nothing is moved or deleted, and hours to come are registered
 where they lie.
@@ -66,25 +66,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.protocol import Fragment, JournalSpec
 
-__all__ = [
-    "Cutover",
-    "FolderFile",
-    "HeldNow",
-    "SpecFile",
-    "adopt_journals",
-    "drop_entries",
-    "entries_of",
-    "files_to_put",
-    "held_states",
-    "problems_among",
-    "problems_with_data",
-    "problems_with_journals",
-    "problems_with_table",
-    "put_files",
-    "stored_entry",
-    "why_missed",
-]
-
 _SUFFIXES = (".yaml", ".yml")
 _JOURNALS_TOLD_MAX = 5
 
@@ -138,7 +119,7 @@ class SpecFile(FolderFile):
             folder: that it goes into.
             source: where files are that it names; None: they are in the folder already.
 
-        Raises: OSError: the file that is there cannot be read.
+        Raises: OSError: the existing file cannot be read.
         """
         try:
             beside = files_beside(text, source or folder)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.raw.listing import HOLES_LOOKED_MAX
-from gazette_platform.lake.raw.progress import JournalCursor
+from gazette_platform.lake.raw.planning import JournalCursor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol import JournalSpec
-
-__all__ = ["CaughtUp", "catch_up", "reachable"]
 
 # Brokers list a fragment a moment after their store has it.
 _AGAIN_S = 0.2
@@ -66,9 +64,9 @@ def catch_up(
         begins: per journal, where to begin: as the accounts say.
         ends: per journal, the offset below which all is in its store.
         deadline: by the monotonic clock.
-        clock: tells the time.
+        clock: gives the time.
 
-    Raises: LakeError: an error is in the way, or it is not done in time; says of which journals.
+    Raises: LakeError: an error is in the way, or it is not done in time; names the journals.
         GazetteError: a server cannot be reached.
     """
     done = CaughtUp()
@@ -118,7 +116,7 @@ def _round(  # noqa: PLR0917
         if not behind and not report.has_more and is_settled:
             done.told += [text for text in report.errors if text not in done.told]
             return cursors
-        # What cannot be taken in a hole was told of long ago, and keeps nothing else waiting.
+        # What a hole cannot take was reported long ago, and delays nothing else.
         if report.errors and behind and not report.updates:
             raise LakeError(f"{spec.name}: {'; '.join(report.errors)}")
         if clock.monotonic() > deadline:

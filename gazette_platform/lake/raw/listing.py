@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import GazetteError, StoreError, ValidationError
-from gazette_platform.lake.raw.progress import JournalCursor, Page
+from gazette_platform.lake.raw.planning import JournalCursor, Page
 from gazette_platform.lake.reading.segments import lowered
 from gazette_platform.protocol import parse_fragment_path
 
@@ -23,18 +23,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.reading.storage import Storage
     from gazette_platform.protocol import Fragment
-
-__all__ = [
-    "JournalFiles",
-    "JournalListing",
-    "SweepPoint",
-    "journal_files",
-    "list_holes",
-    "list_new",
-    "list_sweep",
-    "nearest_before",
-    "sweep_without",
-]
 
 HOLES_LOOKED_MAX: Final = 4
 """Of a journal, in one tick."""

@@ -20,8 +20,6 @@ from gazette_platform.protocol import is_another, learned
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["RANGES_MAX", "TRIES_MAX", "PartitionState", "Uncounted"]
-
 _STATE = "gazette.state"
 _VERSION = 1
 # Of a state that is kept in numbered parts, which earlier releases do not know.
@@ -383,7 +381,7 @@ class PartitionState:
 
     @property
     def data_version(self) -> str:
-        """Text that changes when the covered bytes do, those that are there twice, or what is uncounted or unfit."""
+        """Text that changes with the covered bytes, the duplicated ones, or what is uncounted or unfit."""
         text = " ".join(f"{begin}-{end}" for begin, end in self.ranges)
         if self.overlap_bytes:
             text += f" twice-{self.overlap_bytes}"

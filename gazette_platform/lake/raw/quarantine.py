@@ -3,10 +3,10 @@
 A file is moved into the folder of its journal that no engine reads (see `lake.aside`). Brokers go on to serve it, so
 consumers of the journal lose nothing, and nothing is deleted or rewritten. The accounts of its Hive partition
 lose its rows, under the metastore's lock, before it is moved: if that ends in the middle, the file is still
-where it was, and to set it aside once more mends that. Dagster is told what accounts say, as of a repair.
+where it was, and setting it aside again corrects that. Dagster gets what accounts say, as for a repair.
 
 In a folder of this machine a move is a rename. Object stores have none: there a file is copied, and removed
-when the copy is there.
+when the copy exists.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gazette_platform.errors import (
     ObjectNotFound,
     ValidationError,
 )
-from gazette_platform.lake.raw.fit import unfit_fragment, value_scanner
+from gazette_platform.lake.raw.audits.fit import unfit_fragment, value_scanner
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.planning import directory_of
 from gazette_platform.lake.raw.set_aside import aside_directory, home_directory, is_aside, note_path
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol import Fragment
-
-__all__ = ["AsideFile", "Quarantine"]
 
 _PAGE: Final = 100
 _AGAIN_S: Final = 0.1
@@ -84,8 +82,8 @@ class Quarantine:
     Args:
         source: lists fragments, and reads them where their store does not serve this process.
         roots: where fragment stores lie.
-        clock: tells when.
-        nudge: has brokers list a journal's stores anew.
+        clock: gives the time.
+        nudge: makes brokers list a journal's stores again.
     """
 
     def __init__(
@@ -107,7 +105,7 @@ class Quarantine:
     def files_aside(self, spec: TableSpec) -> Iterator[AsideFile]:
         """What is aside of a table, journal by journal, in the order of offsets, and why.
 
-        Raises: GazetteError: brokers cannot be reached. A note that cannot be read is told in place of it.
+        Raises: GazetteError: brokers cannot be reached. A note that cannot be read is reported in its place.
         """
         for journal in self._source.journals(spec.label_selector):
             for fragment in all_fragments(self._source, journal.name):
@@ -142,7 +140,7 @@ class Quarantine:
             spec: of the table.
             name: of the file, or its path or URL as engines show it, such as Trino's ``"$path"``.
 
-        Raises: ValidationError: it is no fragment of the table, or of several journals. GazetteError: brokers
+        Raises: ValidationError: it is not a fragment of the table, or of several journals. GazetteError: brokers
             cannot be reached.
         """
         folder, _, plain = name.partition("?")[0].rpartition("/")
@@ -236,7 +234,7 @@ class Quarantine:
         )
 
     def restore(self, session: MetastoreSession, spec: TableSpec, fragment: Fragment) -> AsideFile:
-        """Take the file of a fragment back into its table. Idempotent. Registration then counts it anew.
+        """Take the file of a fragment back into its table. Idempotent. Registration then counts it again.
 
         Raises: as `set_aside`. LakeError: another file has its place.
         """
@@ -248,7 +246,7 @@ class Quarantine:
         files = self._storage.files(fragment.backing_store)
         if files.exists(home):
             raise LakeError(
-                f"{files.text(home)} is there again: compare it with {files.text(fragment.content_path)}, "
+                f"{files.text(home)} exists again: compare it with {files.text(fragment.content_path)}, "
                 "and remove one of both by hand"
             )
         files.check_movable(fragment.content_path)
@@ -300,7 +298,7 @@ class Quarantine:
         stored_bytes: int,
         unfit: int,
     ) -> PartitionState:
-        """Accounts without a fragment: as they are less its rows, or counted anew where that would not do."""
+        """Accounts without a fragment: as they are less its rows, or counted again where that is not possible."""
         begin, end = fragment.begin, fragment.end
         state = held.with_aside(begin, end)
         if not held.covers(begin, end):

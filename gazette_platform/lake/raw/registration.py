@@ -2,9 +2,9 @@
 
 One call of `Registrar.tick` moves one table on: it lists fragments since the cursor, makes or evolves
 the table, adds the Hive partitions that are new and brings the accounts of all touched ones up to
-date. The order is table, Hive partitions, accounts, and only then the caller tells of the accounts
+date. The order is table, Hive partitions, accounts, and only then the caller reports the accounts
 and stores the cursor. A crash anywhere is healed by running the same tick again: what it touches is
-told of by what the accounts say, not by who changed them.
+reported by what the accounts say, not by who changed them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from gazette_platform.lake.catalogs import HIVE
 from gazette_platform.lake.raw.accounting import Accountant, PartitionAccount, PartitionUpdate
 from gazette_platform.lake.raw.accounts import held_behind, held_of_former
 from gazette_platform.lake.raw.applying import Cutover, problems_with_journals
-from gazette_platform.lake.raw.evolution import ensure_table
 from gazette_platform.lake.raw.listing import (
     JournalListing,
     SweepPoint,
@@ -29,11 +28,23 @@ from gazette_platform.lake.raw.listing import (
     rotated,
     sweep_without,
 )
-from gazette_platform.lake.raw.planning import Limits, directory_of, make_plan, require_codec
-from gazette_platform.lake.raw.progress import JournalCursor, advance
-from gazette_platform.lake.raw.retention import Break, is_broken
+from gazette_platform.lake.raw.planning import (
+    JournalCursor,
+    Limits,
+    advance,
+    directory_of,
+    make_plan,
+    require_codec,
+)
+from gazette_platform.lake.raw.prunes.retention import Break, is_broken
 from gazette_platform.lake.raw.set_aside import is_aside
-from gazette_platform.lake.raw.tables import LAYOUT, is_current, table_definition, text_columns
+from gazette_platform.lake.raw.tables import (
+    LAYOUT,
+    ensure_table,
+    is_current,
+    table_definition,
+    text_columns,
+)
 from gazette_platform.lake.raw.views import ensure_plain_view
 from gazette_platform.lake.reading.check import SAMPLE_BYTES, check_sample
 from gazette_platform.lake.reading.content import FragmentContent
@@ -53,8 +64,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol import Fragment, JournalSpec
-
-__all__ = ["JournalProgress", "Metastore", "Registrar", "TableReport"]
 
 _SAMPLES_MAX = 5
 
@@ -108,7 +117,7 @@ class TableReport:
     """Keys of those of these that were looked at for old fragments only."""
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    """What works otherwise than one may expect; told once, when the table is made or changed."""
+    """Differences from what users may expect; reported once, when the table is made or changed."""
     misfits: list[Finding] = field(default_factory=list)
     """New fragments that cannot be read, or do not hold what the spec says."""
     columns: set[str] = field(default_factory=set)
@@ -144,7 +153,7 @@ class Registrar:
         metastore: where tables are made.
         roots: where fragment stores lie for engines.
         limits: bounds of one table's tick.
-        clock: tells how old fragments are.
+        clock: decides how old fragments are.
         trino_catalog: what Trino calls the catalog of the tables.
     """
 
@@ -182,14 +191,14 @@ class Registrar:
             spec: the table.
             cursors: the table's part of the cursor.
             sweep: where to look at old fragments again, which finds what came late, what others
-                overwrote and what was never told; None: nowhere.
+                overwrote and what was never reported; None: nowhere.
             again: journal and begin of single old fragments to look at again.
             is_over: whether time is up; what is left is done at the next tick.
 
         Returns: what was done, with the cursors to store; errors of single fragments are in it.
         Raises: GazetteError: brokers or metastore cannot be reached, or the spec does not fit the
-            data or the table that exists. The cursors of before hold. Of a single journal that cannot be
-            listed, the report tells.
+            data or the table that exists. The former cursors hold. Of a single journal that cannot be
+            listed, the report says so.
         """
         report = TableReport(table=spec.name, cursors=dict(cursors))
         journals = self._source.journals(spec.label_selector)
@@ -221,7 +230,7 @@ class Registrar:
                 self._go_back(session, spec, table, listed, report, is_over)
                 report.errors += _codec_errors(journals)
             for journal, listing in listed.items():
-                # One that is gone by now, or of which a former release tells, stays what it was.
+                # One that is gone by now, or that a former release recorded, stays what it was.
                 if not listing.is_refused and created.get(journal):
                     now = learned(listing.cursor.created, created[journal])
                     listing.cursor = replace(listing.cursor, created=now)
@@ -307,7 +316,7 @@ class Registrar:
         report: TableReport,
         is_over: Callable[[], bool],
     ) -> None:
-        """Begin anew with journals that were made again, once no account holds what they were before."""
+        """Restart journals that were recreated, once no account holds their former content."""
         for journal, listing in listed.items():
             kept, now = listing.cursor.created, created.get(journal, 0)
             if listing.error is not None or not now or (kept and not is_another(kept, now)):
@@ -336,7 +345,7 @@ class Registrar:
         report: TableReport,
         is_over: Callable[[], bool],
     ) -> None:
-        """Begin anew with journals that end before what was registered of them, if no account says more.
+        """Restart journals that end before what was registered of them, if no account says more.
 
         While accounts do, nothing of them is registered: one offset would stand for two bytes.
         """
@@ -387,7 +396,7 @@ class Registrar:
             location = self._roots.location(first.backing_store, layout.base)
         as_text = text_columns(spec, existing) if existing is not None else ()
         wanted = table_definition(spec, layout, location, as_text)
-        # That Trino reads a column as text is no change of the spec.
+        # That Trino reads a column as text does not change the spec.
         if existing is None or any(
             c not in existing.columns for c in wanted.columns if c.name not in as_text
         ):
@@ -461,7 +470,7 @@ class Registrar:
             result = accountant.run(plan.partitions)
             done = result.done
             errors = {**result.errors, **errors}
-            # Told in an order that does not depend on which journal came first.
+            # Reported in an order that does not depend on which journal came first.
             report.updates += sorted(result.updates, key=lambda u: u.journal)
             report.accounts += sorted(result.accounts, key=lambda a: a.journal)
             report.misfits += sorted(result.misfits, key=lambda f: (f.journal, f.begin))

@@ -1,12 +1,12 @@
 """Moving covered files out of raw tables, to ``<store root>/.covered/<journal>/…``.
 
 A file is moved only if brokers do not list it, the exact view leaves it out, and files that brokers
-list, that are registered and that are there right now hold the same bytes. All of that is looked at
-anew, and the bytes are compared, immediately before. Nothing is deleted, so a move can be undone by
+list, that are registered and that exist right now hold the same bytes. All of that is looked at
+again, and the bytes are compared, immediately before. Nothing is deleted, so a move can be undone by
 hand. Outside of a journal's folder brokers do not list a file again, and engines skip its name.
 
 In a folder of this machine that is a rename. Object stores have none: there a file is copied, and
-removed when the copy is there. If that ends in the middle the file is where it was, and a copy is left
+removed when the copy exists. If that ends in the middle the file is where it was, and a copy is left
 over; the accounts, which came first, name the file until it is gone, so that audits find it again. What
 this process may not write is left as it is: the check stays red and the exact view right.
 """
@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.errors import DataError, LakeError, StatusError, StoreError, TransportError
 from gazette_platform.lake.raw.listing import JournalFiles, journal_files
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.planning import directory_of
-from gazette_platform.lake.raw.progress import JournalCursor
+from gazette_platform.lake.raw.planning import JournalCursor, directory_of
 from gazette_platform.lake.reading.content import COUNTED_BYTES_MIN, FragmentContent
 from gazette_platform.lake.reading.segments import Span, chain
 from gazette_platform.lake.reading.storage import Storage
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.protocol import Fragment
-
-__all__ = ["COVERED", "MovedFile", "Repair", "RepairLimits", "Repairer"]
 
 COVERED = ".covered"
 _LISTED_MAX = 1000
@@ -124,7 +121,7 @@ class Repairer:
         Args:
             session: the metastore, for the accounts of the Hive partitions.
             table: the table.
-            findings: of overlaps; each is checked anew.
+            findings: of overlaps; each is checked again.
             cursors: by journal, how far it is registered.
             is_over: whether time is up; what is left is looked at again.
 
@@ -140,7 +137,7 @@ class Repairer:
                 cursor = cursors.get(journal, JournalCursor())
                 self._repair_journal(session, table, mine, cursor, repair, is_over)
             except (StatusError, TransportError) as err:
-                # Brokers cannot list it right now; what was moved before is to be told all the same.
+                # Brokers cannot list it right now; what was moved before is reported all the same.
                 repair.waiting |= {f.path: f"it is not moved now: {err}" for f in mine}
         return repair
 
@@ -158,14 +155,14 @@ class Repairer:
             if not left:
                 return
             now, reach = self._look(left, cursor)
-            # What begins behind the last fragment listed is for the next round.
+            # What begins after the last fragment listed is for the next round.
             within = [f for f in left if reach is None or f.end <= reach] or left[:1]
             left = [f for f in left if f not in within]
             if not self._repair_within(session, table, within, now, repair, is_over):
                 return
 
     def _look(self, targets: Sequence[Finding], cursor: JournalCursor) -> tuple[_Now, int | None]:
-        """What there is around `targets`, and up to which offset; None: to the end."""
+        """Return files and listings around `targets`, and up to which offset; None: to the end."""
         journal = targets[0].journal
         listed = self._source.fragments(journal, targets[0].since, _LISTED_MAX)
         reach = listed[-1].end if len(listed) >= _LISTED_MAX else None
@@ -394,7 +391,7 @@ class Repairer:
 @final
 @dataclass(frozen=True, slots=True)
 class _Now:
-    """What there is of a journal right now: files, and what brokers list."""
+    """A journal right now: its files, and what brokers list."""
 
     files: JournalFiles
     listed: Mapping[tuple[str, str], Fragment]

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from gazette_platform.protocol import Fragment
 
-__all__ = ["ASIDE", "aside_directory", "home_directory", "is_aside", "note_path"]
-
 ASIDE: Final = "_aside"
 """Name of the folder in that of a journal."""
 
@@ -37,7 +35,7 @@ def aside_directory(journal: str, directory: str) -> str:
 
 
 def home_directory(fragment: Fragment) -> str:
-    """The directory of a fragment below the prefix of its store; of one that is aside, that of before."""
+    """The directory of a fragment below the prefix of its store; of one that is set aside, its former one."""
     directory = fragment.content_path.rpartition("/")[0]
     if not is_aside(fragment):
         return directory

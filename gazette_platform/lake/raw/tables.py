@@ -3,6 +3,15 @@
 JSON lines: text input format with the OpenX SerDe, which Trino reads natively, plus parameters that
 make Spark use its own JSON source over the same Hive partitions. CSV: OpenCSVSerde in both, so all
 columns are strings. Every table carries what made it, in parameters ``gazette.*``.
+
+Making a table what its spec says, in steps that a tick has time for.
+
+Engines read a text file by the columns and the SerDe parameters of its Hive partition, so what is new
+must reach each of these. The metastore's own cascade takes columns alone, as the table has them, and for
+thousands of Hive partitions outlasts any deadline. So a table that has some is changed in three steps: its own columns; those of its Hive partitions,
+a batch at a time, with a mark in the table's parameters of how far that is; and last the digest of the
+spec, until which the next tick goes on. Hive partitions that are not reached yet give NULL for what is
+new.
 """
 
 from __future__ import annotations
@@ -10,9 +19,9 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from gazette_platform.errors import SchemaMismatch
+from gazette_platform.errors import LakeError, SchemaMismatch
 from gazette_platform.hive import CSV_STORAGE, JSON_STORAGE, HiveColumn, HiveTable, StorageFormat
 from gazette_platform.lake.spec.layout import (
     Layout,
@@ -23,24 +32,11 @@ from gazette_platform.lake.spec.layout import (
 from gazette_platform.lake.spec.schema import parse_type, widens
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+    from gazette_platform.hive import MetastoreSession
     from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.table_spec import TableSpec
-
-__all__ = [
-    "DIGEST",
-    "LAYOUT",
-    "TABLE",
-    "evolved_table",
-    "is_current",
-    "keeping_text_columns",
-    "key_mappings",
-    "spark_schema",
-    "table_definition",
-    "text_columns",
-    "with_text_columns",
-]
 
 LAYOUT = "gazette.layout"
 DIGEST = "gazette.spec"
@@ -227,10 +223,10 @@ def _listed(columns: Sequence[tuple[str, str]]) -> str:
 
 
 def key_mappings(spec: TableSpec) -> dict[str, str]:
-    """Parameters that tell the OpenX SerDe which keys columns and fields have, as written.
+    """Parameters for the OpenX SerDe: which keys columns and fields have, as written.
 
     Hive's names are lower case, and so the SerDe ignores the case of keys, which Spark does not. It
-    minds it, too, if told, and is told the keys. It applies a mapping at any depth: where one name
+    minds it, too, if configured, and gets the keys. It applies a mapping at any depth: where one name
     stands for two keys, it is left as it is.
     """
     keys: dict[str, set[str]] = {}
@@ -263,7 +259,7 @@ def _storage(spec: TableSpec, location: str) -> StorageFormat:
 
 
 def _spark_parameters(spec: TableSpec, keys: Sequence[PartitionColumn]) -> dict[str, str]:
-    """Parameters by which Spark reads the table with its JSON source, keeping the case of keys."""
+    """Parameters that let Spark read the table with its JSON source, keeping the case of keys."""
     parameters = {
         "spark.sql.create.version": "4.1.0",
         "spark.sql.sources.provider": "json",
@@ -281,7 +277,7 @@ def _spark_parameters(spec: TableSpec, keys: Sequence[PartitionColumn]) -> dict[
 def spark_schema(
     names: Sequence[str], spec: TableSpec, keys: Sequence[tuple[str, str]]
 ) -> dict[str, str]:
-    """Parameters that tell Spark the columns, as `names` calls those of `spec`.
+    """Parameters with the columns for Spark, as `names` calls those of `spec`.
 
     Args:
         names: of the data columns, in their order.
@@ -316,3 +312,108 @@ def _in_parts(name: str, text: str) -> dict[str, str]:
         f"{name}.numParts": str(len(parts)),
         **{f"{name}.part.{index}": part for index, part in enumerate(parts)},
     }
+
+
+_MARK: Final = "gazette.evolving"
+_BATCH: Final = 50
+
+
+def ensure_table(
+    session: MetastoreSession, wanted: HiveTable, *, is_over: Callable[[], bool]
+) -> HiveTable:
+    """Create `wanted`, or evolve what exists to it. Idempotent.
+
+    Args:
+        is_over: whether time is up; at least one batch of Hive partitions is changed before.
+
+    Returns: the table as the metastore has it now: with another digest than `wanted` has if there was no
+        time for all of its Hive partitions.
+    Raises: SchemaMismatch: one exists that cannot become `wanted`; says in what they differ.
+    """
+    with session.accounts_lock(wanted.database, wanted.name) as lock:
+        existing = session.table(wanted.database, wanted.name)
+        if existing is None:
+            session.ensure_database(wanted.database)
+            if session.create_table(wanted):
+                return wanted
+            existing = session.table(wanted.database, wanted.name)
+            if existing is None:
+                raise SchemaMismatch(
+                    f"{wanted.full_name} was created and dropped by others; try again"
+                )
+        evolved = evolved_table(existing, wanted)
+        if evolved is None:
+            return existing
+        parameters = {k: v for k, v in evolved.parameters.items() if k != _MARK}
+        evolved = replace(evolved, parameters=parameters)
+        names = session.partition_names(existing) if existing.partition_columns else []
+        if not names:
+            lock.require()
+            session.alter_table(evolved, is_cascading=False)
+            return evolved
+        table = _begin(existing, evolved)
+        if table != existing:
+            lock.require()
+            session.alter_table(table, is_cascading=False)
+    return _go_on(session, table, evolved, names, is_over)
+
+
+def _begin(existing: HiveTable, evolved: HiveTable) -> HiveTable:
+    """The table with its own columns as they will be, marked as not done."""
+    if _goal(existing) == evolved.parameters[DIGEST]:
+        return existing
+    former = existing.parameters.get(DIGEST, "")
+    return _marked(replace(evolved, parameters={**evolved.parameters, DIGEST: former}), evolved, "")
+
+
+def _goal(table: HiveTable) -> str:
+    """Digest of the spec that its Hive partitions are being brought to; empty: of none."""
+    return table.parameters.get(_MARK, "").partition(" ")[0]
+
+
+def _current(session: MetastoreSession, table: HiveTable) -> HiveTable:
+    """The table now. Raises: LakeError: there is none."""
+    current = session.table(table.database, table.name)
+    if current is None:
+        raise LakeError(f"table {table.full_name} was dropped meanwhile; it is made again")
+    return current
+
+
+def _marked(table: HiveTable, evolved: HiveTable, name: str) -> HiveTable:
+    mark = f"{evolved.parameters[DIGEST]} {name}"
+    return replace(table, parameters={**table.parameters, _MARK: mark})
+
+
+def _go_on(
+    session: MetastoreSession,
+    table: HiveTable,
+    evolved: HiveTable,
+    names: list[str],
+    is_over: Callable[[], bool],
+) -> HiveTable:
+    """Bring the columns to the Hive partitions after the mark, as long as there is time."""
+    _, _, done = table.parameters[_MARK].partition(" ")
+    left = [name for name in names if name > done]
+    for start in range(0, len(left), _BATCH):
+        if start and is_over():
+            break
+        batch = left[start : start + _BATCH]
+        with session.accounts_lock(table.database, table.name) as lock:
+            current = _current(session, table)
+            if _goal(current) != _goal(table):
+                return current  # another registrar is done, or follows another spec
+            found = session.partitions_named(table, batch)
+            lock.require()
+            session.alter_partitions(table, found)
+        done = batch[-1]
+    is_done = not left or done == left[-1]
+    with session.accounts_lock(table.database, table.name) as lock:
+        current = _current(session, table)
+        if current.parameters.get(_MARK) != table.parameters[_MARK]:
+            return current  # another registrar was here, and will finish
+        result = keeping_text_columns(
+            current, evolved if is_done else _marked(table, evolved, done)
+        )
+        lock.require()
+        session.alter_table(result, is_cascading=False)
+    return result

@@ -31,17 +31,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.raw.accounting import PartitionAccount
     from gazette_platform.lake.spec.table_spec import TableSpec
 
-__all__ = [
-    "WHOLE",
-    "Time",
-    "TimeAccount",
-    "TimeReader",
-    "fold",
-    "own_columns",
-    "time_of",
-    "time_of_directory",
-]
-
 WHOLE = "all"
 """The time of Hive partitions whose columns are all given by the names of their journals."""
 
@@ -61,7 +50,7 @@ class Time(NamedTuple):
         return prefix if self.key == WHOLE else f"{prefix}/{self.key}"
 
 
-# Of the journals of some tables, each of which has many Hive partitions.
+# Of the journals of some tables; each has many Hive partitions.
 @lru_cache(maxsize=10_000)
 def own_columns(journal: str) -> int:
     """How many of the partition columns of its table the name of a journal gives.

@@ -1,6 +1,6 @@
 """SQL of Trino that gives the JSON text of a column the type that its table spec declares.
 
-It agrees with Trino's own reader of JSON, but for two things: a value of another shape is NULL rather than an error,
+It agrees with Trino's own reader of JSON, except for two things: a value of another shape is NULL rather than an error,
 and keys are matched by case. It decodes one level at a time: a cast of a whole value to a row or map would give NULL
 for all of it if one part does not fit, and would refuse objects and lists where the type is text.
 
@@ -37,18 +37,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.reading.findings import Finding
     from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.table_spec import TableSpec
-
-__all__ = [
-    "VIEW_OF",
-    "ensure_plain_view",
-    "ensure_views",
-    "exact_view",
-    "excluded_digests",
-    "excluded_files",
-    "plain_view",
-    "type_sql",
-    "typed_sql",
-]
 
 _NESTED = frozenset({"array", "map", "struct"})
 
@@ -108,7 +96,7 @@ def _of_json(value: str, kind: ColumnType, depth: int) -> str:
             row = f"IF({name} IS NOT NULL, CAST(ROW({fields}) AS {type_sql(kind)}))"
             return f"element_at(transform({parts}, {name} -> {row}), 1)"
         case "string":
-            # The text of a scalar; else JSON. A null of JSON is no text.
+            # The text of a scalar; else JSON. A null of JSON is not text.
             return (
                 f"coalesce(json_extract_scalar({value}, '$'), nullif(json_format({value}), 'null'))"
             )

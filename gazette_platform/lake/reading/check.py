@@ -2,7 +2,7 @@
 
 A table over data of another format gives rows full of NULL in both engines and no error in either;
 a number written as text reads as a number in Trino and as NULL in Spark. So such a table is refused
-with what was found. Single bad records are no reason to refuse, only what is true of the whole sample.
+with what was found. Single bad records do not cause a refusal, only faults of the whole sample.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from gazette_platform.errors import SchemaMismatch
-from gazette_platform.lake.spec.formats import csv_rows, is_date
+from gazette_platform.lake.spec.formats import OVER_LINES, csv_rows, is_date
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.table_spec import TableSpec
-
-__all__ = ["SAMPLE_BYTES", "check_sample"]
 
 SAMPLE_BYTES = 256 << 10
 _LINES_MAX = 200
@@ -102,7 +100,7 @@ def _check_csv(spec: TableSpec, lines: list[bytes], where: str) -> None:
         raise SchemaMismatch(
             f"{spec.name}: records of {where} are of several lines (a field in quotes has a line "
             f"break in it: {_shown(','.join(several[0]).encode())}), which engines would take for "
-            "several rows: write line breaks in fields in another way, or publish JSON lines"
+            f"several rows; {OVER_LINES}"
         )
     if all(width != len(spec.columns) for width in widths):
         raise SchemaMismatch(
@@ -119,7 +117,7 @@ def _is_of(kind: ColumnType, value: Any) -> bool:
         return type(value) is int and -half <= value < half
     match kind.name:
         case "string":
-            return True  # both keep the text of whatever is there
+            return True  # both keep the text of any value
         case "boolean":
             return isinstance(value, bool)
         case "float" | "double" | "decimal":

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.reading.values import LineScanner, ValueReport
     from gazette_platform.protocol import Fragment
 
-__all__ = ["COUNTED_BYTES_MIN", "FragmentContent", "FragmentCount", "Stamp", "local_path"]
-
 _log = logging.getLogger(__name__)
 _STORED_BLOCK_BYTES = 1 << 20
 # Compressed, this is enough for a sample in nearly all cases.
@@ -49,16 +47,16 @@ _Key = tuple[str, str, str]
 
 COUNTED_BYTES_MIN: Final = 4 << 20
 """What is counted of a fragment when time is up: a tick that was late from its start is to get on all the same.
-Good lines take some milliseconds, and lines that do not fit, each of which is told apart, up to ten seconds."""
+Good lines take some milliseconds, and lines that do not fit, each examined by itself, up to ten seconds."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class FragmentCount:
-    """What reading a fragment told: rows, and stored bytes if this process could see its file."""
+    """What reading a fragment showed: rows, and stored bytes if this process could see its file."""
 
     rows: int | None
-    """None: time was up before the end; what else is told is of what was read by then."""
+    """None: time was up before the end; the other values cover what was read by then."""
     stored_bytes: int | None
     head: bytes = b""
     """The first bytes of content, at most `SAMPLE_BYTES`."""
@@ -73,7 +71,7 @@ class FragmentCount:
 @final
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What tells a fragment's file from another one in its place."""
+    """What distinguishes a fragment's file from another one in its place."""
 
     text: str = ""
     """Size, and time if it is on this machine; empty: this process cannot see the file."""
@@ -154,7 +152,7 @@ class FragmentContent:
             scanner: looks at all lines; a new one for each fragment.
             is_over: whether time is up; some is read all the same.
             owner: who goes on where it ended when time was up, in this process, if it asks again for the
-                same file; empty: nobody does.
+                same file; empty: none does.
 
         Raises: LakeError: there is no such file. DataError: it is damaged, or of another length.
         """
@@ -328,7 +326,7 @@ class _Unfinished:
         return known[1] if known is not None and known[0] == stamp else None
 
     def keep(self, key: _Key, stamp: str, counting: _Counting) -> None:
-        """Keep a count, and forget those for which nobody came, or that are too many."""
+        """Keep a count, and forget those that were not picked up, or that are too many."""
         now = time.monotonic()
         with self._lock:
             self._found[key] = (stamp, counting, now)
@@ -338,7 +336,7 @@ class _Unfinished:
 
 
 unfinished = _Unfinished()
-"""Those of this process: sensors make readers anew at each tick."""
+"""Those of this process: sensors make new readers at each tick."""
 
 
 @final

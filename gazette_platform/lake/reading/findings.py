@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final
 
-__all__ = ["Finding", "FindingKind"]
-
 FindingKind = Literal["gap", "overlap", "count", "fit"]
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import AsyncClient, Client, FragmentListing
 
-__all__ = ["BLOCK_BYTES", "HeldBytes", "LineBlocks", "Piece", "pieces_of"]
-
 BLOCK_BYTES: Final = 1 << 20
 """Where Arrow is fastest: smaller ones cost more calls, larger ones are refused for one bad record."""
 
@@ -39,7 +37,7 @@ class HeldBytes(Protocol):
 
     @property
     def end(self) -> int:
-        """Offset behind the last one."""
+        """Offset after the last one."""
 
     @property
     def listing(self) -> FragmentListing | None:
@@ -55,7 +53,7 @@ def pieces_of(
 ) -> Generator[Piece, None, None]:
     """Content, in order, in pieces of any size.
 
-    A stored fragment is fetched as a whole, and its digest is compared behind its last piece: what was
+    A stored fragment is fetched as a whole, and its digest is compared after its last piece: what was
     made of it counts only once the iteration has ended.
 
     Args:
@@ -131,7 +129,7 @@ class LineBlocks:
 
     @property
     def end(self) -> int:
-        """Offset behind all that was fed."""
+        """Offset after all that was fed."""
         return self._begin + self._size
 
     @property
@@ -157,7 +155,7 @@ class LineBlocks:
         self._unended = len(content) - cut + (0 if cut else self._unended)
         if self._unended > FRAME_BYTES_MAX:
             raise Desynchronized(
-                f"{self._journal}: no line ends within {self._unended} bytes behind offset "
+                f"{self._journal}: no line ends within {self._unended} bytes after offset "
                 f"{at + len(content) - self._unended} (is its content-type right?)"
             )
         self._held.append(content)

@@ -25,22 +25,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import FragmentListing
 
-__all__ = [
-    "Segment",
-    "SegmentPlan",
-    "Span",
-    "chain",
-    "choose",
-    "clusters",
-    "gaps",
-    "in_time",
-    "lowered",
-    "overlapping",
-    "plan_segments",
-    "uncovered",
-    "walk_outward",
-]
-
 Values = tuple[str | None, ...]
 
 
@@ -69,7 +53,7 @@ class SegmentPlan:
     persisted_end: int
     """Where the last persisted fragment that is read ends, and the live tail begins."""
     gaps: tuple[tuple[int, int], ...]
-    """Bytes behind `begin` that nobody holds."""
+    """Bytes after `begin` that no broker or store holds."""
 
 
 def plan_segments(
@@ -83,7 +67,7 @@ def plan_segments(
     """Cut [0, head) of `journal` into segments.
 
     At each offset the persisted fragment is taken that reaches farthest. What only spools hold, and all
-    behind the last persisted fragment, is read through brokers.
+    after the last persisted fragment, is read through brokers.
 
     Args:
         listed: fragments, in any order; those without a backing store are in spools.
@@ -277,7 +261,7 @@ def lowered(begin: int, spans: Iterable[tuple[int, int]]) -> int:
 def overlapping(
     ranges: Mapping[str, Iterable[tuple[int, int]]], begin: int, end: int | None
 ) -> dict[str, tuple[int, int]]:
-    """Names of which a range shares bytes of [begin, end) with one of another name, and the bytes.
+    """Names with a range that shares bytes of [begin, end) with one of another name, and the bytes.
 
     Where a name shares several, the bytes are from the first to the last of them.
 
@@ -304,7 +288,7 @@ def overlapping(
 
 
 def in_time(name: str) -> list[tuple[int, str]]:
-    """A key by which names of Hive partitions are in the order of time, since numbers have no zeros.
+    """Return a key that sorts names of Hive partitions by time, since numbers have no leading zeros.
 
     >>> sorted(["hour=10", "hour=9"], key=in_time)
     ['hour=9', 'hour=10']

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from gazette_platform.client import Client
     from gazette_platform.protocol import Fragment, JournalSpec, LabelSelector
 
-__all__ = ["BrokerSource", "FragmentSource", "all_fragments"]
-
 _READ_BYTES = 1 << 20
 _PAGE_FRAGMENTS = 1000
 # Of one piece, which brokers read from their store: as long as `storage` waits for an answer of one.

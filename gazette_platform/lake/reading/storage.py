@@ -1,6 +1,6 @@
 """Copies of files that outlast who began them: a tick waits a little, and a later one finds them done.
 
-A copy within an object store tells nothing of how far it is, and one between stores may be of gigabytes. So it
+A copy within an object store does not report its progress, and one between stores may be of gigabytes. So it
 runs on a thread of its own, with a deadline of its own; who asks for the same copy meanwhile waits for that one.
 
 Files of fragment stores, as this process reaches them: list, size, range read, copy, delete.
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.stores import FragmentStore
-
-__all__ = ["Storage", "StoreFiles", "copy_within", "object_files"]
 
 # Each may hold a file of temporary content.
 _COPIES_MAX: Final = 4
@@ -237,7 +235,7 @@ class StoreFiles:
             _wait(self._driver.put(place, file.fileno(), file.tell()), _COPY_TIMEOUT_S)
 
     def take(self, source: StoreFiles, path: str) -> None:
-        """Have a copy of a file of `source`, at the same path. What was there, is replaced.
+        """Copy a file of `source` to the same path here. An existing file is replaced.
 
         What takes long goes on by itself.
         """
@@ -255,7 +253,7 @@ class StoreFiles:
             _wait(put, _COPY_TIMEOUT_S)
 
     def write(self, path: str, content: bytes) -> None:
-        """Give a small file this content, whole or not at all. What was there, is replaced."""
+        """Write a small file, whole or not at all. An existing file is replaced."""
         with tempfile.TemporaryFile(buffering=0) as file:
             file.write(content)
             _wait(self._driver.put(self._place(path), file.fileno(), len(content)))
@@ -276,7 +274,7 @@ class StoreFiles:
                 moved.parent.mkdir(parents=True, exist_ok=True)
                 local.rename(moved)
             return
-        # A copy that another attempt began may be there by now; it is seen by its size.
+        # A copy that another attempt began may exist by now; its size shows it.
         if not (self.exists(target) and self.size(target) == self.size(path)):
             self.copy(path, target)
         if self.size(target) != self.size(path):
@@ -346,7 +344,7 @@ class Storage:
 
 @lru_cache(_STORES_MAX)
 def object_files(store: str) -> StoreFiles:
-    """The files of a store that is no folder; the same for all who ask, with its connections."""
+    """The files of a store that is not a folder; shared by all callers, with its connections."""
     return StoreFiles(open_store(store, file_root=None), lambda path: path)
 
 
@@ -384,7 +382,7 @@ def _wait(coro: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
 
     Raises: _NoAnswer: it took longer. What `coro` raises.
     """
-    global _loop  # noqa: PLW0603  made when first needed, and anew in a fork
+    global _loop  # noqa: PLW0603  made when first needed, and again in a fork
     with _loop_lock:
         if _loop is None or _loop.is_closed:
             _loop = LoopThread("gazette-lake-stores")

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.table_spec import Column, TableSpec
 
-__all__ = ["CsvScanner", "JsonScanner", "LineScanner", "Unfit", "ValueReport", "breaks", "is_utf8"]
-
 _PIECE_BYTES = 512 << 10
 # Trino refuses longer lines by default (`hive.text.max-line-length`).
 _LINE_BYTES_MAX = 100 << 20
@@ -66,7 +64,7 @@ class Unfit:
 @final
 @dataclass(frozen=True, slots=True)
 class ValueReport:
-    """What reading all values of a fragment told."""
+    """What reading all values of a fragment showed."""
 
     columns: dict[str, Unfit] = field(default_factory=dict)
     """Values that do not fit, by name of their column."""
@@ -137,7 +135,7 @@ class LineScanner(ABC):
         """What was found in all that was fed.
 
         Args:
-            is_cut: whether more follows, so that what comes behind the last newline is no line yet.
+            is_cut: whether more follows, so that what follows the last newline is not a line yet.
         """
         if self._rest and not is_cut:
             self._scan(bytes(self._rest) + b"\n")
@@ -192,7 +190,7 @@ class LineScanner(ABC):
 
     @abstractmethod
     def scan_line(self, line: bytes) -> None:
-        """Tell what is wrong with one line, if anything is."""
+        """Return what is wrong with one line, if anything is."""
 
 
 def is_utf8(text: bytes) -> bool:
@@ -303,7 +301,7 @@ def _parts(kind: ColumnType, value: Any) -> list[tuple[ColumnType, Any]] | None:
     if value is None or (isinstance(value, str) and not value.strip()):
         return []
     if kind.name == "array":
-        # A value that is no list is taken for the only element of one.
+        # A value that is not a list is taken for the only element of one.
         items = value if isinstance(value, list) else [value]
         return [(kind.arguments[0], item) for item in items]
     if isinstance(value, dict):
@@ -377,7 +375,7 @@ class JsonScanner(LineScanner):
         try:
             self._types.rows.decode(line)
         except msgspec.DecodeError:
-            # What is wrong with a value is told before what is wrong with the rest of the line.
+            # What is wrong with a value is reported before what is wrong with the rest of the line.
             if not _is_json(line):
                 self.found_line("not JSON", line)
             elif line.lstrip()[:1] == b"{":
@@ -389,7 +387,7 @@ class JsonScanner(LineScanner):
     def _scan_values(self, line: bytes) -> None:
         values = msgspec.structs.astuple(self._types.raw.decode(line))
         for value_of, (column, kind, is_fit) in zip(values, self._types.columns, strict=True):
-            # Most columns of a wide table are not in a short line, of which there may be very many.
+            # A short line lacks most columns of a wide table, and there may be many such lines.
             if value_of is _ABSENT:
                 continue
             raw = bytes(value_of)
@@ -466,7 +464,7 @@ def _outline(raw: bytes) -> Any:
 
 
 def _decoded(raw: bytes) -> Any:
-    """A JSON value, whose numbers are of no account: an `int` has digits enough to be refused."""
+    """A JSON value, whose numbers do not matter: an `int` has digits enough to be refused."""
     return json.loads(raw, parse_int=float)
 
 

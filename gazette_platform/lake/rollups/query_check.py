@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     Columns = Mapping[str, tuple[str, ...] | None]
 
-__all__ = ["QueryCheck", "check_queries", "made_by", "source_columns"]
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)

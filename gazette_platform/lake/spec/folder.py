@@ -32,24 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Iterator, Mapping
     from pathlib import Path
 
-__all__ = [
-    "NameClash",
-    "RefusedSpec",
-    "SpecFolder",
-    "files_beside",
-    "in_file",
-    "load_table_specs",
-    "meant",
-    "name_clashes",
-    "names_made",
-    "or_meant",
-    "problems_with_files",
-    "read_spec_file",
-    "read_spec_folder",
-    "shown_name",
-    "specs_by_file",
-]
-
 
 def read_spec_file(path: Path, bytes_max: int, what: str) -> bytes:
     """The content of a file; no more of it is read than it may have.
@@ -59,7 +41,7 @@ def read_spec_file(path: Path, bytes_max: int, what: str) -> bytes:
         bytes_max: of its content.
         what: it is, for messages.
 
-    Raises: ValidationError: it cannot be read, is no regular file, is too long, or has a name that is no text.
+    Raises: ValidationError: it cannot be read, is not a regular file, is too long, or has a name that is not text.
     """
     if shown_name(path) != path.name:
         raise ValidationError("has a name that is not UTF-8: rename it")
@@ -78,12 +60,12 @@ def read_spec_file(path: Path, bytes_max: int, what: str) -> bytes:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    # A pipe that nobody writes to would never be open.
+    # Opening a pipe without a writer would never return.
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def shown_name(path: Path) -> str:
-    r"""The name of a file, for messages. One that is not UTF-8 could not be told to anybody as it is.
+    r"""The name of a file, for messages. One that is not UTF-8 could not be printed as it is.
 
     >>> from pathlib import Path
     >>> shown_name(Path("a/orders.yaml")), shown_name(Path("\udcff.yaml"))
@@ -97,7 +79,7 @@ _KEPT_MAX: Final = 1024
 # Of longer ones it is not worth their memory.
 _KEPT_BYTES_MAX: Final = 32 * 1024
 
-# The line with a table's name, also in a text that is no YAML. Names of columns are set in.
+# The line with a table's name, also in a text that is not YAML. Names of columns are set in.
 _NAMED = re.compile(
     rb"""^(?:\{ *)?name:[ \t]*(?P<quote>['"]?)(?P<table>[a-z0-9_]{1,127}\.[a-z0-9_]{1,127})"""
     rb"(?P=quote)[ \t]*(?:[,#\r].*)?$",
@@ -113,7 +95,7 @@ class RefusedSpec:
     errors: tuple[ValidationError, ...]
     """All that is wrong with it, each with the file's name; at least one."""
     table: str = ""
-    """The table that it would be of; empty if that cannot be told, or another file makes it."""
+    """The table that it would be of; empty if that is unknown, or another file makes it."""
 
 
 @final
@@ -151,7 +133,7 @@ class SpecFolder:
 
 
 def read_spec_folder(folder: Path) -> SpecFolder:
-    """All files ``*.yaml`` and ``*.yml`` of a folder, with the files that they name, read anew; a missing one is empty."""
+    """All files ``*.yaml`` and ``*.yml`` of a folder, with the files that they name, read again; a missing one is empty."""
     specs: dict[str, TableSpec] = {}
     files: dict[str, str] = {}
     refused: dict[str, RefusedSpec] = {}
@@ -326,7 +308,7 @@ def name_clashes(
 ) -> Iterator[NameClash]:
     """Typed tables that are called as something else is, or whose quarantine is.
 
-    Of two typed tables the second is told; beside a raw table, its view or a rollup, it is always the typed one.
+    Of two typed tables the second is refused; beside a raw table, its view or a rollup, it is always the typed one.
 
     Args:
         specs: by their files; no two of one raw table.
@@ -350,7 +332,7 @@ def name_clashes(
 
 
 def _refused(typed: str, name: str, what: str) -> ValidationError:
-    its = "" if name == typed else f", where records go that are no rows of {typed},"
+    its = "" if name == typed else f", for records that {typed} rejects,"
     return ValidationError(
         f"{name}{its} is {what}: give this typed table another name", path="typed.name"
     )
@@ -369,12 +351,12 @@ def meant(name: str, tables: Collection[str]) -> list[str]:
     A name without its schema, or with another one, means the tables that are called so in theirs.
 
     Args:
-        name: as somebody wrote it.
+        name: as the user wrote it.
         tables: by full name, as ``schema.table``.
 
     >>> meant("orders", ["shop.orders", "web.orders", "web.items"])
     ['shop.orders', 'web.orders']
-    >>> meant("shop.orderz", ["shop.orders", "web.items"]), meant("nobody", ["shop.orders"])
+    >>> meant("shop.orderz", ["shop.orders", "web.items"]), meant("other", ["shop.orders"])
     (['shop.orders'], [])
     >>> meant("ordres", ["shop.orders", "typed.orders"])
     ['shop.orders', 'typed.orders']

@@ -30,23 +30,6 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.spec.table_spec import TableSpec
 
-__all__ = [
-    "HEAD_BYTES",
-    "WINDOWS",
-    "ContentFormat",
-    "Kind",
-    "csv_rows",
-    "header_condition",
-    "header_of",
-    "header_pattern",
-    "header_places",
-    "is_date",
-    "is_header",
-    "recognize",
-    "remedy",
-    "title",
-]
-
 HEAD_BYTES: Final = 64 << 10
 """How many bytes are enough to recognise content."""
 
@@ -126,6 +109,8 @@ class ContentFormat:
     """Of CSV."""
     header: tuple[str, ...] = ()
     """Of CSV: the texts of the row that names the columns, if one does."""
+    is_over_lines: bool = False
+    """Of CSV: whether quoted fields have line breaks, which no engine reads."""
 
     @property
     def is_records(self) -> bool:
@@ -138,8 +123,9 @@ def recognize(head: bytes) -> ContentFormat:
 
     >>> recognize(b"\x1f\x8b\x08...").kind.value, recognize(b'{"a": 1}\n').kind.value
     ('gzip', 'JSON lines')
-    >>> recognize(b"id;price\n1;2,50\n2;3,10\n")
-    ContentFormat(kind=<Kind.CSV: 'CSV'>, encoding='utf-8', delimiter=';', header=('id', 'price'))
+    >>> found = recognize(b"id;price\n1;2,50\n2;3,10\n")
+    >>> found.kind.value, found.delimiter, found.header
+    ('CSV', ';', ('id', 'price'))
     """
     if not head.strip(b" \t\r\n"):
         return ContentFormat(Kind.EMPTY)
@@ -159,7 +145,7 @@ def recognize(head: bytes) -> ContentFormat:
 
 
 def _encoding(head: bytes) -> str | None:
-    """Return the encoding of text; None if it is no text."""
+    """Return the encoding of text; None if it is not text."""
     for mark, encoding in _MARKS.items():
         if head.startswith(mark):
             return encoding
@@ -265,8 +251,13 @@ def _csv(lines: Sequence[str]) -> ContentFormat | None:
     if "," in fit and len(fit) > 1 and not _commas_delimit(texts):
         fit.remove(",")
     delimiter = max(fit, key=lambda each: (each == ",", widths[each][0]))
+    # A record that the head cuts is one of several lines, too.
+    whole = texts[:-1] if len(texts) > 1 else texts
     return ContentFormat(
-        Kind.CSV, delimiter=delimiter, header=header_of(rows[delimiter], widths[delimiter][0])
+        Kind.CSV,
+        delimiter=delimiter,
+        header=header_of(rows[delimiter], widths[delimiter][0]),
+        is_over_lines=len(list(csv_rows(whole, delimiter))) < len(whole),
     )
 
 
@@ -287,7 +278,7 @@ def _commas_delimit(texts: Sequence[str]) -> bool:
 def header_of(rows: Sequence[Sequence[str]], width: int) -> tuple[str, ...]:
     """Return the texts of the first row that has `width` fields if it names the columns.
 
-    It does if its texts are distinct words over columns of which one has only numbers or dates, or if it comes
+    It does if its texts are distinct words over columns with one that has only numbers or dates, or if it comes
     again, as the files that were appended each have one.
     """
     head = next((row for row in rows if len(row) == width), [])
@@ -351,9 +342,14 @@ _REMEDIES: Final = {
     "(`gazctl sql \"FROM 'FILE.parquet'\" -o json | gazctl journals append NAME`)",
     **dict.fromkeys((Kind.AVRO, Kind.ORC), "write its rows as JSON lines or CSV, and append those"),
     Kind.XLSX: "save each sheet as CSV in UTF-8, and append that",
-    Kind.FIXED: "append JSON lines or CSV, of which alone tables can be",
+    Kind.FIXED: "append JSON lines or CSV: tables need one of these",
     Kind.BINARY: "append JSON lines or CSV in UTF-8",
 }
+OVER_LINES: Final = (
+    "append its rows as JSON lines (`gazctl sql \"FROM read_csv('FILE.csv', all_varchar=true)\" -o json | "
+    "gazctl journals append NAME`)"
+)
+"""What to do about CSV with line breaks in its fields."""
 _REMEDIES_OF_TEXT: Final = {
     Kind.JSON_ARRAY: f"append its elements, one a line ({_AS_LINES})",
     Kind.JSON_VALUES: f"append them one a line ({_AS_LINES})",

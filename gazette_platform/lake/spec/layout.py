@@ -1,6 +1,6 @@
 """Where fragments lie: from journal name and path postfix to Hive partition and location.
 
-A *layout* is the shape that all fragments of a table share: a sequence of segments of which each is
+A *layout* is the shape that all fragments of a table share: a sequence of segments, each
 a literal or a key. ``flights/origin=JFK/part=000`` with postfix ``date=2026-01-02`` has the layout
 ``flights/{origin}/{part}/{date}``. Keys become partition columns in that order, and the directory of
 a fragment is the location of its Hive partition.
@@ -28,23 +28,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from gazette_platform.protocol import JournalSpec
-
-__all__ = [
-    "Layout",
-    "PartitionColumn",
-    "StoreRoots",
-    "expected_directory",
-    "expected_layout",
-    "expected_location",
-    "is_same_location",
-    "journal_values",
-    "partition_columns",
-    "partition_key",
-    "partition_values",
-    "path_keys",
-    "plain_location",
-    "require_location",
-]
 
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 # As metastores' tables have room for.
@@ -212,7 +195,7 @@ class PartitionColumn:
 def _integer(text: str, bits: int) -> str:
     """The value as engines write it, who fail at the whole table for one that is too large.
 
-    Raises: ValueError: it is no integer of so many bits.
+    Raises: ValueError: it is not an integer of so many bits.
     """
     value, half = int(text), 1 << (bits - 1)
     if not -half <= value < half:
@@ -398,7 +381,7 @@ def expected_directory(journal: JournalSpec, at: datetime) -> str:
         postfix = PathPostfixTemplate(text).evaluate(fragment, at, LabelSet(), journal)
     except ValidationError as err:
         raise LakeError(
-            f"{journal.name}: its path postfix cannot be told before a fragment is persisted ({err})"
+            f"{journal.name}: its path postfix is not known before a fragment is persisted ({err})"
         ) from err
     return f"{journal.name}/{postfix}" if postfix else journal.name
 
@@ -406,7 +389,7 @@ def expected_directory(journal: JournalSpec, at: datetime) -> str:
 def expected_layout(journals: Sequence[JournalSpec], at: datetime) -> Layout:
     """The layout that fragments of all `journals` will share.
 
-    Raises: LakeError: they will not share one; says in what they differ. Or it cannot be told.
+    Raises: LakeError: they will not share one; says in what they differ. Or the layout is not known.
     """
     Layout.of_journals(journal.name for journal in journals)
     return Layout.of_journals(expected_directory(journal, at) for journal in journals)

@@ -10,8 +10,6 @@ from gazette_platform.errors import ValidationError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["ownership_errors", "shown"]
-
 _SHOWN_MAX = 80
 _OWNERS_MAX = 50
 _OWNER = re.compile(
@@ -40,7 +38,7 @@ def ownership_errors(owners: Sequence[str], tags: Mapping[str, str]) -> Iterator
     for key, value in tags.items():
         if not _TAG.match(key) or key.startswith("dagster/") or not _TAG_VALUE.match(value):
             yield ValidationError(
-                f"{shown(key)}: {shown(value)} is no tag: letters, digits, `_`, `-` and `.`, 63 at "
+                f"{shown(key)}: {shown(value)} is not a tag: letters, digits, `_`, `-` and `.`, 63 at "
                 "most; keys may have a prefix of these and `/`, other than `dagster/`",
                 path="tags",
             )

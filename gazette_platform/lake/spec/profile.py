@@ -21,8 +21,6 @@ from gazette_platform.message.uuid import Flags, parse_uuid
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["DEPTH_MAX", "NODES_MAX", "Profile", "Profiler", "decoded"]
-
 # OpenTelemetry's attributes lie this deep. A type has 16 levels at most.
 DEPTH_MAX = 12
 NODES_MAX = 20_000
@@ -240,7 +238,7 @@ class Profiler:
 
 
 def decoded(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """The records of JSON lines, and the lines that are no JSON object. Blank lines are neither.
+    """The records of JSON lines, and the lines that are not JSON objects. Blank lines are neither.
 
     A byte order mark before a record is passed over, as Spark does, and Trino at the begin of a file.
     """

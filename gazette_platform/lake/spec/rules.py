@@ -1,4 +1,4 @@
-"""Rules that specs of raw tables, of rollups and of typed tables share: names, times, sizes, how many errors are told."""
+"""Rules that specs of raw tables, of rollups and of typed tables share: names, times, sizes, how many errors are reported."""
 
 from __future__ import annotations
 
@@ -10,26 +10,6 @@ from gazette_platform.errors import ValidationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-
-__all__ = [
-    "COLUMNS_MAX",
-    "DURATION_EXAMPLE",
-    "ERRORS_MAX",
-    "EXACT_SUFFIX",
-    "KEY_CHARACTERS_MAX",
-    "LINES_SUFFIX",
-    "QUARANTINE_SUFFIX",
-    "SPEC_BYTES_MAX",
-    "TABLE_CHARACTERS_MAX",
-    "cron_errors",
-    "first_errors",
-    "freshness_errors",
-    "is_column_name",
-    "is_json_file_name",
-    "is_key",
-    "is_sql_name",
-    "is_table_name",
-]
 
 TABLE_CHARACTERS_MAX: Final = 127
 """Of each part of a table's name."""
@@ -47,7 +27,7 @@ LINES_SUFFIX: Final = "_lines"
 """Behind the name of a raw table of CSV with headers: the table of all lines, which its views leave headers out of."""
 
 QUARANTINE_SUFFIX: Final = "_quarantine"
-"""Behind a typed table's name: the table of records that are no rows of it."""
+"""Behind a typed table's name: the table of records that are not rows of it."""
 
 KEY_CHARACTERS_MAX: Final = 256
 """Of a key of records."""
@@ -55,7 +35,7 @@ KEY_CHARACTERS_MAX: Final = 256
 DURATION_EXAMPLE: Final = "a duration with its unit, such as `90m` or `24h`"
 
 ERRORS_MAX: Final = 100
-"""That are told of one spec."""
+"""Most errors that are reported of one spec."""
 
 # Of a file in the same folder: no path, and none that is hidden.
 _JSON_FILE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.json\Z")
@@ -115,7 +95,7 @@ def is_json_file_name(text: str) -> bool:
 
 
 def is_key(text: str) -> bool:
-    """Whether metastore, engines and checks can be told of the key of a record."""
+    """Whether metastore, engines and checks can take the key of a record."""
     is_plain = text.isprintable() and not set('"\\') & set(text)
     return is_plain and 0 < len(text) <= KEY_CHARACTERS_MAX
 
@@ -125,7 +105,7 @@ def freshness_errors(fresh_within: str, seconds: Callable[[], float]) -> Iterato
 
     Args:
         fresh_within: as it is written.
-        seconds: reads it, and raises a ValidationError if it is no duration.
+        seconds: reads it, and raises a ValidationError if it is not a duration.
     """
     try:
         if seconds() < _FRESH_MIN_S:
@@ -146,7 +126,7 @@ def first_errors(errors: Iterable[ValidationError]) -> list[ValidationError]:
 
 
 def cron_errors(cron: str) -> Iterator[ValidationError]:
-    """What is wrong with `cron` of a spec, by which Dagster starts something."""
+    """What is wrong with `cron` of a spec, a schedule of Dagster."""
     if len(cron) > _CRON_CHARACTERS_MAX:
         yield ValidationError(f"has more than {_CRON_CHARACTERS_MAX} characters", path="cron")
         return

@@ -25,8 +25,6 @@ from gazette_platform.errors import ValidationError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ColumnType", "TypeLanguage", "parse_type", "type_names", "widens"]
-
 # spec name -> (Spark, Trino); the Hive name is the spec's.
 _PRIMITIVES = {
     "string": ("string", "varchar"),
@@ -61,7 +59,7 @@ class TypeLanguage:
     aliases: Mapping[str, str]
     """Other names of scalars."""
     refused: Mapping[str, str]
-    """Names that people may well try, and why they are no types here, as what follows on the name."""
+    """Names that people may well try, and why they are not types here, as what follows the name."""
 
     @property
     def names(self) -> str:

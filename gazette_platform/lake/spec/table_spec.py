@@ -15,7 +15,7 @@ A spec is a YAML file:
     typed: {uuid: _meta.uuid}           # optional: an Iceberg table of it; see lake/spec/typed
     columns:
       - {name: carrier, type: string, comment: two letters}
-      - {name: tail_no, from: tail no., type: string}   # a key that is no SQL name
+      - {name: tail_no, from: tail no., type: string}   # a key that is not a SQL name
     partitions:                         # optional: types and names of keys found in the path
       - {name: hour, as: fragment_hour, type: int}
 
@@ -57,21 +57,10 @@ from gazette_platform.yaml_specs.documents import check_yaml
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = [
-    "Column",
-    "Partition",
-    "TableSpec",
-    "check_clash",
-    "fields_below",
-    "json_schema_of",
-    "parse_table_spec",
-    "read_table_spec",
-]
-
 # Types whose text in a path has one canonical value, so that two directories never claim one
 # Hive partition unnoticed.
 _PARTITION_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date")
-# Tables made by releases that made other tables of the same spec follow it anew.
+# Tables made by releases that made other tables of the same spec follow it again.
 _DEFINITION = b"2 "
 # A journal's name has no room for more.
 _PARTITIONS_MAX = 256
@@ -94,7 +83,7 @@ class Column(
     type: str
     comment: str = ""
     source: str = msgspec.field(default="", name="from")
-    """The record's key, where that is no SQL name."""
+    """The record's key, where that is not a SQL name."""
 
     @property
     def key(self) -> str:
@@ -184,7 +173,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def digest(self) -> str:
         """16 hex digits that change with any part of the spec of the raw table, and with what is made of one.
 
-        The raw table follows its spec anew when they change, so the typed one's spec has a digest of its own. Nor does
+        The raw table follows its spec again when they change, so the typed one's spec has a digest of its own. Nor does
         `unfit` change what the table is.
         """
         parts = msgspec.to_builtins(msgspec.structs.replace(self, typed=None))
@@ -234,7 +223,7 @@ def read_table_spec(
         return None, first_errors(_shape_errors(raw)) or [_shape_error(str(err))]
     errors = first_errors(_errors(spec))
     for section in sections:
-        # Of a typed table nothing can be said whose records nobody knows.
+        # Nothing can be said of a typed table whose records are unknown.
         if not any(error.path.startswith(_BASE_OF_TYPED) for error in errors):
             typed, found = read_typed_spec(spec, section, beside)
             errors = first_errors([*errors, *found])
@@ -245,7 +234,7 @@ def read_table_spec(
 def json_schema_of(text: str | bytes) -> str:
     """The file beside a spec that its section `typed:` names by `json_schema`; empty, if there is none.
 
-    What it gives is as it is written, whatever that may be: `read_table_spec` says if it is no name.
+    What it gives is as it is written, whatever that may be: `read_table_spec` says if it is not a name.
     """
     try:
         raw = _decoded(text)
@@ -287,7 +276,7 @@ _BASE_OF_TYPED = ("name", "format", "columns")
 
 
 def _shape_error(text: str) -> ValidationError:
-    """What is wrong with the shape of a spec, and where the shapes are told."""
+    """What is wrong with the shape of a spec, and where the shapes are documented."""
     if "`$.format`" in text:
         found = _ENUM.match(text)
         return ValidationError(
@@ -383,7 +372,7 @@ def _errors(spec: TableSpec) -> Iterator[ValidationError]:
         yield ValidationError(f"needs 1 to {COLUMNS_MAX} columns", path="columns")
     if len(spec.partitions) > _PARTITIONS_MAX:
         yield ValidationError(f"has more than {_PARTITIONS_MAX}", path="partitions")
-    # By aliases of YAML a short file has parts that nobody could look at in a day.
+    # With YAML's aliases a short file can have parts that take a day to check.
     if len(spec.columns) > COLUMNS_MAX or len(spec.partitions) > _PARTITIONS_MAX:
         return
     if _characters(spec) > SPEC_BYTES_MAX:
@@ -491,7 +480,7 @@ def _key_errors(spec: TableSpec, types: Mapping[int, ColumnType]) -> Iterator[Va
         if not is_key(key):
             yield ValidationError(
                 f"{shown(key)} is longer than {KEY_CHARACTERS_MAX} characters, or has some that "
-                'cannot be printed, or " or \\; not all readers can be told of such a key',
+                'cannot be printed, or " or \\; not all readers can take such a key',
                 path=path,
             )
         if key.lower() in seen and (column.source or seen[key.lower()] != key):

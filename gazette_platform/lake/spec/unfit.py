@@ -1,7 +1,7 @@
 """Records that do not fit their table's spec: how many of them stop rollups, and what accounts note of them.
 
 Pure. The counts stand in the accounts of Hive partitions; `verdict` compares them with the spec's threshold, and
-`gazette_platform.lake.raw.unfit_finding` says what that means to all who show it.
+`gazette_platform.lake.raw.audits.unfit_finding` says what that means to all who show it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,6 @@ import msgspec
 from typing_extensions import override
 
 from gazette_platform.errors import ValidationError
-
-__all__ = [
-    "NEVER",
-    "UNFIT_EXAMPLE",
-    "Threshold",
-    "UnfitFragment",
-    "UnfitSpec",
-    "Verdict",
-    "verdict",
-]
 
 Verdict = Literal["ok", "warn", "blocked"]
 

@@ -173,7 +173,7 @@ class AppendInput:
 
     Attributes:
         title: what to call it in messages.
-        head: the first bytes of the content, by which its format is recognised.
+        head: the first bytes of the content, which show its format.
         last_byte: of what was read last; empty if there is no content.
     """
 

@@ -44,7 +44,7 @@ _ASSIGNED_S = 3.0
 _CHECKED_S = 5.0
 _POLL_S = 0.1
 
-# Who applies specs need not wait longer for brokers that cannot tell where journals end.
+# `apply` waits no longer than this for brokers that do not know where journals end.
 _HEADS_TIMEOUT_S = 5.0
 
 # Beyond so many, one finds out from the first ones.
@@ -181,7 +181,7 @@ def _told(short: Sequence[tuple[str, int, int]]) -> list[str]:
 
 
 async def _broken(client: AsyncClient, store: str) -> str:
-    """Why no journal can be kept in a store, as a broker sees it; empty: it can, or nobody knows."""
+    """Why no journal can be kept in a store, as a broker sees it; empty: it can, or no broker knows."""
     try:
         async with asyncio.timeout(_CHECKED_S):
             health = await client.store_health(store)
@@ -298,7 +298,7 @@ async def _found(client: AsyncClient, changes: Sequence[Change]) -> dict[str, Fo
 
 
 def _wanted(change: Change, found: Mapping[str, Found[JournalSpec]]) -> Wanted[JournalSpec]:
-    """What a change asks for. Whether a journal is suspended is no one's wish, unless the spec says so."""
+    """What a change asks for. It leaves the suspension of a journal alone, unless the spec sets it."""
     spec, now = change.spec, found.get(change.name)
     if spec is not None and spec.suspend is None and now is not None and not change.revision:
         spec = replace(spec, suspend=now.spec.suspend)

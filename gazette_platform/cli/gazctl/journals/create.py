@@ -155,7 +155,7 @@ def labels_of(texts: Iterable[str]) -> LabelSet:
 
 
 def flush_interval_ns(text: str) -> int:
-    """Parse ``--flush``. Raises: ValidationError: it is no duration, or one that brokers refuse.
+    """Parse ``--flush``. Raises: ValidationError: it is not a duration, or one that brokers refuse.
 
     >>> flush_interval_ns("5m"), flush_interval_ns("0s")
     (300000000000, 0)

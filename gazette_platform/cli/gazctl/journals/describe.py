@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Journals asked about at once.
 _CONCURRENT_MAX = 32
 
-# A journal whose brokers cannot tell of it now, as while its store cannot be listed, must not keep those
+# A journal whose brokers do not know it now, as while its store cannot be listed, must not keep those
 # of all others from the screen for as long as a reader of it would wait.
 _PATIENCE_S = 1.0
 _CALL_TIMEOUT_S = 10.0
@@ -41,7 +41,7 @@ class Stored:
     begin: int = 0
     """First byte that there is."""
     end: int = 0
-    """Behind the last byte that there is."""
+    """Offset after the last byte."""
     stored_bytes: int = 0
     unpersisted_bytes: int = 0
     """Those that no store has: they are in the spools of brokers."""

@@ -60,7 +60,7 @@ class Verified:
 
     @property
     def faults(self) -> int:
-        """Findings that somebody has to act on."""
+        """Findings that need an action."""
         return sum(finding.kind.is_fault for finding in self.findings)
 
 

@@ -244,7 +244,7 @@ def _typed_problems(settings: LakeSettings, spec: TableSpec) -> list[ValidationE
 
 
 def _samples(client: Client, journals: list[JournalSpec]) -> list[tuple[str, bytes]]:
-    """What the first records of some journals are. One that cannot be read is left out, and told."""
+    """Return the first records of some journals. One that cannot be read is left out, and reported."""
     content = BrokerContent(client)
     samples: list[tuple[str, bytes]] = []
     for journal in spread(served(journals), _JOURNALS_READ_MAX):
@@ -265,7 +265,7 @@ class _Table:
     raw: str = ""
     typed: str = ""
     quarantine: str = ""
-    """The table of the typed one's quarantine."""
+    """The quarantine table of the typed table."""
     file: Path | None = None
     """The spec."""
 
@@ -386,7 +386,7 @@ def _typed_held(settings: LakeSettings, table: _Table) -> dict[str, str]:
 
 
 def _remove_spec(table: _Table) -> None:
-    """Take the spec, or its section `typed:`, out of the folder, and print what was there."""
+    """Take the spec, or its section `typed:`, out of the folder, and print it."""
     if table.file is None:
         return
     text = table.file.read_bytes()

@@ -36,7 +36,7 @@ _LINE_BYTES_SHOWN = 60
 
 def infer(
     ctx: typer.Context,
-    selector: str,
+    selection: Selection,
     name: str,
     *,
     data_format: str,
@@ -46,7 +46,6 @@ def infer(
 ) -> None:
     """Print a spec, and report what it was inferred from."""
     limits = SampleLimits(journals_max=journals_max, sample_bytes=sample_bytes)
-    selection = Selection.of(None, selector)
     with brokers(ctx, settings_of()) as client:
         found = inferred(
             client, selection, name, data_format=data_format, is_typed=is_typed, limits=limits

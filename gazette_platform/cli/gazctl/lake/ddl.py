@@ -76,7 +76,7 @@ def _print_mount(settings: LakeSettings, table: TypedTable, dialect: str, locati
 def _place(
     ctx: typer.Context, settings: LakeSettings, spec: TableSpec, *, needs_location: bool
 ) -> tuple[Layout, str]:
-    """Layout and location: as the metastore has them, else as journals' specs tell."""
+    """Layout and location: as the metastore has them, else by journals' specs."""
     with metastore(settings) as session:
         table = session.table(spec.schema, spec.stored_table) if session is not None else None
     if table is not None and LAYOUT in table.parameters:
@@ -85,7 +85,7 @@ def _place(
         journals = [listing.spec for listing in client.list(spec.label_selector)]
     if not journals:
         raise ValidationError(
-            f"{spec.name}: {spec.selector!r} matches no journal, so nothing tells how its files lie",
+            f"{spec.name}: {spec.selector!r} matches no journal, so the layout of its files is unknown",
             path="selector",
         )
     layout = expected_layout(journals, SystemClock().now())

@@ -61,7 +61,12 @@ def _diagnoses(ctx: typer.Context, tables: Path | None, *, spark: bool) -> Itera
     if settings.iceberg_catalog.kind != "hive":
         yield _of_catalog(settings)
     if not settings.metastore:
-        yield Diagnosis("metastore", "error", "none is configured", "set GAZETTE_METASTORE_URI")
+        yield Diagnosis(
+            "metastore",
+            "error",
+            "none is configured",
+            "add one to the platform with `gazette up`, or set GAZETTE_METASTORE_URI",
+        )
         return
     try:
         with MetastoreClient(settings.metastore).connect() as session:

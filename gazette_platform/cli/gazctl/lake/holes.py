@@ -1,4 +1,4 @@
-"""What commands say of content that a typed table needs, and that nobody holds."""
+"""What commands say of content that a typed table needs, and that no broker or store holds."""
 
 from gazette_platform.lake.typed.planning.ranges import Hole, HoleKind
 

@@ -69,7 +69,7 @@ def list_shards(
 ) -> None:
     """List shards, how their replicas stand, and their specs.
 
-    The status is that of all replicas of a shard: FAILED if one of them has failed; then its error is told
+    The status is that of all replicas of a shard: FAILED if one of them has failed; then its error is shown
     on stderr.
 
     **Examples**

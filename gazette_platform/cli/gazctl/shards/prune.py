@@ -208,7 +208,7 @@ def prune(
     Of shards that share history in their logs, all have to be selected: what only others need is
     removed else. What is removed is gone.
 
-    Left alone: logs of shards of which some hints are missing, or have no files; logs that are suspended,
+    Left alone: logs of shards with missing hints, or hints without files; logs that are suspended,
     and those with a store that is not healthy.
 
     Other logs go on when one fails; then the exit status is 1. Run it again to do the rest.

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.engines.duckdb.snapshot import TableSnapshot
     from gazette_platform.lake.reading.segments import Segment
 
-__all__ = ["ORIGIN_COLUMNS", "Scanner", "TableDataset", "possible", "prune", "selected"]
-
 ORIGIN_COLUMNS: Final = ("_journal", "_offset", "_fragment")
 """Where a row comes from: its journal, the byte offset of its record, and the name of the persisted
 fragment's file, NULL in the live tail. One that is a name of the table's own columns is left out."""
@@ -55,13 +53,13 @@ class _Blocks(NamedTuple):
 
 @final
 class TableDataset(ds.Dataset):  # type: ignore[misc]
-    """A snapshot of a table; each scan reads anew.
+    """A snapshot of a table; each scan reads it again.
 
     Args:
         snapshot: what is in it.
         open_reader: makes the reader of a scan.
         next_block, close: drive it, from any thread.
-        failed: is told why a scan fails: DuckDB passes texts on only.
+        failed: called with why a scan fails: DuckDB passes texts on only.
         parsers: threads that parse blocks, two at a time for each scan.
 
     Attributes:
@@ -116,7 +114,7 @@ class TableDataset(ds.Dataset):  # type: ignore[misc]
             bytes_planned=sum(segment.end - segment.begin for segment in segments),
         )
         self.counts.append(counts)
-        # The expression does not tell which columns it is of; its text names them all.
+        # The expression does not list its columns; its text names them all.
         text = str(filter) if filter is not None else ""
         read = [name for name in self._schema.names if name in names or name in text]
         batches = self._batches(segments, read, wanted, filter, counts)
@@ -216,7 +214,7 @@ class Scanner:
 
 
 def selected(fields: Iterable[pa.Field], *, is_filtered: bool = True) -> str:
-    """Return the list of columns by which a view selects fields of a data set.
+    """Return the list of columns with which a view selects fields of a data set.
 
     DuckDB leaves comparisons of a plain column to Arrow, and those of floating-point numbers are not its own: to
     DuckDB, NaN is greater than all numbers, to Arrow it compares as false. A column in a CASE stays with DuckDB.
@@ -325,7 +323,7 @@ def _file_name(segment: Segment) -> str | None:
 
 
 def _origin_columns(snapshot: TableSnapshot) -> dict[str, pa.DataType]:
-    """Types of the columns that tell where a row comes from. DuckDB ignores the case of names."""
+    """Types of the columns that say where a row comes from. DuckDB ignores the case of names."""
     own = {column.name.lower() for column in snapshot.spec.columns}
     own |= {column.column for column in snapshot.columns}
     kinds = zip(ORIGIN_COLUMNS, _ORIGIN_TYPES, strict=True)

@@ -42,28 +42,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import JournalSpec
 
-__all__ = [
-    "DELETES_SUFFIX",
-    "HISTORY_SUFFIX",
-    "MACRO",
-    "MACRO_WITHOUT_VIEWS",
-    "OFFSETS_SUFFIX",
-    "RESERVED",
-    "TAIL_SUFFIX",
-    "InferredTable",
-    "called",
-    "data_of",
-    "describable",
-    "infer_table",
-    "journal_missing",
-    "key_of",
-    "names_of",
-    "quoted",
-    "selectors_of",
-    "typed_of",
-    "view_of",
-]
-
 OFFSETS_SUFFIX: Final = "$offsets"
 """Behind a table's name: the same table with the columns `_journal`, `_offset` and `_fragment`."""
 HISTORY_SUFFIX: Final = "$history"
@@ -77,7 +55,7 @@ RESERVED: Final = frozenset({"information_schema", "pg_catalog"})
 
 
 def typed_of(specs: Mapping[str, TableSpec]) -> dict[str, TableSpec]:
-    """Specs by the names of their typed tables, but for those that others have, or DuckDB."""
+    """Specs by the names of their typed tables, except for names that others have, or DuckDB."""
     return {
         spec.typed.name: spec
         for spec in specs.values()
@@ -201,7 +179,7 @@ def describable(query: str, tokens: Sequence[tuple[int, object]]) -> str:
 
     Args:
         query: of DuckDB's SQL.
-        tokens: of `duckdb.tokenize`: where each begins, in bytes. Comments are no tokens.
+        tokens: of `duckdb.tokenize`: where each begins, in bytes. Comments are not tokens.
     """
     text = query.encode()
     begins = [begin for begin, _ in tokens]

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.reading.segments import Segment
     from gazette_platform.lake.spec.layout import StoreRoots
 
-__all__ = ["Piece", "ScanCounts", "SegmentReader"]
-
 _log = logging.getLogger(__name__)
 
 # Of content that is parsed at a time: below that parsers are slower, above it memory grows for nothing.
@@ -60,12 +58,12 @@ class Piece:
     begin: int
     """Byte offset of the first one."""
     content: bytes
-    """Ends with a newline, be it one that the segment's end lacked."""
+    """Ends with a newline, added if the segment's end lacked it."""
 
 
 @final
 class SegmentReader(Aclosing):
-    """Reads segments one behind the other; those that come next are fetched ahead.
+    """Reads segments one after the other; the next ones are fetched ahead.
 
     All methods are called on the client's event loop.
     """
@@ -172,7 +170,7 @@ class SegmentReader(Aclosing):
             if start != begin + size:  # what lies between was pruned since it was listed
                 if size:
                     raise DataError(
-                        f"{segment.journal}: content behind offset {begin} was pruned while it was read: "
+                        f"{segment.journal}: content after offset {begin} was pruned while it was read: "
                         "run the query again"
                     )
                 begin = start
@@ -187,7 +185,7 @@ class SegmentReader(Aclosing):
                 return Piece(segment, begin, whole[:cut])
             if size > FRAME_BYTES_MAX + _BLOCK_BYTES:
                 raise DataError(
-                    f"{segment.journal}: no record ends within {size} bytes behind offset {begin} (is "
+                    f"{segment.journal}: no record ends within {size} bytes after offset {begin} (is "
                     "the table's `format` that of its journals?)"
                 )
             # A record longer than a block is looked at again when there is twice as much of it: to join all at each

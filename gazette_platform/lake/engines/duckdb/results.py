@@ -12,12 +12,10 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa  # type: ignore[import-untyped]
 
-__all__ = ["QueryResult", "require_one_answer"]
-
 T = TypeVar("T")
 
 _BATCH_ROWS: Final = 65536
-# Types of statements that are there for their rows. Others tell how many they changed.
+# Types of statements that return rows. Others report how many they changed.
 _ANSWERS: Final = frozenset({"SELECT", "EXPLAIN", "CALL", "EXECUTE"})
 
 
@@ -90,7 +88,7 @@ class QueryResult:
 
 
 def require_one_answer(statements: Sequence[duckdb.Statement]) -> None:
-    """Refuse a query that gives nothing, or rows that nobody would see.
+    """Refuse a query that gives nothing, or rows that would not be shown.
 
     Raises: ValidationError: with what to do instead.
     """
@@ -101,7 +99,7 @@ def require_one_answer(statements: Sequence[duckdb.Statement]) -> None:
     for number, statement in enumerate(statements[:-1], 1):
         if statement.type.name in _ANSWERS:
             raise ValidationError(
-                f"has {len(statements)} statements, of which only the last one's rows are shown, and "
+                f"has {len(statements)} statements; only the last one's rows are shown, and "
                 f"statement {number} gives rows, too: run each by itself, or join them by UNION ALL",
                 path="query",
             )

@@ -13,8 +13,8 @@ of a block for one value.
 | date | `"2020-01-31"`, `"2020-1-31"`, also with a time behind | all other texts, numbers |
 | array, map, struct | arrays, objects, objects; their values by these rules | |
 
-A line that does not begin with a JSON object is a row of NULLs; what stands behind it is passed over.
-Where Trino and Spark agree, so does this, but for texts in single quotes.
+A line that does not begin with a JSON object is a row of NULLs; what follows it is ignored.
+Where Trino and Spark agree, so does this, except for texts in single quotes.
 
 Content of a table as Arrow columns: all that fits by Arrow's parsers, the rest value by value.
 
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.table_spec import TableSpec
 
-__all__ = ["Numeral", "RowParser", "arrow_type", "fitted", "parse_line", "row_parser"]
-
 _BITS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _NUMERAL: Final = re.compile(
     r"[+-]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,4})?\Z", re.ASCII
@@ -68,7 +66,7 @@ class Numeral(str):
     __slots__ = ()
 
 
-# `NaN` and infinities are no JSON, yet engines take them: of a line with one, its other keys are read.
+# `NaN` and infinities are not JSON, yet engines take them: the other keys of such a line are read.
 _DECODER: Final = json.JSONDecoder(
     parse_float=Numeral, parse_int=Numeral, parse_constant=Numeral, strict=True
 )
@@ -194,7 +192,7 @@ def _array(value: Any, kind: ColumnType) -> list[Any] | None:
 def _map(value: Any, kind: ColumnType) -> list[tuple[str, Any]] | None:
     if not isinstance(value, dict):
         return None
-    # DuckDB fails at a key that is there twice, as two with lone surrogates may be.
+    # DuckDB fails at a repeated key, as two with lone surrogates may be.
     return list({_string(k, kind): fitted(v, kind.arguments[1]) for k, v in value.items()}.items())
 
 
@@ -261,7 +259,7 @@ class RowParser(Protocol):
         ...
 
     def ends(self, content: bytes) -> pa.Int64Array:
-        """Where each of the whole records of `content` ends, behind its newline."""
+        """Where each of the whole records of `content` ends, after its newline."""
         ...
 
     def count(self, content: bytes) -> int:
@@ -448,7 +446,7 @@ class _CsvRows:
         except DataError:
             return None
         table = pa.Table.from_batches(batches, schema).select(list(names))
-        # It passes over empty lines, and takes records of several, of which each makes fewer rows.
+        # It skips empty lines, and joins records of several lines, so there are fewer rows.
         if table.num_rows != content.count(b"\n"):
             return None
         return [column.combine_chunks() for column in table.columns]

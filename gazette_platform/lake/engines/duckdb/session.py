@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.reading.segments import Segment
     from gazette_platform.lake.spec.table_spec import TableSpec
 
-__all__ = ["LocalSql", "connect"]
-
 # DuckDB's name of a database without a file.
 _DATABASE: Final = "memory"
 _TABLES_AT_A_TIME: Final = 8
@@ -148,12 +146,12 @@ class LocalSql(Closing):
         roots: fragment-store URL → where it lies on this machine.
         refused: what is wrong with other specs, by file name.
         owned: a client to close at the end.
-        catalog: opens the one of typed tables, once there is a query of one; None: these are no tables.
-        clock: by which snapshots are dated.
+        catalog: opens the one of typed tables, once there is a query of one; None: typed tables are not tables here.
+        clock: dates snapshots.
 
     Attributes:
         refused: why specs of the folder make no table, by file name.
-        on_progress: called when more was read, in any thread; `scans` tells how much.
+        on_progress: called when more was read, in any thread; `scans` says how much.
     """
 
     def __init__(
@@ -197,7 +195,7 @@ class LocalSql(Closing):
         self._tasks = TaskGroup("local-sql")
         self._pool = ReadAhead(self._tasks, client.config.read_ahead_bytes_max)
         self._parsers = ThreadPoolExecutor(_PARSERS, "gazette-sql")
-        # In memory: views over journals make no sense in a file. Tables of one's own go to one by ATTACH.
+        # In memory: views over journals make no sense in a file. Your own tables go to a file by ATTACH.
         self._duckdb = duckdb.connect()
         self._empty: DuckDBPyConnection | None = None
         self._duckdb.execute(MACRO)
@@ -256,7 +254,7 @@ class LocalSql(Closing):
         return {name: table for name, table in self._inferred.items() if name in self._datasets}
 
     def _ask(self, statement: Statement, parameters: Sequence[Any] | None) -> DuckDBPyConnection:
-        """Run a statement. DuckDB says which `journal(…)` of it is no view yet."""
+        """Run a statement. DuckDB says which `journal(…)` of it is not a view yet."""
         import duckdb  # noqa: PLC0415
 
         missing: list[str] = []
@@ -281,7 +279,7 @@ class LocalSql(Closing):
         self._register_all(self._inferred[called(name)].spec for name in names)
 
     def _forget_journals(self) -> None:
-        """Have the next query look at heads of journals anew: views that it does not find are made again."""
+        """Let the next query ask for heads of journals again: views that it does not find are made again."""
         import duckdb  # noqa: PLC0415
 
         for table, name in self._journals.items():
@@ -407,7 +405,7 @@ class LocalSql(Closing):
         return self._empty
 
     def _refresh_all(self) -> None:
-        """As `refresh`, for queries that may mean any table: one that fails is told when it is asked for."""
+        """As `refresh`, for queries that may mean any table: one that fails raises when it is asked for."""
         self._unavailable = {}
         found = self._client.run(self._snapshots(self._specs.values()))
         for name, snapshot in zip(self._specs, found, strict=True):
@@ -559,8 +557,8 @@ class LocalSql(Closing):
             return f"there is no table {name}: to read journals without a table spec, write FROM {called(name)}"
         if not self.tables and not self.refused:
             return (
-                f"there is no table {name}: no table spec is known (name their folder by --tables, or read journals "
-                "without one: FROM journal('NAME'))"
+                f"there is no table {name}: no table spec is known (create a table with `gazctl lake create`, read journals "
+                "without one by FROM journal('NAME'), or name another folder of specs by --tables)"
             )
         shown = ", ".join(self.tables[:_NAMES_SHOWN])
         more = len(self.tables) - _NAMES_SHOWN

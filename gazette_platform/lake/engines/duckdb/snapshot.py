@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.reading.segments import Segment, SegmentPlan
     from gazette_platform.lake.spec.table_spec import TableSpec
 
-__all__ = ["JournalSnapshot", "TableSnapshot", "take_snapshot"]
-
 _JOURNALS_AT_A_TIME = 16
 # Of signed URLs: a query that runs longer reads the rest through brokers.
 _URL_TTL_S = 3600.0
@@ -43,7 +41,7 @@ class JournalSnapshot:
     fragments: int
     """Persisted ones."""
     gaps: tuple[tuple[int, int], ...]
-    """Bytes between `begin` and `head` that nobody holds now."""
+    """Bytes between `begin` and `head` that no broker or store holds now."""
     aside: tuple[tuple[int, int], ...] = ()
     """Bytes in files that were set aside, so that no query of a table reads them."""
 
@@ -69,7 +67,7 @@ async def take_snapshot(client: AsyncClient, spec: TableSpec, now: datetime) -> 
     """The table at this instant.
 
     Args:
-        now: by which path postfixes of what is not persisted yet are made.
+        now: the time for path postfixes of what is not persisted yet.
 
     Raises: ValidationError: no journal matches, or the spec does not suit their paths. LakeError: a path
         has a key twice, or a value that is not of its column's type. TransportError. Cancellation: safe.
@@ -148,7 +146,7 @@ class _Places:
         directories = dict.fromkeys(home_directory(f) for f in stored)
         found = dict.fromkeys(_layout(spec, directory) for directory in directories)
         for directory in dict.fromkeys(self._live_directory(each.spec) for each in journals):
-            # One that goes on in a way that only brokers know is as good as one that is there.
+            # One that continues in a way that only brokers know counts as one that exists.
             live = _layout(spec, directory)
             if not any(str(layout).startswith(f"{live}/") for layout in found):
                 found.setdefault(live)

@@ -1,6 +1,6 @@
-"""Typed tables in DuckDB: rows that runs have published and the tail behind them, as one view over two data sets.
+"""Typed tables in DuckDB: rows that runs have published and the tail after them, as one view over two data sets.
 
-A typed table as two data sets of Arrow, which DuckDB scans: its rows as they were pinned, and the tail behind them.
+A typed table as two data sets of Arrow, which DuckDB scans: its rows as they were pinned, and the tail after them.
 
 As of raw tables (`dataset`), DuckDB says which columns it needs, and which rows; files of the table are pruned by that.
 UUIDs are 16 bytes here, which a view makes UUIDs: DuckDB compares no UUIDs by way of Arrow.
@@ -44,17 +44,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.runs.tail import PinnedTail, SpooledTail
     from gazette_platform.ops.clock import Clock
 
-__all__ = [
-    "HistoryDataset",
-    "JournalSeam",
-    "TailDataset",
-    "TypedSeam",
-    "TypedView",
-    "TypedViews",
-    "plain_schema",
-    "uuid_columns",
-]
-
 _THREADS: Final = min(4, os.cpu_count() or 1)
 
 
@@ -65,7 +54,7 @@ class JournalSeam:
 
     journal: str
     offset: int
-    """The seam: messages before are in the table, but for those of transactions that were open there."""
+    """The seam: messages before are in the table, except for those of transactions that were open there."""
     head: int
     """Byte offset; what was appended later is not in the query."""
 
@@ -81,9 +70,9 @@ class TypedSeam:
     """Of the table; None: it had none."""
     journals: tuple[JournalSeam, ...]
     holes: tuple[Hole, ...]
-    """What nobody holds. Messages behind are no rows, as no run makes them any."""
+    """Bytes that no broker or store holds. Messages after them are not rows, as no run converts them."""
     quarantined: int | None
-    """Records of the tail of which no row can be made; None: it was not read."""
+    """Records of the tail that cannot be rows; None: it was not read."""
     files: int
     """Of the table, that were opened."""
     taken_at: datetime
@@ -97,7 +86,7 @@ class TypedView:
     Args:
         name: ``schema.table``.
         pinned: the table, and where its tail is.
-        failed: is told why a scan fails.
+        failed: called with why a scan fails.
     """
 
     def __init__(
@@ -226,8 +215,8 @@ class TypedViews:
         specs: of raw tables, by the names of the typed ones.
         client: of brokers.
         open_catalog: has the tables; asked once there is a query of one. None: there are none.
-        failed: is told why a scan fails.
-        clock: by which views are dated.
+        failed: called with why a scan fails.
+        clock: dates views.
     """
 
     def __init__(
@@ -247,7 +236,7 @@ class TypedViews:
         self._failed = failed
         self._clock = clock
         self._catalog: TypedCatalog | None = None
-        # Of which the query before may still be giving rows.
+        # The previous query may still be reading its rows.
         self._former: list[TypedView] = []
 
     def pin(self, name: str) -> TypedView:
@@ -313,7 +302,7 @@ class _Rows(ds.Dataset):  # type: ignore[misc]
 
     Args:
         schema: of rows, with UUIDs.
-        failed: is told why a scan fails: DuckDB passes texts on only.
+        failed: called with why a scan fails: DuckDB passes texts on only.
 
     Attributes:
         scans: that were begun.
@@ -340,7 +329,7 @@ class _Rows(ds.Dataset):  # type: ignore[misc]
         self.scans += 1
         names = list(columns) if columns is not None else self._schema.names
         wanted = pa.schema([self._schema.field(name) for name in names])
-        # The expression does not tell which columns it is of; its text names them all.
+        # The expression does not list its columns; its text names them all.
         text = str(filter) if filter is not None else ""
         read = [name for name in self._schema.names if name in names or name in text]
         batches = self._told(self._batches(read or self._schema.names[:1], filter), wanted, filter)
@@ -433,7 +422,7 @@ class TailDataset(_Rows):
 
     @property
     def quarantined(self) -> int | None:
-        """Records of the tail of which no row can be made; None: nobody has read it."""
+        """Records of the tail that cannot be rows; None: the tail was not read."""
         return None if self._spooled is None else self._spooled.quarantined
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the section `typed:` of a table spec says: which Iceberg table, of which columns, made when.
+"""What the section `typed:` of a table spec says: the Iceberg table, its columns, and when it is made.
 
 Nouns: a *typed spec* is what a good section says; a *typed column* is a key of the records with a type that Iceberg
 has; *system columns* say of each row where it came from; a *partition transform* is what rows of one data file

@@ -22,18 +22,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.typed.typed_columns import RawTable
 
-__all__ = [
-    "CHANGE_COLUMNS",
-    "DELETE",
-    "OP",
-    "OP_KEY",
-    "POSITION",
-    "POSITION_KEY",
-    "TRUNCATE",
-    "ChangeOrder",
-    "base_of_envelope",
-]
-
 OP: Final = "_op"
 POSITION: Final = "_position"
 OP_KEY: Final = "#op"
@@ -61,7 +49,7 @@ CHANGE_COLUMNS: Final = (
         is_system=True,
     ),
 )
-"""What each row of a table with `change_data` has behind its columns."""
+"""What each row of a table with `change_data` has after its columns."""
 
 
 @final
@@ -71,9 +59,9 @@ class ChangeOrder(NamedTuple):
     deleted: str
     """Column that says so."""
     position: str = ""
-    """Column by which changes are ordered, before all else; empty: by their journals alone."""
+    """Column that orders changes, before all else; empty: their journals alone do."""
     is_envelope: bool = False
-    """Whether `deleted` holds an operation, of which one truncates the table."""
+    """Whether `deleted` holds an operation; one of them truncates the table."""
 
     def deletes(self, quote: Callable[[str], str], row: str = "") -> str:
         """Return a condition in SQL, never null: a message deletes its key's row.

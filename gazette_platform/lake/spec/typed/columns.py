@@ -21,7 +21,7 @@ The second and third are made in `iceberg_types`. Names are Iceberg's where syst
 A record whose value does not fit is set aside, and null fits each column that is not required. Which values fit
 follows docs/internals/typed-parsing.md; where Arrow's reader of JSON does not do it by itself, whoever parses has to:
 
-- string: texts only. A number, truth value, list or object is no text; `json` takes them. So does a raw table's
+- string: texts only. A number, truth value, list or object is not a text; `json` takes them. So does a raw table's
   `string`, so what fits the raw table may be set aside here.
 - json: the text of any value, null included, as it was written, so that 12 and "12" are told apart. Arrow has no
   such type: records of tables with such a column go line by line.
@@ -35,11 +35,11 @@ follows docs/internals/typed-parsing.md; where Arrow's reader of JSON does not d
 - timestamptz: by format `iso`, a date with or without a time behind `T` or a blank, with or without a zone, in letters of either
   case; without a zone it is UTC. Digits of a second beyond the sixth are zeros, or cut off where the column says `truncate`. By `epoch_s`, `epoch_ms` and `epoch_us` an integer, of years 1 to 9999.
 - timestamp: the same texts without a zone. Arrow turns one that has a zone to UTC and forgets it: look for those. The same integers,
-  of which the day and time are taken as they are.
+  whose day and time are taken as they are.
 - binary: a text in `base64` (with padding, as Go writes bytes) or `hex`. Arrow takes the text itself for the bytes.
 - uuid: a text of 36 characters. Arrow reads none from JSON.
-- map: Arrow reads none from JSON: such tables go line by line as well. Keys that are there twice do not fit.
-- struct: keys as they are written; one that is there twice does not fit. An object without any of the keys does.
+- map: Arrow reads none from JSON: such tables go line by line as well. Duplicate keys do not fit.
+- struct: keys as they are written; a duplicate one does not fit. An object without any of the keys does.
 - segment (of a column, not a type): from the journal's name, the same for all rows of a fragment.
 """
 
@@ -51,21 +51,6 @@ from gazette_platform.lake.spec.schema import ColumnType, TypeLanguage, parse_ty
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-__all__ = [
-    "FORMATS",
-    "KEY_TYPES",
-    "SCALARS",
-    "TRANSFORMS",
-    "TRUNCATED",
-    "has_times",
-    "leaf_of",
-    "parse_typed",
-    "spark_ddl",
-    "text_of",
-    "trino_name",
-    "typed_from_raw",
-]
 
 _SPARK: Final = {
     "json": "string",
@@ -126,7 +111,7 @@ _INTEGERS: Final = frozenset({"int", "bigint"})
 _INSTANTS: Final = frozenset({"timestamp", "timestamptz"})
 
 KEY_TYPES: Final = _TEXTS | _INTEGERS | _INSTANTS | {"boolean", "date", "decimal", "uuid"}
-"""Types of which engines agree when two values are equal."""
+"""Types whose equality engines agree on."""
 
 TRANSFORMS: Final = {
     "identity": KEY_TYPES - {"binary"},
@@ -137,7 +122,7 @@ TRANSFORMS: Final = {
     "bucket": KEY_TYPES - {"boolean"},
     "truncate": _TEXTS | _INTEGERS | {"decimal"},
 }
-"""Of which types a table may be partitioned, by Iceberg's transforms."""
+"""Types that may partition a table, by Iceberg's transforms."""
 
 
 def parse_typed(text: str) -> ColumnType:

@@ -1,4 +1,4 @@
-"""Columns out of a JSON Schema of the records: the part of it that tells types. Pure.
+"""Columns out of a JSON Schema of the records: the part of it that defines types. Pure.
 
 | schema | column |
 |---|---|
@@ -8,9 +8,9 @@
 | `boolean` | boolean |
 | `array` with one schema of `items` | array |
 | `object` with `properties`; with `additionalProperties` alone | struct; map |
-| several types of which one is `null`, also by `anyOf` or `oneOf` | the other one |
+| several types, one of them `null`, also by `anyOf` or `oneOf` | the other one |
 | `enum` and `const`, without a type | that of their values |
-| `$ref` to a place in the same document | what is there |
+| `$ref` to a place in the same document | its content |
 
 `required` of the document makes columns required; that of objects below is not looked at, and neither is
 what limits values (`minimum`, `pattern`, `enum`): a typed table holds types, it judges no values. What could give a
@@ -32,11 +32,9 @@ from gazette_platform.lake.spec.schema import ColumnType
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Property", "parse_document", "properties_of"]
-
 _FIELD_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _DEPTH_MAX: Final = 16
-# By references a short document has places that nobody could look at in a day.
+# With references a short document can have places that take a day to check.
 _PLACES_MAX: Final = 20_000
 _NOT_TAKEN: Final = (
     *("allOf", "not", "if", "then", "else", "patternProperties", "propertyNames"),
@@ -64,7 +62,7 @@ class Property(NamedTuple):
     is_required: bool
     comment: str
     errors: tuple[ValidationError, ...]
-    """Why it is no column; each has a path within the document."""
+    """Why it is not a column; each has a path within the document."""
 
 
 def parse_document(text: bytes) -> object:
@@ -87,14 +85,14 @@ def properties_of(document: object) -> list[Property]:
     Args:
         document: as a reader of JSON gives it.
 
-    Raises: ValidationError: it is no schema of objects.
+    Raises: ValidationError: it is not a schema of objects.
     """
     reader = _Reader(document)
     root, path = reader.resolved(document, "", 0)
     properties = root.get("properties")
     if not isinstance(properties, dict) or not properties or root.get("type", "object") != "object":
         raise ValidationError(
-            "is no schema of objects: it needs `type: object` and `properties`", path=path
+            "is not a schema of objects: it needs `type: object` and `properties`", path=path
         )
     for keyword in (*_NOT_TAKEN, "anyOf", "oneOf"):
         if keyword in root:
@@ -229,7 +227,7 @@ def _type_name(schema: Mapping[str, Any], path: str) -> str:
 
 
 def _implied(schema: Mapping[str, Any]) -> list[str]:
-    """Types, as far as other keywords tell them."""
+    """Types, as far as other keywords define them."""
     if "properties" in schema:
         return ["object"]
     if "items" in schema:

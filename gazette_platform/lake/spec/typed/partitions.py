@@ -11,8 +11,6 @@ from gazette_platform.errors import ValidationError
 from gazette_platform.lake.spec.ownership import shown
 from gazette_platform.lake.spec.typed.columns import TRANSFORMS
 
-__all__ = ["PartitionTransform", "parse_partition"]
-
 _NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _FORM: Final = re.compile(
     rf"\s*(?:(?P<transform>{_NAME})\s*\(\s*(?:(?P<argument>\d+)\s*,\s*)?(?P<of>{_NAME})\s*\)|(?P<bare>{_NAME}))\s*\Z"
@@ -60,7 +58,7 @@ class PartitionTransform(msgspec.Struct, frozen=True):
 
     @property
     def is_time(self) -> bool:
-        """Whether it is one of those of which a column has one at most."""
+        """Whether a column may have at most one of these."""
         return self.transform in ("year", "month", "day", "hour")
 
 
@@ -74,7 +72,7 @@ def parse_partition(text: str) -> PartitionTransform:
     """
     found = _FORM.match(text)
     if found is None:
-        raise ValidationError(f"{shown(text)} is no transform of a column: {_EXAMPLES}")
+        raise ValidationError(f"{shown(text)} is not a transform of a column: {_EXAMPLES}")
     if found["bare"]:
         return PartitionTransform("identity", found["bare"])
     transform, digits = found["transform"].lower(), found["argument"]

@@ -1,4 +1,4 @@
-"""What the section `typed:` of a table spec says: which Iceberg table, of which columns, made when. Pure.
+"""What the section `typed:` of a table spec says: the Iceberg table, its columns, and when it is made. Pure.
 
     typed:
       name: typed.flights                 # default: typed. and the raw table's name
@@ -61,8 +61,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.typed.typed_columns import BaseColumn, RawTable
 
-__all__ = ["SCHEMA", "TypedSpec", "read_typed_spec"]
-
 SCHEMA: Final = "typed"
 """Of typed tables that have no name of their own."""
 
@@ -89,10 +87,10 @@ class TypedSpec(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[TypedColumn, ...]
     """In their order, without the system's."""
     key: tuple[str, ...] = ()
-    """Names of the columns of which the last message wins; empty: each message is a row."""
+    """Names of the key columns, whose last message wins; empty: each message is a row."""
     partitions: tuple[PartitionTransform, ...] = ()
     unknown: Literal["ignore", "quarantine"] = "ignore"
-    """What becomes of a record with a key, at any depth of structs, that is no column."""
+    """What becomes of a record with a key, at any depth of structs, that is not a column."""
     every_s: float = 0.0
     """Seconds between runs that go on without end; 0: it does not."""
     cron: str = ""
@@ -129,7 +127,7 @@ class TypedSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def quarantine(self) -> str:
-        """``schema.table`` of the table beside it, of records that are no rows."""
+        """``schema.table`` of the table beside it, of rejected records."""
         return f"{self.name}{QUARANTINE_SUFFIX}"
 
     @property
@@ -178,7 +176,7 @@ def read_typed_spec(
         section: what its key `typed` holds, as a reader of YAML gives it.
         beside: contents of files that `json_schema` may name, by their names.
 
-    Returns: errors have paths that begin with ``typed``, and are told of every part that can be read.
+    Returns: errors have paths that begin with ``typed``, and cover every part that can be read.
     """
     reader = _Reader(raw, section, beside or {})
     errors = first_errors(error.within("typed") for error in reader.errors())
@@ -199,12 +197,14 @@ class _Reader:
         if isinstance(section, dict):
             self._read_shape(section)
         else:
-            self._shape_errors.append(ValidationError("is no mapping: it needs `uuid`, at least"))
+            self._shape_errors.append(
+                ValidationError("is not a mapping: it needs `uuid`, at least")
+            )
         self._is_endless = self._characters() > SPEC_BYTES_MAX
         self._base_columns = self._base()
         entries = {} if self._is_endless else self._items["columns"]
         columns, self._column_errors = merged_columns(self._base_columns, entries)
-        # Of columns whose very shape is wrong nobody knows the names.
+        # Columns of a wrong shape have no names.
         self._is_in_part = any(
             error.path.startswith(("columns", "json_schema")) for error in self._shape_errors
         )
@@ -272,12 +272,12 @@ class _Reader:
         if "uuid" not in section and not section.get("change_data"):
             told = (
                 "is missing: where do records have their message's UUID, e.g. `_meta.uuid`? `none` says "
-                "that they have none, and that what is appended twice may be there twice"
+                "that they have none, and that what is appended twice may be two rows"
             )
             self._shape_errors.append(ValidationError(told, path="uuid"))
         for name, field in _FIELDS.items():
             if name not in section:
-                # Of changes what is there twice changes nothing.
+                # A repeated change changes nothing.
                 self._values[name] = None if field.required else field.default
             elif name in _ITEMS:
                 self._read_items(name, section[name])
@@ -287,7 +287,7 @@ class _Reader:
     def _read_items(self, name: str, found: object) -> None:
         count_max, kind = _ITEMS[name]
         if not isinstance(found, list):
-            self._shape_errors.append(ValidationError("is no list", path=name))
+            self._shape_errors.append(ValidationError("is not a list", path=name))
         elif len(found) > count_max:
             self._shape_errors.append(ValidationError(f"has more than {count_max}", path=name))
         else:
@@ -367,7 +367,7 @@ class _Reader:
         path = self._uuid()
         if len(path) > _UUID_DEPTH_MAX or not all(map(is_key, path)):
             yield ValidationError(
-                f"{shown('.'.join(path))} is no path of keys, such as `_meta.uuid`, or `none`",
+                f"{shown('.'.join(path))} is not a path of keys, such as `_meta.uuid`, or `none`",
                 path="uuid",
             )
             return
@@ -380,7 +380,7 @@ class _Reader:
                 return
             if kind.name != "struct":
                 yield ValidationError(
-                    f"within {shown(path[0])} there is no key {shown(key)}: its column is no struct of one",
+                    f"within {shown(path[0])} there is no key {shown(key)}: its column is not a struct of one",
                     path="uuid",
                 )
                 return
@@ -404,21 +404,21 @@ class _Reader:
             if other.lower() == name.lower() or placed.column.key == name
         ]
         hint = f" (`{same[0]}`?)" if same else ""
-        yield ValidationError(f"{shown(name)} is no column{hint}")
+        yield ValidationError(f"{shown(name)} is not a column{hint}")
 
     def _key_errors(self) -> Iterator[ValidationError]:
         seen: set[str] = set()
         for index, name in self._items["key"].items():
             path = f"key[{index}]"
             if name in seen:
-                yield ValidationError(f"{shown(name)} is there twice", path=path)
+                yield ValidationError(f"{shown(name)} is repeated", path=path)
             seen.add(name)
             found = self._by_name.get(name)
             if found is None:
                 yield from (error.within(path) for error in self._no_column_errors(name))
             elif found.kind.name not in KEY_TYPES:
                 yield ValidationError(
-                    f"{name} is a {found.kind.name}, of which engines do not agree when two are equal",
+                    f"{name} is a {found.kind.name}, and engines do not agree when two are equal",
                     path=path,
                 )
 
@@ -495,7 +495,7 @@ class _Reader:
             told = f"there are {fitting}" if fitting else "no table is partitioned by that"
             yield ValidationError(f"{partition.column} is a {kind}: {told}")
         elif self._items["key"] and (partition.transform, kind) == ("bucket", "uuid"):
-            # Spark has them as texts, of which the buckets are others, and so writes rows in an order that Iceberg refuses.
+            # Spark has them as texts, whose buckets are others, and so writes rows in an order that Iceberg refuses.
             yield ValidationError(
                 f"{partition.column} is a uuid, by whose buckets Spark cannot write, which merges rows of tables with a key: "
                 "let it be a string, or have no buckets of it"

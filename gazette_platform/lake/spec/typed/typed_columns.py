@@ -29,20 +29,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.schema import ColumnType
     from gazette_platform.lake.spec.typed.json_schema import Property
 
-__all__ = [
-    "SYSTEM_COLUMNS",
-    "BaseColumn",
-    "ColumnEntry",
-    "PlacedColumn",
-    "RawColumn",
-    "RawTable",
-    "TypedColumn",
-    "base_of_properties",
-    "base_of_raw",
-    "merged_columns",
-    "name_errors",
-]
-
 _SEGMENT_TYPES: Final = ("string", "int", "bigint", "date")
 
 
@@ -143,7 +129,7 @@ SYSTEM_COLUMNS: Final = (
     TypedColumn(
         name="_end",
         type="bigint",
-        comment="the byte behind its last one",
+        comment="the byte after its last one",
         required=True,
         is_system=True,
     ),
@@ -154,7 +140,7 @@ SYSTEM_COLUMNS: Final = (
         is_system=True,
     ),
 )
-"""What each row of a typed table has behind its columns."""
+"""What each row of a typed table has after its columns."""
 
 _SYSTEM_NAMES: Final = frozenset(column.name for column in SYSTEM_COLUMNS)
 # Spark refuses to delete or replace rows of a table that has columns of these names.
@@ -164,7 +150,7 @@ _ICEBERGS_NAMES: Final = frozenset({
 
 
 class BaseColumn(NamedTuple):
-    """A column that is there unless an entry says otherwise."""
+    """A column that exists unless an entry says otherwise."""
 
     name: str
     key: str
@@ -194,7 +180,7 @@ def base_of_raw(raw: RawTable) -> list[BaseColumn]:
 
 
 def base_of_properties(properties: Iterable[Property]) -> list[BaseColumn]:
-    """The columns that a JSON Schema tells; keys that are no names are errors of theirs."""
+    """The columns that a JSON Schema defines; keys that are not names are errors."""
     return [
         BaseColumn(p.key, p.key, p.kind, p.comment, is_required=p.is_required, errors=p.errors)
         for p in properties
@@ -250,7 +236,7 @@ def _of_base(base: BaseColumn, errors: list[ValidationError]) -> PlacedColumn | 
 def _merged(
     entry: ColumnEntry, base: BaseColumn | None, path: str, errors: list[ValidationError]
 ) -> PlacedColumn | None:
-    """What an entry says; None, if not even its type can be told, of which there are errors then."""
+    """What an entry says; None, with errors, if not even its type is known."""
     kind = base.kind if base is not None else None
     if entry.type:
         try:
@@ -324,7 +310,7 @@ def _entry_errors(entry: ColumnEntry, kind: ColumnType, path: str) -> Iterator[V
 
 
 def name_errors(columns: Sequence[PlacedColumn]) -> Iterator[ValidationError]:
-    """Names and keys that are none, or are there twice, or are those of system columns."""
+    """Names and keys that are invalid, duplicates, or those of system columns."""
     names: dict[str, str] = {}
     keys: set[str] = set()
     for column, place, _ in columns:

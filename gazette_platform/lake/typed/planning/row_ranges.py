@@ -29,19 +29,17 @@ if TYPE_CHECKING:
     from gazette_platform.client import FragmentListing
     from gazette_platform.lake.spec.table_spec import TableSpec
 
-__all__ = ["Overlap", "RowRanges", "fragments_of"]
-
 _Range = tuple[int, int]
 # Offsets are not below 0: an empty range before all others of a journal, so that none of another one reaches into it.
 _NOTHING: Final = (-1, -1)
 
 
 class Overlap(Enum):
-    """Which rows of a file lie in ranges, as far as its bounds tell."""
+    """Which rows of a file lie in ranges, as far as its bounds show."""
 
     NONE = auto()
     SOME = auto()
-    """Or all, or none: only reading tells."""
+    """Or all, or none: only reading shows."""
     ALL = auto()
 
 
@@ -86,7 +84,7 @@ class RowRanges:
             found = [of_it for of_it in found if _touches(of_it, low, high)]
         if not found:
             return Overlap.NONE
-        # A bound that was cut is no value, and then the two differ.
+        # A bound that was cut is not a value, and then the two differ.
         is_one = first is not None and first == last
         if is_one and low is not None and high is not None and _holds(found[0], low, high):
             return Overlap.ALL
@@ -100,8 +98,8 @@ class RowRanges:
             begins: of each row.
         """
         codes = pc.index_in(journals, value_set=self._journals).cast(pa.int64())
-        # Ranges and rows, sorted: each row stands behind the last range of its journal that begins before it, or with it.
-        # Rows of other journals stand behind all.
+        # Ranges and rows, sorted: each row follows the last range of its journal that begins before it, or with it.
+        # Rows of other journals come last.
         sorted_by = pa.table([
             pa.concat_arrays([self._codes, codes]),
             pa.concat_arrays([self._begins, begins]),

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.typed.typed_columns import TypedColumn
     from gazette_platform.lake.typed.rows.parsing import ParsedBlock
 
-__all__ = ["BAD_ROWS_SCHEMA", "bad_rows", "in_schema", "placed_rows"]
-
 BAD_ROWS_SCHEMA: Final = pa.schema(
     [
         ("_journal", pa.string()),
@@ -128,7 +126,7 @@ def _segment_value(column: TypedColumn, journal: str) -> pa.Scalar:
     told = f"{journal}: column {column.name} is segment {column.segment!r} of the journal's name"
     remedy = f"correct `segment` of {column.name} in the table spec, or have the selector leave the journal out"
     if len(found) != 1 or not found[0]:
-        missing = "is there more than once" if len(found) > 1 else "has no value there"
+        missing = "occurs more than once" if len(found) > 1 else "has no value there"
         raise LakeError(f"{told}, which {missing}: {remedy}")
     kind, text = column.parsed.name, found[0]
     try:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import GazetteError
 from gazette_platform.lake.raw.applying import problems_with_journals
+from gazette_platform.lake.raw.audits.unfit_finding import partition_fit, table_finding
 from gazette_platform.lake.raw.partition_state import PartitionState
-from gazette_platform.lake.raw.progress import JournalCursor, bounded, subtract
+from gazette_platform.lake.raw.planning import JournalCursor, bounded, subtract
 from gazette_platform.lake.raw.set_aside import is_aside
 from gazette_platform.lake.raw.tables import LAYOUT, is_current, text_columns
-from gazette_platform.lake.raw.unfit_finding import partition_fit, table_finding
 from gazette_platform.lake.reading.source import all_fragments
 from gazette_platform.lake.spec.layout import Layout, partition_columns, partition_key
 
@@ -29,16 +29,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import Fragment, JournalSpec
-
-__all__ = [
-    "STALLED_S",
-    "JournalStanding",
-    "PartitionStanding",
-    "TableStanding",
-    "overdue",
-    "partition_standings",
-    "table_standing",
-]
 
 
 @final
@@ -250,7 +240,7 @@ def overdue(
         now_s: unix seconds.
         from_begin: whether to list journals from their begin; else only the next fragments behind
             what is registered.
-        on_error: is told why a journal cannot be listed, and the others are looked at; None: that is raised.
+        on_error: called with why a journal cannot be listed; the others are looked at. None: that is raised.
 
     Raises: GazetteError: brokers cannot be reached.
     """

@@ -1,6 +1,6 @@
 """Directories of object stores that were listed, and held just what brokers list.
 
-Accounts may differ from what brokers list for long: where a prune cannot be told from a store that is
+Accounts may differ from what brokers list for long: where a prune looks the same as a store that is
 away, say. Each listing costs money, so such a directory is listed again only when something has changed, or after
 a while. Known to this process alone: another one lists once more.
 """
@@ -16,8 +16,6 @@ from gazette_platform.ops.lru import Lru
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-__all__ = ["Looked", "looked"]
-
 _KEPT_S: Final = 600.0
 _COUNT_MAX: Final = 10_000
 
@@ -27,7 +25,7 @@ class Looked:
     """What was looked at lately. Any thread may ask.
 
     Args:
-        monotonic_s: tells the time.
+        monotonic_s: gives the time.
     """
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
@@ -48,4 +46,4 @@ class Looked:
 
 
 looked = Looked()
-"""That of this process: sensors make auditors anew at each tick."""
+"""That of this process: sensors make new auditors at each tick."""

@@ -1,7 +1,7 @@
 """What a prune took from the accounts of a Hive partition: decided purely.
 
 Brokers never say that something was pruned: they list it no more. So does a store that is not mounted, or
-another one in its place, and then nothing may be forgotten. Each part of the evidence must be there:
+another one in its place, and then nothing may be forgotten. Each part of the evidence is required:
 
 | brokers list in the partition's directory | its files, as this process sees them | proof of the store | verdict |
 |---|---|---|---|
@@ -13,12 +13,12 @@ another one in its place, and then nothing may be forgotten. Each part of the ev
 | nothing | none | yes | empty |
 
 The *proof* is a fragment in the same store that was registered at an earlier tick, that brokers still list, and
-whose file is there. It lies behind all that is gone, since a prune leaves the end of a journal. And brokers
+whose file exists. It lies after all that is gone, since a prune leaves the end of a journal. And brokers
 listed it without a break: where they once listed nothing of what was registered, that may have been a store that went
 away, and what was stored since proves nothing about what was before. Nor does what is stored once more: brokers keep
 their copies for some minutes after the primary stored a fragment, and store it again if they find nothing.
 
-Accounts that were emptied stay, until Dagster was told; then their Hive partition is dropped.
+Accounts that were emptied stay until Dagster has the event; then their Hive partition is dropped.
 """
 
 from __future__ import annotations
@@ -26,27 +26,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, final
 
-from gazette_platform.lake.raw.progress import subtract
+from gazette_platform.lake.raw.planning import subtract
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gazette_platform.lake.raw.partition_state import PartitionState
-    from gazette_platform.lake.raw.progress import JournalCursor, Page
+    from gazette_platform.lake.raw.planning import JournalCursor, Page
     from gazette_platform.protocol import Fragment
-
-__all__ = [
-    "Break",
-    "Evidence",
-    "Files",
-    "Judgement",
-    "Verdict",
-    "is_broken",
-    "is_emptied",
-    "judge",
-    "lost_ranges",
-    "pruned_front",
-]
 
 # A broker notes its own time when it stores a fragment; a listing has the store's.
 _SKEW_S: Final = 60
@@ -81,7 +68,7 @@ class Break:
         return self.stored_at is None or (is_stored and not _is_later(fragment, self.stored_at))
 
     def joined(self, other: Break) -> Break:
-        """Both, one of which nothing has mended yet."""
+        """Join both; one of them has not been mended yet."""
         times = [b.stored_at for b in (self, other) if b.stored_at is not None]
         return Break(max(self.offset, other.offset), min(times, default=None))
 
@@ -93,7 +80,7 @@ class Evidence:
 
     proof: Fragment | None = None
     """A fragment in the store in question which was registered at an earlier tick, is listed, and whose file
-    is there; the furthest one."""
+    exists; the furthest one."""
     first: int | None = None
     """Begin of the first fragment that brokers list; None: they list none, or one that was stored after a break."""
     broken_at: int | None = None
@@ -200,7 +187,7 @@ def _doubt(evidence: Evidence, lost: Sequence[tuple[int, int]]) -> str:
         return "nothing that was registered in its store before is there any more"
     if lost[-1][1] > evidence.proof.begin:
         return (
-            f"the journal ends at {evidence.proof.end} by now, before bytes that were registered: was it made "
-            "anew, or is its store another one?"
+            f"the journal ends at {evidence.proof.end} by now, before bytes that were registered: was it recreated, "
+            "or is its store another one?"
         )
     return ""

@@ -2,11 +2,11 @@
 
 A look takes some Hive partitions of one journal, in the order of time, and compares their accounts with what brokers
 list, which is one metastore call and a page or two. Only where these differ are directories listed, the proof of the
-store looked for, and what is left counted anew; `retention` then decides. Nothing is ever deleted but entries
+store looked for, and what is left counted again; `retention` then decides. Nothing is ever deleted but entries
 of the metastore, and those come back by the round over old fragments if the files do.
 
-Dropping takes two steps, so that whoever is told of Hive partitions has something to be told of: a look
-empties the accounts, and `drop` drops what is empty, when its caller has told that.
+Dropping takes two steps, so that the caller can report Hive partitions before they are gone: a look
+empties the accounts, and `drop` drops what is empty, once its caller has reported that.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gazette_platform.errors import GazetteError, LakeError, StoreError
 from gazette_platform.hive import HivePartition, partition_name
 from gazette_platform.lake.raw.accounting import PartitionAccount
 from gazette_platform.lake.raw.accounts import own_values
-from gazette_platform.lake.raw.fit import header_scanner
+from gazette_platform.lake.raw.audits.fit import header_scanner
 from gazette_platform.lake.raw.listing import journal_files, nearest_before
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.planning import directory_of
-from gazette_platform.lake.raw.recounting import Recount
-from gazette_platform.lake.raw.retention import (
+from gazette_platform.lake.raw.prunes.recounting import Recount
+from gazette_platform.lake.raw.prunes.retention import (
     Evidence,
     Files,
     is_emptied,
@@ -47,14 +47,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gazette_platform.hive import HiveTable, MetastoreSession
-    from gazette_platform.lake.raw.progress import JournalCursor
-    from gazette_platform.lake.raw.retention import Break, Judgement
+    from gazette_platform.lake.raw.planning import JournalCursor
+    from gazette_platform.lake.raw.prunes.retention import Break, Judgement
     from gazette_platform.lake.reading.source import FragmentSource
     from gazette_platform.lake.spec.layout import PartitionColumn, StoreRoots
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import Fragment, JournalSpec
-
-__all__ = ["Look", "ShrinkLimits", "Shrinker"]
 
 _PAGE: Final = 1000
 # Of one look; more only where the first Hive partition alone holds as many fragments.
@@ -64,7 +62,7 @@ _PAGES_OF_ONE_MAX: Final = 500
 _COMMIT_MAX: Final = 50
 _PROOFS_MAX: Final = 5
 _TAIL: Final = 16
-# The first Hive partition may be of a journal whose name goes on where this one's ends.
+# The first Hive partition may be of a journal whose name continues this journal's name.
 _FRONT: Final = 2
 _OFFSET_MAX: Final = (1 << 63) - 1
 _TOO_MANY: Final = "there are too many fragments in it to be looked through"
@@ -77,7 +75,7 @@ class ShrinkLimits:
 
     partitions_max: int = 200
     content_bytes_max: int = 256 << 20
-    """Decompressed bytes to count anew; one larger fragment alone is allowed."""
+    """Decompressed bytes to count again; one larger fragment alone is allowed."""
 
 
 @final
@@ -88,7 +86,7 @@ class Look:
     accounts: list[PartitionAccount] = field(default_factory=list)
     """Of all Hive partitions that were looked at and hold something."""
     emptied: list[PartitionAccount] = field(default_factory=list)
-    """Those that hold nothing any more, by this look or an earlier one: to be told of, and dropped."""
+    """Those that hold nothing any more, by this look or an earlier one: to report, and then drop."""
     changed: list[PartitionAccount] = field(default_factory=list)
     """Those of `accounts` that hold less than before, by this look."""
     shrunk: int = 0
@@ -192,7 +190,7 @@ class Shrinker:
             after: name of the Hive partition to begin behind; empty: at the first.
             broken: where brokers once listed nothing any more; None: they always did.
             is_confirmed: as in `Evidence`.
-            is_dry_run: change nothing, and tell how much would be.
+            is_dry_run: change nothing, and report how much would change.
             is_over: whether time is up; what is left is for another look.
 
         Raises: GazetteError: a server cannot be reached, or the journal cannot be listed. What was done before
@@ -373,7 +371,7 @@ def _write(
 
 
 def _layout_of(table: HiveTable) -> Layout:
-    """Raises: LakeError: it is no table of ours."""
+    """Raises: LakeError: it is not a table of ours."""
     if LAYOUT not in table.parameters:
         raise LakeError(
             f"table {table.full_name} was made by others, so nothing of it is forgotten: drop it, or give the table "
@@ -428,7 +426,7 @@ class _View:
         self._proofs: dict[str, Fragment | None] = {}
 
     def account(self, part: _Part, state: PartitionState) -> PartitionAccount:
-        """The accounts of a Hive partition, as they are told of."""
+        """The accounts of a Hive partition, as they are reported."""
         return PartitionAccount(
             key=partition_key(self._columns, part.partition.values),
             values=part.partition.values,
@@ -487,7 +485,7 @@ class _View:
         return sorted(found, key=lambda f: (f.begin, f.end))
 
     def lists_before(self, broken: Break) -> bool:
-        """Whether brokers list anything of before a break again."""
+        """Whether brokers list anything from before a break again."""
         first = self._first_listed(broken)
         return first is not None and first < broken.offset
 

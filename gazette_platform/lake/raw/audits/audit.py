@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.lake.raw.accounts import Accounts, read_accounts
-from gazette_platform.lake.raw.listed import looked
+from gazette_platform.lake.raw.audits.listed import looked
 from gazette_platform.lake.raw.listing import JournalFiles, journal_files
-from gazette_platform.lake.raw.planning import directory_of, is_readable
-from gazette_platform.lake.raw.progress import JournalCursor
+from gazette_platform.lake.raw.planning import JournalCursor, directory_of, is_readable
 from gazette_platform.lake.raw.set_aside import home_directory, is_aside
 from gazette_platform.lake.reading.findings import Finding
 from gazette_platform.lake.reading.segments import Span, choose, clusters, gaps, lowered, uncovered
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import CompressionCodec, Fragment
-
-__all__ = ["Audit", "Auditor"]
 
 # Directories of object stores that one audit lists because of what accounts say.
 _SUSPECTS_MAX = 32
@@ -102,7 +99,7 @@ class Auditor:
             cursor: how far the journal is registered; None: as the accounts say.
             limit: fragments to ask for; the audit ends where they end.
             lists_objects: whether directories of object stores are listed, too: a request for each.
-            known: directories of which earlier findings tell which file is left out: others come first.
+            known: directories for which earlier findings name the file to leave out: others come first.
 
         Raises: GazetteError: a server cannot be reached.
         """
@@ -134,7 +131,7 @@ class Auditor:
         lists_objects: bool,
     ) -> _View:
         listed = self._source.fragments(journal, begin, limit)
-        # Where nothing begins any more, the first fragment tells where the journal's files lie.
+        # Where nothing begins any more, the first fragment shows where the journal's files lie.
         anchors = listed or self._source.fragments(journal, 0, 1)
         reach = listed[-1].begin if len(listed) >= limit else None
         accounts = read_accounts(session, spec, table, self._roots, journal, anchors, begin, reach)
@@ -147,7 +144,7 @@ class Auditor:
                 *(d for d in known if d in accounts.places),
             ]
         )
-        # Of overlaps, and of what was found before, files tell which is left out.
+        # For overlaps, and earlier findings, files show which is left out.
         doubtful = dict.fromkeys(
             d
             for d in doubtful
@@ -190,7 +187,7 @@ class _View:
     files: JournalFiles
     fragments: Sequence[Fragment]
     following: Sequence[Fragment]
-    """The first of those behind them, if there is one: a gap may lie between."""
+    """The first of those after them, if any: a gap may lie between."""
     read: Sequence[Fragment]
     """Those of the fragments whose files engines read."""
     overlaps: dict[str, tuple[int, int]]
@@ -276,7 +273,7 @@ class _View:
 def _not_as_listed(
     accounts: Accounts, listed: Sequence[Fragment], begin: int, end: int | None
 ) -> list[str]:
-    """Directories of which accounts count other fragments than brokers list.
+    """Directories whose accounts count other fragments than brokers list.
 
     A fragment whose bytes smaller ones held before, in the same directory, is in no account: these say
     nothing of the overlap.
@@ -321,7 +318,7 @@ def _note_well(accounts: Accounts, files: JournalFiles, listed: Sequence[Fragmen
 
 _NOT_ASKED = "the sensor lists no object stores; execute the check to do so"
 _UNSEEN = {
-    "count": "files that are gone, or that nobody registered, would not be seen",
+    "count": "files that are gone, or were never registered, would not be seen",
     "overlap": "only files that were registered are known to hold no byte twice",
 }
 
@@ -366,7 +363,7 @@ def _aside_findings(listed: Sequence[Fragment], accounts: Accounts) -> list[Find
 
 
 def _is_known_aside(fragment: Fragment, accounts: Accounts) -> bool:
-    """Whether accounts know that it is aside, be it that brokers do not list it so yet."""
+    """Whether accounts know that it is set aside, even if brokers do not list it so yet."""
     state = accounts.state_of(directory_of(fragment))
     begin, end = fragment.begin, fragment.end
     return state is not None and state.settles(begin, end) and not state.covers(begin, end)
@@ -457,7 +454,7 @@ def _file_findings(
                 journal=journal,
                 begin=0,
                 end=0,
-                text=f"queries read file {path}, which is no fragment: move it out of the table",
+                text=f"queries read file {path}, which is not a fragment: move it out of the table",
                 directory=path.rpartition("/")[0],
             )
             for path in sorted(files.others)

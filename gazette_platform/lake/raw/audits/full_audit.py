@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from gazette_platform.errors import GazetteError, LakeError, ValidationError
-from gazette_platform.lake.raw.audit import Auditor
-from gazette_platform.lake.raw.fit import FitChecker, json_columns, missing_columns
+from gazette_platform.lake.raw.audits.audit import Auditor
+from gazette_platform.lake.raw.audits.fit import FitChecker, json_columns, missing_columns
+from gazette_platform.lake.raw.audits.unfit_finding import partition_fit, table_finding
 from gazette_platform.lake.raw.partition_state import PartitionState
 from gazette_platform.lake.raw.planning import directory_of
 from gazette_platform.lake.raw.set_aside import is_aside
-from gazette_platform.lake.raw.unfit_finding import partition_fit, table_finding
 from gazette_platform.lake.reading.source import all_fragments
 from gazette_platform.lake.spec.layout import Layout, partition_columns, partition_key
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.layout import StoreRoots
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import Fragment
-
-__all__ = ["audit_content", "audit_index", "audit_table"]
 
 # Of one journal: a store that is away fails each of its fragments.
 _ERRORS_MAX: Final = 5
@@ -49,7 +47,7 @@ def audit_table(
         source: lists and reads fragments.
         roots: where fragment stores lie for engines.
         reads_content: whether to read every fragment, for values that do not fit the spec.
-        on_error: is told why a journal, or a fragment of it, cannot be looked at, and the others are; None: that
+        on_error: called with why a journal, or a fragment of it, cannot be looked at; the others are. None: that
             is raised.
 
     Raises: GazetteError: a server cannot be reached.

@@ -1,7 +1,7 @@
 """Do fragments hold what the table spec says? Findings of kind ``fit``.
 
 Engines give NULL where a value is missing, read one of another type each in its own way, and fail on
-a damaged file. Each new fragment is read once to count its rows; what that shows is told here.
+a damaged file. Each new fragment is read once to count its rows; this module reports what that shows.
 """
 
 from __future__ import annotations
@@ -28,24 +28,8 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.protocol import Fragment
 
-__all__ = [
-    "FitChecker",
-    "FragmentFit",
-    "damage",
-    "header_scanner",
-    "is_of_spec",
-    "json_columns",
-    "misfit",
-    "missing_columns",
-    "unfit_fragment",
-    "unfit_mark",
-    "unread",
-    "value_scanner",
-    "without_columns",
-]
-
 _NAMES_SHOWN = 12
-# Of a look at one fragment within a tick, of which it must not be the most.
+# Seconds for one fragment within a tick, which it must not use up.
 _LOOK_S: Final = 10.0
 
 
@@ -253,7 +237,7 @@ def _never() -> bool:
 
 
 class FragmentFit(NamedTuple):
-    """What reading a fragment again told."""
+    """What reading a fragment again showed."""
 
     finding: Finding | None = None
     """What is wrong with it."""
@@ -318,7 +302,7 @@ class FitChecker:
         except DataError as err:
             return FragmentFit(damage(spec, fragment, location, err))
         except LakeError:
-            return FragmentFit()  # gone, as `counts_agree` tells
+            return FragmentFit()  # gone, as `counts_agree` reports
         found = misfit(spec, fragment, location, counted)
         if counted.rows is None:
             found = unread(spec, fragment, mark(spec, fragment, location))

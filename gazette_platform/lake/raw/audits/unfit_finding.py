@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.spec.table_spec import TableSpec
     from gazette_platform.lake.spec.unfit import Threshold, Verdict
 
-__all__ = ["PartitionFit", "partition_fit", "table_finding"]
-
 _SHOWN: Final = 3
 
 

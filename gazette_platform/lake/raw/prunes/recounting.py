@@ -1,6 +1,6 @@
 """Counting what a prune left of a Hive partition, over as many looks as that takes.
 
-Rows of what is gone cannot be read any more, so those of what is left are counted anew. That may be more than a
+Rows of what is gone cannot be read any more, so the rows of what is left are counted again. That may be more than a
 tick has time for, and accounts have no room for the rows of each fragment. So the counts of fragments, which never
 change, are remembered in the process: each look adds some, until the sum is complete.
 """
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gazette_platform.lake.reading.values import LineScanner
     from gazette_platform.protocol import Fragment
 
-__all__ = ["Recount"]
-
 # Fragments that are remembered: some 30 MB.
 _FRAGMENTS_MAX: Final = 100_000
 # Of counts that go on where the look before ended.
@@ -40,7 +38,7 @@ class Recount:
         sizes: of files, by directory and name.
         content_bytes_max: decompressed bytes to read; one larger fragment alone is allowed.
         is_over: whether time is up.
-        scanner: makes what looks for headers in a fragment, which are no rows.
+        scanner: makes what looks for headers in a fragment, which are not rows.
 
     Attributes:
         is_complete: False: another look goes on where this one ended.
@@ -118,7 +116,7 @@ class Recount:
                 fragment, location, scanner=self._scanner(), is_over=self._is_over, owner=_OWNER
             ).rows
         except DataError:
-            rows = None  # damaged: the check `fits_spec` tells
+            rows = None  # damaged: the check `fits_spec` reports it
         except LakeError:
             return None
         if rows is None and content.is_unfinished(fragment, location, _OWNER):
