@@ -361,7 +361,7 @@ class EtcdError(GazetteError):
     """Etcd refused or did not answer.
 
     Attributes:
-        told: the text for callers of this process, who need not know where etcd is, and what its keys are.
+        told: the text for callers of this process, which omits where etcd is, and its keys.
     """
 
     retriable = True

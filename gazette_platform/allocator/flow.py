@@ -478,7 +478,7 @@ class Pusher:
         if self._levels[before] or before == self._unreachable:
             return
         # A gap: every arc leads down by one label at most, so no path leads from above it to below it. Without this
-        # a cluster that is full would raise labels one by one, for each item anew.
+        # a cluster that is full would raise labels one by one, for each item again.
         for level in range(before + 1, self._unreachable):
             for above in bits(self._levels[level]):
                 self._labels[above] = self._unreachable

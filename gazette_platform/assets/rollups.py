@@ -328,7 +328,7 @@ def _lineage_metadata(
         origins = column_lineage_apart(spec.sql, spec.engine, report.source_columns)
         return {"dagster/column_lineage": _lineage(spec, table, origins)}
     # Whatever it is: the run is committed, and to fail would only have it repeated.
-    except Exception as err:  # noqa: BLE001  told
+    except Exception as err:  # noqa: BLE001  reported
         context.log.warning("%s: its column lineage is not reported: %s", spec.name, err)
         return {}
 

@@ -314,8 +314,8 @@ def _claim(  # noqa: PLR0911  one per condition
         # An operator gives up what lies behind `end`, whoever held it: other content takes its place.
         past = tuple(replace(one, end=min(one.end, end)) for one in record.past)
         return Claim(replace(record, past=past)._next(ours, end, kept))  # noqa: SLF001
-    # One holder of before is enough: each of them has all that was acknowledged, since an append is answered only when
-    # all of the route have it. Without any of them nobody knows whether more was acknowledged than is here.
+    # One former holder is enough: each has all that was acknowledged, since an append is answered only when
+    # all of the route have it. Without any of them it is unknown whether more was acknowledged than is here.
     has_heir = any(one.tenure in tenures for one in record.holders)
     is_covered = (
         released is not None and noted_head is not None and noted_head <= released.head == end

@@ -200,7 +200,7 @@ class ConsumerState(ClusterState[ShardSpec, ConsumerSpec, ShardAssignment]):
 
 # ------------------------------------------------------------------ statuses and hints
 
-# Transactions by which replicas tell their status, and hints are kept. Pure.
+# Transactions with which replicas report their status, and hints are kept. Pure.
 #
 # Keys of hints lie outside of what the group watches. They outlive the shard, and only its
 # primaries writes them:

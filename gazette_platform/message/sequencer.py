@@ -309,7 +309,7 @@ class Sequencer(Generic[M]):
                 self._empty(state)
             return
         assert state is not None  # only a commit of a tracked producer has several messages
-        # The rest of the span begins behind this message: a checkpoint now delivers only the rest.
+        # The rest of the span begins after this message: a checkpoint now delivers only the rest.
         state.min_clock = used.uuid.clock
         state.begin = used.end
         if self.replay is None:
@@ -353,7 +353,7 @@ class Sequencer(Generic[M]):
     def checkpoint(
         self, *, horizon: int | None = PRUNE_HORIZON, now: int | None = None
     ) -> SequencerCheckpoint:
-        """Where to go on behind what was used, `dequeued` not among it.
+        """Where to continue after what was used, `dequeued` not among it.
 
         Forgets producers that have published nothing for long, see `PRUNE_HORIZON`: an ACK that comes later
         still commits nothing but itself. Spans that are open now are not `has_pending` any more.

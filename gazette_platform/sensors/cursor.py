@@ -7,7 +7,7 @@ what its name has more than the one before.
 The bound: where names of a table are alike, and offsets are below a TiB, ten thousand journals in a hundred tables take less than
 200,000 characters. Holes and findings come on top; those are bounded where they are kept.
 
-The cursor of a sensor of fragments: how far journals are registered, whose turn it is, what is known and told.
+The cursor of a sensor of fragments: how far journals are registered, whose turn it is, what is known and reported.
 """
 
 from __future__ import annotations

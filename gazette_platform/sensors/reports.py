@@ -1,6 +1,6 @@
 """Data versions of Dagster's partitions: text that changes exactly when what queries read does.
 
-What Dagster was told of the times of a table, and what is to be told: whatever differs.
+Dagster's events of the times of a table, and the differences that a tick has to report.
 
 Accounts in the metastore say what is registered. Dagster's own log says what was reported. An event is
 made from the accounts of all Hive partitions of a time, and from the newest event of that time, never from the act of

@@ -342,7 +342,7 @@ class _Turn:
             if not is_told:
                 telling.tell_pruned(whole, account.journal)
             if whole.filled and not left:
-                # The time stays, so what differs there is reported however this tick ends; nor may something of which
+                # The time stays, so what differs there is reported however this tick ends; nor may something whose
                 # something is registered at each tick keep it from going.
                 dropped.append(account)
                 continue

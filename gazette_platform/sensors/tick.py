@@ -1,4 +1,4 @@
-"""What a tick of the sensor did, and has to tell.
+"""What a tick of the sensor did, and has to report.
 
 Whose turn it is, and the cursor that a tick leaves behind: decided purely.
 """

@@ -1,4 +1,4 @@
-"""Lines of JSON of which nothing is looked at but their UUIDs.
+"""Lines of JSON, parsed for their UUIDs only.
 
 Rows of Spark as records of JSON or CSV: each a line. With a place for a UUID, if they are to have one.
 """

@@ -1,4 +1,4 @@
-"""What options of reads and writes have in common: how they are named, told wrong, and what they say of brokers. Pure.
+"""What options of reads and writes have in common: how they are named, reported when wrong, and what they say of brokers. Pure.
 
 What ``.option(…)`` of a read says, as values. Pure.
 

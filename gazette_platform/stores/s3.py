@@ -139,7 +139,7 @@ def config_of(settings: S3Settings, environment: Mapping[str, str], region: str)
     config: S3Config = {
         "bucket": settings.bucket,
         "region": region,
-        # A server of one's own has no name for each bucket, and no certificate fits one with a dot.
+        # Your own server has no name for each bucket, and no certificate fits one with a dot.
         "virtual_hosted_style_request": not endpoint and "." not in settings.bucket,
         "disable_bulk_delete": True,  # one object at a time, and its own error
     }

@@ -199,7 +199,7 @@ def configured_spark_session(configuration: Mapping[str, str]) -> Iterator[Spark
 @contextmanager
 def plain_spark_session(**properties: str) -> Iterator[SparkSession]:
     """A Spark session of two threads that knows of no lake; its JVM ends with the scope."""
-    logging = Path(lake.__file__).with_name("log4j2.properties")
+    logging = Path(lake.__file__).parent / "engines" / "log4j2.properties"
     configuration = {
         "spark.master": "local[2]",
         "spark.driver.memory": "1g",

@@ -284,7 +284,7 @@ def test_rollback_says_what_is_lost(lake, gazctl, shared, rolled_back, rows):
     def shown():
         return lake("run", "typed.orders", "--accept-rollback").err
 
-    lost = f"{one} would be read again from offset {size} to {3 * size}, of which {2 * size} bytes are gone"
+    lost = f"{one} would be read again from offset {size} to {3 * size}, and {2 * size} bytes of it are gone"
     wait_until(lambda: lost in shown(), timeout_s=60)
 
 

@@ -218,7 +218,7 @@ def answering(status, body):
         (401, b"Unauthorized", r"does not let 'gazette' in .*GAZETTE_TRINO_PASSWORD.*want https"),
         (403, b"", r"does not let 'gazette' in"),
         (404, b"x" * 5000, r"answered error 404.{,400}$"),
-        (200, b"<html>Please log in</html>", "is no Trino"),
+        (200, b"<html>Please log in</html>", "is not Trino"),
     ],
 )
 def test_what_is_no_answer_of_trinos_is_told(status, body, says):

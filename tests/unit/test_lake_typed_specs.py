@@ -88,7 +88,7 @@ def test_errors_of_the_section_are_told_with_those_of_the_spec():
     _, errors = read_table_spec(TYPED.replace("timestamptz", "time").replace("bigint", "bignit"))
     assert [error.path for error in errors] == ["columns[0].type"]
     _, errors = read_table_spec(RAW + "typed:\n")
-    assert "typed: is no mapping" in told(errors)
+    assert "typed: is not a mapping" in told(errors)
 
 
 def test_the_file_that_a_section_names():

@@ -105,7 +105,7 @@ QUERY = "select day from orders"
         (HEADER + "-- fresh_within: 1m\n" + QUERY, "less than 2m"),
         (HEADER + "-- fresh_within: soon\n" + QUERY, "not a duration"),
         (HEADER + "-- owners: [flights]\n" + QUERY, "owners[0]: 'flights' is neither an email"),
-        (HEADER + "-- tags: {dagster/kind/x: y}\n" + QUERY, "'y' is no tag"),
+        (HEADER + "-- tags: {dagster/kind/x: y}\n" + QUERY, "'y' is not a tag"),
     ],
 )
 def test_refused(text, told):

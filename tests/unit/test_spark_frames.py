@@ -164,7 +164,7 @@ def test_columns_that_mean_something_else_are_refused():
         layout("_begin bigint, _uuid string, _journal bigint, n bigint", key="m", uuid=("n",))
     for part in (
         "column _begin describes a message that was read",
-        "column _uuid tells of",
+        "column _uuid describes",
         "column _journal is string, and not int64",
         "key: there is no column m (there are _begin, _uuid, _journal, n)",
         "uuid: column n has the key that is to hold UUIDs",

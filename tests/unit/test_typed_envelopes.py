@@ -271,7 +271,7 @@ SPECS = [
     ("change_data: debezium\n  deleted: id", "[id]", "says itself what is deleted"),
     ("change_data: oracle", "[id]", "Invalid enum value 'oracle'"),
     ("uuid: none\n  order: source", "[op]", "needs `change_data`"),
-    ("uuid: none\n  deleted: nope", "[op]", "'nope' is no column"),
+    ("uuid: none\n  deleted: nope", "[op]", "'nope' is not a column"),
     ("uuid: none\n  deleted: after", "[op]", "after is a struct; it has to be a `boolean`"),
     ("change_data: debezium\n  columns: [{name: _op, type: string}]", "[id]", "that `change_data` adds"),
 ]  # fmt: skip

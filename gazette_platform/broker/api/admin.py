@@ -79,7 +79,7 @@ class AdminApi:
         """
         request = decode(admin_pb.FlushRequest, raw, validate_journal_request)
         if request.gives_up:
-            claims.require(Capability.APPLY)  # as for the reset of a head, of which this is a part
+            claims.require(Capability.APPLY)  # as for the reset of a head, which includes this
         is_forwarded = request.HasField("header")
         found = await find(
             self._resolver,

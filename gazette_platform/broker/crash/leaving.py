@@ -68,7 +68,7 @@ _WRITES_MAX = 64
 
 
 def held_alone(context: BrokerContext, replicas: Iterable[Replica]) -> frozenset[str]:
-    """The journals of which no other broker has all content now."""
+    """Journals whose whole content no other broker has now."""
     own, state = context.process_id, context.space.state
     return frozenset(
         replica.name

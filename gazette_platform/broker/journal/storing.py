@@ -1,7 +1,7 @@
 """Content that other brokers have yet to store: how a broker says so in etcd, and how others ask for it.
 
 A broker that had the journal before may still be persisting it, and so may the replicas of a primary that crashed. A
-broker that leaves names in etcd the journals of which it holds unstored content: others cannot ask it once its port
+broker that leaves names in etcd the journals whose unstored content it holds: others cannot ask it once its port
 is closed, nor find it once its member key is gone. A broker that has failed does the same, and gives up its lease
 early, so that others need not wait for that to end.
 """

@@ -332,7 +332,7 @@ def sync_outcome(
                 read_revision = max(read_revision, header.etcd.revision)
                 continue
         elif reply.status is Status.PROPOSAL_MISMATCH and fragment is not None:
-            # Nobody truncates: what a peer has may have been acknowledged by the primary before us. So all
+            # No broker truncates: what a peer has may have been acknowledged by the primary before us. So all
             # meet at the furthest end, and the gap in between is closed by that peer's fragment in the store.
             if fragment.end > own_end:
                 if fragment.end > roll_to:

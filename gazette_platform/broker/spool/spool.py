@@ -331,7 +331,7 @@ class Spool:
             digest: SHA-1 of all content up to `end`, made from a `digest_copy`; None: it was not made.
         """
         # Moving `end` is all that publishing is. Readers never look beyond it, so a crash between write and commit
-        # leaves bytes that nobody was told of.
+        # leaves bytes that were reported to no one.
         if end > self.end and self.first_append_at is None:
             self.first_append_at = now
         self.end = end

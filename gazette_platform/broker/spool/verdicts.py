@@ -131,7 +131,7 @@ def decide(
         if one.is_older_than_etcd and is_new:
             verdicts.append(_WAIT)
         elif not stands.is_holder:
-            # Up to the end of its last epoch the content was part of the journal, whoever holds it now. Behind that
+            # Up to the end of its last epoch the content was part of the journal, whoever holds it now. After that
             # another broker may have given the same offsets to other bytes.
             verdicts.append(Verdict(Todo.YIELD, 0 if one.is_copied else stands.valid_to))
         elif one.is_doubled:
@@ -163,7 +163,7 @@ def heir(
     Returns: its place in `found`; None: none of them.
     """
     # Whole ones only. A holder that cannot prove all that was acknowledged would continue below an end that a
-    # client was told of, and the offsets in between would be given out twice.
+    # client knows, and the offsets in between would be given out twice.
     heirs = [
         number
         for number, one in enumerate(found)

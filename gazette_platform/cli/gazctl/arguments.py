@@ -76,7 +76,7 @@ def _iso(text: str) -> int:
         # A time without offset is UTC, as all that commands print; not that of this machine.
         return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
     except (ValueError, OverflowError) as err:
-        raise ValidationError(f"{text!a} is no time ({_EXPECTED})") from err
+        raise ValidationError(f"{text!a} is not a time ({_EXPECTED})") from err
 
 
 def seconds_of(text: str, option: str) -> float:

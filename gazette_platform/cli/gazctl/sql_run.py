@@ -149,7 +149,7 @@ def _require_distinct(columns: list[str], output_format: str) -> None:
     for index, name in enumerate(columns):
         if name in columns[:index]:
             raise ValidationError(
-                f"two columns of the query are called {name!r}, which {output_format}cannot tell "
+                f"two columns of the query are called {name!r}, which {output_format}cannot keep "
                 "apart: name one otherwise (AS), or use -o csv"
             )
 

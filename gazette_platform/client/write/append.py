@@ -1,7 +1,7 @@
 """Append content as one atomic span: one RPC, retried until it is clear that it cannot succeed.
 
 At-least-once: if a broker does not answer, the content is sent again and may be in the journal twice.
-An append that names its `offset` is there once or not at all: `settle` reads the journal to find out
+An append that names its `offset` happens once or not at all: `settle` reads the journal to find out
 what an unanswered attempt did.
 """
 
@@ -279,7 +279,7 @@ async def append(
                 await patience.wait(err)
             except StatusError as refusal:
                 # WRONG_APPEND_OFFSET after an unanswered attempt is mostly our own success: the attempt
-                # moved the head. Only the content at that offset can tell.
+                # moved the head. Only the content at that offset shows it.
                 if doubt is None or response is None or content.is_empty:
                     raise
                 return await settle(

@@ -426,7 +426,7 @@ class AppendQueue:
 
     def _start(self) -> None:
         """Append what is accepted from now on, until nothing is left."""
-        asyncio.get_running_loop()  # raises here without a loop, and not in a task that nobody awaits
+        asyncio.get_running_loop()  # raises here without a loop, and not in a task that is not awaited
         try:
             # A task only while there is something to append: a service may have thousands of journals.
             task = self._transport.tasks.spawn(self._drain(), name=f"append {self.journal}")

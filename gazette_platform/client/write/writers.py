@@ -51,7 +51,7 @@ class AppendService(AsyncClosing):
     gather only with those of equal options, and of no fewer dependencies. An append is kept whole.
 
     RPCs are retried with back-off. One that cannot succeed fails its appends, and all that come
-    behind it in its journal, until `reset`; other journals go on. An append whose dependency failed
+    after it in its journal, until `reset`; other journals go on. An append whose dependency failed
     does so too. At-least-once: an RPC whose answer was lost is made again. Use from one event loop.
     """
 
@@ -260,7 +260,7 @@ class AppendService(AsyncClosing):
                 raise err.within("Journal") from err
 
             # Queues of idle journals would add up, as applications map to ever new journals. A failed
-            # queue stays, since a new one would append behind the gap.
+            # queue stays, since a new one would append after the gap.
             def on_idle() -> None:
                 found = self._queues.get(journal)
                 if found is new and new.error is None:

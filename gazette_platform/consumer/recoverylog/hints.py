@@ -160,7 +160,7 @@ class FsmHints:
                     path=f"LiveNodes[{index}]",
                 )
             last_fnode = node.fnode
-        # Playback goes on behind the last segment, in the log of the hints. Were they different logs, the
+        # Playback continues after the last segment, in the log of the hints. Were they different logs, the
         # operations between them would be unknown.
         segments = self.segments()
         if len(segments) and segments[-1].log != self.log:

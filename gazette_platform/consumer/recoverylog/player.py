@@ -152,7 +152,7 @@ class Player:
                         self.tailing.set()
                     if isinstance(step, Inject):
                         # At the head as of now. If the former owner writes meanwhile, our no-op is out
-                        # of sequence, and the playback asks for another one behind that.
+                        # of sequence, and the playback asks for another one after that.
                         end = await take_over(
                             self._client,
                             step.log,
@@ -348,7 +348,7 @@ class PlayedFiles:
 
 # ------------------------------------------------------------------ takeover
 
-# The append by which an author takes a log over.
+# The append with which an author takes a log over.
 #
 # It puts the author into the registers of the journal; appends of the former one are refused from then on.
 # A late process must not do so, or it fences the present owner: a process that was

@@ -1,7 +1,7 @@
 """A primary's run: transactions from a checkpoint on, until there is nothing more to read.
 
 `shard.transaction` decides each step; here it is done. The *barrier* is the commit and the
-acknowledgements of the prior transaction. The next one consumes meanwhile, and commits behind it.
+acknowledgements of the prior transaction. The next one consumes meanwhile, and commits after it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Run(Generic[StoreT, M]):
         store: of the shard; it has just given `checkpoint`.
         publisher: of the primary.
         checkpoint: where to go on.
-        readiness: is told of transactions that are done.
+        readiness: is notified of finished transactions.
         between: awaited between two transactions.
         clock: gives the time.
         batch_size: about how many messages to consume at a time.
@@ -352,7 +352,7 @@ class Run(Generic[StoreT, M]):
 
 @final
 class Barrier:
-    """Waits for the commit and the ACKs of the prior transaction, and tells `Transactions` in this order.
+    """Waits for the commit and the ACKs of the prior transaction, and notifies `Transactions` in this order.
 
     Args:
         machine: is notified.

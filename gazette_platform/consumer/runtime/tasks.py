@@ -162,7 +162,7 @@ class Primary(Generic[StoreT, M]):
         shard: which one.
         application: consumes.
         host: keeps hints, and receives the status.
-        readiness: is told of readiness and progress.
+        readiness: receives readiness and progress.
         recovery: plays the log; None: there is none.
         log: the recovery log, as of when the replica was made.
         log_appends: appends to it alone, so that no room is waited for which only a commit makes.

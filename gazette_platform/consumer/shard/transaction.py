@@ -1,7 +1,7 @@
 """The transactions of a shard's primary: what to do next. Pure.
 
 Two transactions exist at most. The *open* one consumes; the *prior* one, which was prepared before it,
-commits and then has its ACKs appended: its *barrier*. The open one begins with its first consumed
+commits and then appends its ACKs: its *barrier*. The open one begins with its first consumed
 message, and starts to commit once the barrier is down. So a slow commit makes the next transaction
 larger, and never stops the reading before `max_s`.
 
@@ -284,7 +284,7 @@ class Transactions:
                 "the application deferred the first message of a transaction to the next one, which "
                 "would begin with it as well; consume at least one before deferring"
             )
-        # The deferred message is the next transaction's first one; nothing behind it may overtake it.
+        # The deferred message is the next transaction's first one; nothing after it may overtake it.
         txn.may_read = False
 
     def tick(self, now_s: float) -> None:

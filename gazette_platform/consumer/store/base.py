@@ -88,7 +88,7 @@ class ShardStore(ABC):
 
         Args:
             checkpoint: replaces the former one.
-            after: appends, or other futures, all of which have to succeed before anything may become
+            after: appends, or other futures, which all have to succeed before anything may become
                 durable. The commit fails if one of them does.
 
         Returns: done once the commit is durable. It fails with `Fenced` if another process has taken the

@@ -38,7 +38,7 @@ from gazette_platform.lake.spec.typed.spec import SCHEMA as TYPED_SCHEMA
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gazette_platform.lake.inference.types import Proposal
+    from gazette_platform.lake.inference.typed import Proposal
     from gazette_platform.protocol import JournalSpec
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]+")
@@ -202,7 +202,7 @@ def refusal(found: ContentFormat) -> str:
 def _add_typed(found: Inference, records: Profile, lines: Sequence[bytes]) -> None:
     """Add to the spec what the records show about a typed table."""
     # Slow to import, and only needed for this.
-    from gazette_platform.lake.inference.types import propose_typed, set_aside_of  # noqa: PLC0415
+    from gazette_platform.lake.inference.typed import propose_typed, set_aside_of  # noqa: PLC0415
 
     proposal = propose_typed(found.spec, records)
     text = found.text + _section(found.spec, proposal)

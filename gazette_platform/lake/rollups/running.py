@@ -1,4 +1,4 @@
-"""The sources of a rollup as they are now: by which parts, in which state, and how engines name them.
+"""The sources of a rollup as they are now: their parts, their states, and their names in engines.
 
 Is the raw content that slices are made of still there? Asked of the store, where files go before accounts do.
 

@@ -68,6 +68,6 @@ def write_covers(tables: IcebergTables, location: str, covers: Covers) -> str:
 
     Raises: LakeError: the file cannot be written.
     """
-    # Without a suffix `.gz`, by which Arrow would compress the file once more.
+    # Without a suffix `.gz`: Arrow would compress the file once more.
     content = gzip.compress(covers.dump().encode(), mtime=0)
     return write_side_file(location, "covers", content, tables.io(location))

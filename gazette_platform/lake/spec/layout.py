@@ -5,7 +5,7 @@ a literal or a key. ``flights/origin=JFK/part=000`` with postfix ``date=2026-01-
 ``flights/{origin}/{part}/{date}``. Keys become partition columns in that order, and the directory of
 a fragment is the location of its Hive partition.
 
-The layout that journals' fragments will have, told by their specs before any is persisted.
+The layout that journals' fragments will have, derived from their specs before any is persisted.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def refusal(method: str, path: str, query: str, *, host: str, origin: str) -> st
         return f"this server does not go by the name {host!r}: use localhost or its address"
     if _GUARD.refused_origin(method, host, origin):
         return f"pages of {origin} may not change anything here"
-    # A page can have a GET sent that does not say its origin, as for an image.
+    # A page can send a GET without an origin, as for an image.
     if method in ("GET", "HEAD") and path.rstrip("/").endswith("/graphql") and query:
         return "GraphQL is taken by POST here, not by GET"
     return ""

@@ -1,6 +1,6 @@
 """`gazctl journals apply` and `edit`: specs that change, and what keeps their journals from working.
 
-Before the change, stores that no journal can be kept in and heads of old listings are refused. After it, warnings tell what
+Before the change, stores that no journal can be kept in and heads of old listings are refused. After it, warnings say what
 may yet come right: too few brokers, and stores that none of them can use now.
 """
 
@@ -124,7 +124,7 @@ async def aftermath(client: AsyncClient, changes: Sequence[Change]) -> list[str]
     """What is amiss with journals that were applied, in words; after five seconds at most.
 
     Brokers accept such specs, since brokers may come and stores be mended. What cannot be found out is
-    not told: the caller's token may allow no more than to apply.
+    not reported: the caller's token may allow no more than to apply.
 
     Cancellation: safe.
     """
@@ -156,7 +156,7 @@ async def _lacking(client: AsyncClient, specs: Mapping[str, JournalSpec]) -> lis
                     return _told(short)
                 await asyncio.sleep(_POLL_S)
     except (GazetteError, TimeoutError):
-        return []  # applied they are, and `list` tells
+        return []  # they are applied, and `list` shows them
 
 
 def _short(

@@ -53,7 +53,7 @@ class StoreTime:
     """Asks each store once. The clock of this machine may be wrong, and would have young fragments go.
 
     Args:
-        tell: takes a line for the person at the terminal.
+        tell: prints a line for the person at the terminal.
     """
 
     def __init__(self, clock: Clock, tell: Callable[[str], None]) -> None:
@@ -186,7 +186,7 @@ class Pruner:
     Args:
         file_root: directory that ``file`` stores are rooted at; None refuses these, except in a dry run.
         rule: which fragments to remove; None: by the retention of each journal's spec.
-        tell: takes a line for the person at the terminal.
+        tell: prints a line for the person at the terminal.
         on_planned: takes how many fragments of a journal are about to be removed.
         on_removed: takes each fragment that was removed, or would be in a dry run.
     """

@@ -248,7 +248,7 @@ def _text(one: Reread) -> str:
     text = f"{one.journal} would be read again from offset {one.begin} to {one.end}"
     if not one.lost_bytes:
         return f"{text}, and nothing of it is lost"
-    return f"{text}, of which {one.lost_bytes} bytes are gone: their rows would be lost"
+    return f"{text}, and {one.lost_bytes} bytes of it are gone: their rows would be lost"
 
 
 def _is_accepted() -> bool:

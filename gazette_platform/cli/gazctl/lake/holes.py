@@ -12,7 +12,7 @@ def hole_text(table: str, hole: Hole) -> str:
             return f"{what} were pruned before they were read, so it stands still; {give_up} goes on without them"
         case HoleKind.MISSING:
             return (
-                f"nobody holds {what} now, so it stands still: they may be on their way to their store; if they are "
+                f"nobody holds {what} now, so it waits: they may be on their way to their store; if they are "
                 f"lost, {give_up} goes on without them"
             )
         case HoleKind.OPEN_PRUNED:

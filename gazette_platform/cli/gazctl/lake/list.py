@@ -1,6 +1,6 @@
 """`gazctl lake list` and `describe`: raw tables, typed tables and rollups, with what is wrong with each.
 
-Long because the three kinds are told side by side, in the same columns.
+Long because the three kinds are listed side by side, in the same columns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`gazctl lake quarantine`: files that are set aside, and records of typed tables that are no rows."""
+"""`gazctl lake quarantine`: files that are set aside, and rejected records of typed tables."""
 
 from __future__ import annotations
 

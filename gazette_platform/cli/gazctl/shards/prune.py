@@ -62,7 +62,7 @@ class LogPruner:
 
     Args:
         file_root: directory that ``file`` stores are rooted at; None refuses these.
-        tell: takes a line for the person at the terminal.
+        tell: prints a line for the person at the terminal.
         on_removed: takes each fragment that was removed, or would be in a dry run.
     """
 
@@ -139,7 +139,7 @@ class LogPruner:
         if verdict == "abort":
             raise DataError(
                 f"nothing needs its bytes from {fragment.begin} to {fragment.end}, and they are not "
-                f"stored yet: somebody writes {log} whose shard is not selected (nothing was removed of "
+                f"stored yet: another process writes {log} whose shard is not selected (nothing was removed of "
                 "it; select all shards that share history)"
             )
         return verdict == "delete"

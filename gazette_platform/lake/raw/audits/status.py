@@ -1,6 +1,6 @@
 """How a raw table stands: what of its journals is in Hive partitions, and what is wrong.
 
-What stores have had for a while, and no Hive partition has: of which tables should have been told.
+Content that stores have had for a while and no Hive partition holds, so that tables lack it.
 """
 
 from __future__ import annotations

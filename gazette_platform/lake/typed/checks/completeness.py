@@ -11,7 +11,7 @@ Of a table with a `key` rows are keys; each stands for its last message. How man
 state only, so that rows are to be no more than these, and a lost row is not seen before journals are read. That no key
 is duplicated shows in the keys themselves, which are read if they are not too many.
 
-Is a key there twice? Asked of a table with a `key`, of which each row stands for another one.
+Find duplicate keys of a table with a `key`, where each row has another one.
 """
 
 from __future__ import annotations

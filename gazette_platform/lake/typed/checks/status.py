@@ -1,6 +1,6 @@
 """How a typed table stands: what it says of itself, how far it is behind its journals, and what is wrong.
 
-What is asked of a typed table as it is, without a run of it: how far it has come, how far it is behind, whether all is there.
+Questions about a typed table, without a run of it: its progress, its lag, whether it is complete.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Rows of a typed table as one of its snapshots has them, streamed: which files ma
 Files are left out by what manifests say of their columns. PyIceberg's own scan keeps all rows of a file in memory, and those of
 several files at a time; here it is a batch of some megabytes.
 
-Data files written anew without some of their rows: those in ranges of offsets, and those that engines deleted.
+Rewrite data files without some of their rows: those in ranges of offsets, and those that engines deleted.
 
 What is left is copied as it is, column by column: it keeps the schema that the file has, with the ids of its fields, and
 its partition. Rows stream through Arrow, so memory does not grow with the file.

@@ -10,7 +10,7 @@
 Nearly all journals are done after the first round. Whoever drives carries out the `orders` of all journals at
 once, wherever it likes, reports the results, and asks for the next ones, until there are none.
 
-What a backfill has its workers do with a range of a journal: rounds as of a run, one piece after the other. Pure.
+Orders of a backfill for a range of a journal: rounds as of a run, one piece after the other. Pure.
 
 A state may lie far before the range, and what follows it may be long, so it is read in pieces, each with the state behind the
 one before: what the driver holds goes by the size of a piece. Rows are made of the range alone; all else is screened. What

@@ -150,7 +150,7 @@ def pin_tail(
     """The table as of now, and what of its journals is behind it.
 
     Args:
-        handle: of the table, which need not be there.
+        handle: of the table, which need not exist.
         spec: of the table. Columns that are new in it are not there before a run has made them.
         raw: says which journals there are.
         client: of brokers.
