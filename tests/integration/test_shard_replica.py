@@ -202,7 +202,7 @@ async def test_a_warm_standby_is_promoted(bench):
     await standby.host.reached("STANDBY")
     assert not standby.is_ready
     await through(first, await bench.publish(3))
-    with pytest.raises(ValidationError, match="no promotion"):
+    with pytest.raises(ValidationError, match="not a promotion"):
         standby.promote(spec_of(), assigned(1, 99))
     standby.promote(spec_of(), assigned(0, 99))
     assert standby.held.create_revision == 99

@@ -7,7 +7,7 @@ import duckdb
 import pytest
 
 from gazette_platform.cli.gazctl import main
-from gazette_platform.cli.gazctl.lake.flush import nothing_more
+from gazette_platform.cli.gazctl.lake.run import nothing_more
 from gazette_platform.lake.engines.duckdb import advice
 from gazette_platform.lake.raw.audits.status import PartitionStanding, TableStanding, table_standing
 from gazette_platform.lake.raw.partition_state import PartitionState
